@@ -1,0 +1,77 @@
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+TORCH := $(shell sed -n 's/^\(torch==.*\)$$/\1/p' constraints.txt)
+
+# One stamp a layer of the environment: a layer is installed again only when what it is made from
+# changes. torch comes first and alone, so that nothing else decides which build of it is taken.
+TORCH_STAMP := $(VENV)/.torch
+RUNTIME_STAMP := $(VENV)/.runtime
+TEST_STAMP := $(VENV)/.test
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format typecheck unit constraints clean distclean
+
+help:
+	@echo "make demo         install engram and run its demonstration"
+	@echo "make test         install everything, then lint, typecheck and unit"
+	@echo "make lint         ruff: rules and formatting"
+	@echo "make format       ruff: apply the formatting and the safe fixes"
+	@echo "make typecheck    mypy, strict, over src"
+	@echo "make unit         pytest, doctests included"
+	@echo "make constraints  write constraints.txt anew from a fresh virtualenv"
+	@echo "make clean        remove caches and outputs; distclean removes the virtualenv too"
+
+demo: $(RUNTIME_STAMP)
+	$(BIN)/engram demo
+
+test: lint typecheck unit
+
+lint: $(TEST_STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(TEST_STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+typecheck: $(TEST_STAMP)
+	$(BIN)/mypy
+
+# One thread a process: two workers that each take every core are slower than one.
+unit: $(TEST_STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+$(TORCH_STAMP): constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) "$(TORCH)" -c constraints.txt
+	touch $@
+
+$(RUNTIME_STAMP): $(TORCH_STAMP) pyproject.toml
+	$(PIP) -c constraints.txt -e .
+	touch $@
+
+$(TEST_STAMP): $(RUNTIME_STAMP) requirements-peers.txt
+	$(PIP) -c constraints.txt -e '.[test]'
+	$(PIP) --no-deps -r requirements-peers.txt
+	touch $@
+
+# The old pin of torch is kept; a local label such as +cpu names a build, not a version.
+constraints:
+	rm -rf build/lock
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install --quiet "$(TORCH)"
+	build/lock/bin/python -m pip install --quiet "$(TORCH)" '.[test]'
+	build/lock/bin/python -m pip freeze --all --exclude pip --exclude engram \
+		| sed 's/+[a-z0-9.]*$$//' > build/lock/constraints.txt
+	mv build/lock/constraints.txt constraints.txt
+	rm -rf build/lock
+
+clean:
+	rm -rf build dist run runs report.html training.html
+	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)

@@ -1,0 +1,54 @@
+"""The exact Hessian of the sum of losses over some parameters."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engram.batches import call
+from engram.engine.prepare import device_of
+from engram.engine.session import Session
+from engram.parameters import Layout, trainable
+
+ROWS_AT_ONCE = 64
+
+
+def hessian(session: Session, layout: Layout) -> Tensor:
+    """sum_i d2 loss_i / d theta2, [P, P], in float64."""
+    model = session.model
+    parameters = [trainable(model)[name] for name in layout.names]
+    size = layout.num_params
+    total = torch.zeros(size, size, dtype=torch.float64, device=device_of(model))
+    for batch in session.batches:
+        batch = batch.to(device_of(model))
+        with torch.enable_grad(), torch.nn.attention.sdpa_kernel(
+            torch.nn.attention.SDPBackend.MATH
+        ):
+            outputs = call(model, batch.inputs)
+            targets = session.likelihood.prepare(outputs.detach(), batch.targets)
+            loss = session.likelihood.loss(outputs, targets).sum()
+            gradient = torch.autograd.grad(
+                loss, parameters, create_graph=True, allow_unused=True, materialize_grads=True
+            )
+            flat = torch.cat([g.flatten() for g in gradient])
+        total += _rows(flat, parameters, size)
+    return 0.5 * (total + total.mT)
+
+
+def _rows(flat: Tensor, parameters: list[torch.nn.Parameter], size: int) -> Tensor:
+    if not flat.requires_grad:
+        return flat.new_zeros(size, size)
+    identity = torch.eye(size, dtype=flat.dtype, device=flat.device)
+    rows = []
+    for chunk in identity.split(ROWS_AT_ONCE):
+        parts = torch.autograd.grad(
+            flat,
+            parameters,
+            chunk,
+            retain_graph=True,
+            is_grads_batched=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        rows.append(torch.cat([p.flatten(1) for p in parts], dim=1))
+    return torch.cat(rows)

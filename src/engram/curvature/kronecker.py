@@ -1,0 +1,173 @@
+r"""Kronecker factors of each layer's curvature: K-FAC.
+
+For a layer with columns c (inputs, with a 1 for the bias) and rows r (output gradients) at M
+positions in all, the block of the Gauss-Newton matrix is approximated by
+
+.. math:: \frac{1}{M} \Big(\sum r r'\Big) \otimes \Big(\sum c c'\Big).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from engram.engine.layers import Convolution, Linear, MatrixRule
+from engram.engine.norms import Embedding
+from engram.engine.passes import Trace
+from engram.engine.recorder import Site
+from engram.engine.steps import CHUNK_BYTES
+from engram.parameters import Layout
+from engram.posteriors.blocks import EigenBlock
+
+
+@dataclass
+class Factors:
+    """Sums for one layer: rows [G, O, O], columns [G, I, I] (or token counts), positions M."""
+
+    layout: Layout
+    rows: Tensor | None = None
+    columns: Tensor | None = None
+    counts: Tensor | None = None
+    positions: int = 0
+    shape: tuple[int, int, int] = field(default=(1, 1, 1))
+
+    def block(self, prior_precision: float, dtype: torch.dtype) -> EigenBlock:
+        """The precision in its eigenbasis: products of eigenvalues over M, plus delta."""
+        row_values, row_vectors = self._eigen(self.rows)
+        column_values, column_vectors = self._eigen(self.columns)
+        if self.counts is not None:
+            row_values, row_vectors = self.counts[None], None
+        products = row_values[:, :, None] * column_values[:, None, :] / max(self.positions, 1)
+        return EigenBlock(
+            self.layout,
+            (products + prior_precision).to(dtype),
+            None if row_vectors is None else row_vectors.to(dtype),
+            None if column_vectors is None else column_vectors.to(dtype),
+        )
+
+    @staticmethod
+    def _eigen(matrix: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if matrix is None:
+            return torch.ones(1, 1, dtype=torch.float64), None
+        values, vectors = torch.linalg.eigh(matrix)
+        return values.clamp(min=0), vectors
+
+
+def _sum(total: Tensor | None, value: Tensor) -> Tensor:
+    return value.double() if total is None else total + value.double()
+
+
+class KroneckerFactors:
+    """Collects the factors of every layer that has them."""
+
+    def __init__(self) -> None:
+        self.layers: dict[str, Factors] = {}
+
+    def covered(self) -> set[str]:
+        """Parameters that have Kronecker factors."""
+        return {name for factors in self.layers.values() for name in factors.layout.names}
+
+    def update_columns(self, trace: Trace) -> None:
+        """Add a batch's inputs; once per batch."""
+        uses = Counter(name for site in trace.sites for name in site.names)
+        for site in trace.sites:
+            layout = self._layout(site, uses)
+            if layout is None:
+                continue
+            factors = self.layers.setdefault(site.roles["weight"], Factors(layout))
+            if isinstance(site.rule, Embedding):
+                self._count_tokens(site, site.rule, factors)
+            elif isinstance(site.rule, (Linear, Convolution)):
+                self._add_columns(site, site.rule, factors)
+
+    def update_rows(self, trace: Trace, gradients: Sequence[Tensor | None]) -> None:
+        """Add the gradients of one output vector of the batch."""
+        for site, gradient in zip(trace.sites, gradients, strict=True):
+            factors = self.layers.get(site.roles.get("weight", ""))
+            if factors is None or gradient is None:
+                continue
+            if isinstance(site.rule, Embedding):
+                picked = site.rule.picked_gradient(site.call, gradient).flatten(0, 1)
+                factors.columns = _sum(factors.columns, (picked.mT @ picked)[None])
+            elif isinstance(site.rule, (Linear, Convolution)):
+                rows = site.rule.rows(site.call, gradient)
+                factors.rows = _sum(factors.rows, _square(rows))
+            elif isinstance(site.rule, MatrixRule):
+                self._add_transposed(site, site.rule, gradient, factors)
+
+    def _layout(self, site: Site, uses: Counter[str]) -> Layout | None:
+        if "weight" not in site.roles or any(uses[name] > 1 for name in site.names):
+            return None
+        if not isinstance(site.rule, (MatrixRule, Embedding)):
+            return None
+        roles = ["weight"]
+        if isinstance(site.rule, (Linear, Convolution)) and "bias" in site.roles:
+            roles.append("bias")
+        return Layout(
+            tuple(site.roles[r] for r in roles), tuple(site.call.shapes[r] for r in roles)
+        )
+
+    def _count_tokens(self, site: Site, rule: Embedding, factors: Factors) -> None:
+        tokens = rule.tokens(site.call).flatten()
+        padding = rule.padding(site.call)
+        factors.positions += tokens.numel()
+        if padding is not None:
+            tokens = tokens[tokens != padding]
+        counts = torch.bincount(tokens, minlength=site.call.shapes["weight"][0])
+        factors.counts = _sum(factors.counts, counts)
+
+    def _add_columns(self, site: Site, rule: Linear | Convolution, factors: Factors) -> None:
+        call = site.call
+        size = max(1, CHUNK_BYTES // max(rule.bytes_per_example(call), 1))
+        if isinstance(rule, Linear):
+            size = call.num_examples
+        with_bias = len(factors.layout.names) == 2
+        for start in range(0, call.num_examples, size):
+            part = call.narrow(start, min(start + size, call.num_examples))
+            columns = rule.columns(part, part.input)
+            factors.positions += columns.shape[0] * columns.shape[2]
+            square = _square(columns)
+            if with_bias:
+                square = _bordered(square, columns.sum((0, 2)), columns.shape[0] * columns.shape[2])
+            factors.columns = _sum(factors.columns, square)
+
+    def _add_transposed(
+        self, site: Site, rule: MatrixRule, gradient: Tensor, factors: Factors
+    ) -> None:
+        """Rows are inputs here, and columns change with the gradient."""
+        rows, columns = rule.rows(site.call, gradient), rule.columns(site.call, gradient)
+        factors.columns = _sum(factors.columns, _square(columns))
+        if id(site) not in self._seen:
+            self._seen[id(site)] = site
+            factors.positions += rows.shape[0] * rows.shape[2]
+            factors.rows = _sum(factors.rows, _square(rows))
+
+    @property
+    def _seen(self) -> dict[int, Site]:
+        return self.__dict__.setdefault("_sites", {})
+
+
+def _square(vectors: Tensor) -> Tensor:
+    """[B, G, T, I] -> [G, I, I]."""
+    if vectors.shape[1] > 1:
+        flat = vectors.transpose(0, 1).flatten(1, 2)
+        return flat.mT @ flat
+    if vectors.shape[2] == 1 or vectors.stride(-1) == 1:
+        flat = vectors.reshape(-1, vectors.shape[-1])
+        return (flat.mT @ flat)[None]
+    return torch.bmm(vectors[:, 0].mT, vectors[:, 0]).sum(0, keepdim=True)
+
+
+def _bordered(square: Tensor, total: Tensor, positions: int) -> Tensor:
+    """The square of columns with a constant 1 appended."""
+    size = square.shape[-1]
+    result = square.new_empty(square.shape[0], size + 1, size + 1)
+    result[:, :size, :size] = square
+    result[:, :size, size] = total
+    result[:, size, :size] = total
+    result[:, size, size] = positions
+    return result

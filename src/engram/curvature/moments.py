@@ -1,0 +1,153 @@
+r"""Second moments of per-example gradients: the diagonal, the eigenvalues of EK-FAC, the matrix.
+
+All three are :math:`\sum_i \sum_r` of some square of the gradients :math:`J_i' u_{ir}`: entry by
+entry as they are, entry by entry in an eigenbasis, or as an outer product.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from engram.engine.layers import Convolution, Linear
+from engram.engine.passes import Trace
+from engram.engine.recorder import Site
+from engram.engine.steps import CHUNK_BYTES, num_positions
+from engram.parameters import Layout, Named
+from engram.posteriors.blocks import EigenBlock
+
+
+def _uses(sites: Sequence[Site]) -> Counter[str]:
+    return Counter(name for site in sites for name in site.names)
+
+
+def per_example_gradients(
+    sites: Sequence[Site], gradients: Sequence[Tensor | None], names: set[str], chunk_bytes: int
+) -> Iterator[Named]:
+    """Gradients of these parameters for a few examples at a time, [b, *shape], all sites added."""
+    alive = [
+        (site, g)
+        for site, g in zip(sites, gradients, strict=True)
+        if g is not None and names & set(site.names)
+    ]
+    if not alive:
+        return
+    total = sum(site.rule.bytes_per_example(site.call) for site, _ in alive)
+    size = max(1, chunk_bytes // max(total, 1))
+    for start in range(0, alive[0][0].call.num_examples, size):
+        stop = min(start + size, alive[0][0].call.num_examples)
+        result: Named = {}
+        for site, gradient in alive:
+            m = site.call.multiplicity
+            call = site.call.narrow(start, stop)
+            found = site.rule.gradient(call, gradient[start * m : stop * m])
+            for role, value in found.items():
+                name = site.roles[role]
+                if name in names:
+                    result[name] = result[name] + value if name in result else value
+        yield result
+
+
+class SquareMoments:
+    """Sum of squared gradient entries per parameter, or per block in the block's eigenbasis.
+
+    Args:
+        blocks: eigenbases, for the parameters that have one; the others are squared as they are.
+    """
+
+    def __init__(self, blocks: Sequence[EigenBlock] = ()) -> None:
+        self.block_of: dict[str, EigenBlock] = {n: b for b in blocks for n in b.names}
+        self.by_name: Named = {}
+        self.by_block: dict[tuple[str, ...], Tensor] = {}
+
+    def update(self, trace: Trace, gradients: Sequence[Tensor | None], names: set[str]) -> None:
+        """Add one output vector's gradients."""
+        uses = _uses(trace.sites)
+        rest: dict[tuple[str, ...], set[str]] = {}
+        for site, gradient in zip(trace.sites, gradients, strict=True):
+            own = names & set(site.names)
+            if gradient is None or not own:
+                continue
+            if self._rank_one(site, uses, names):
+                self._update_rank_one(site, gradient)
+            else:
+                key = tuple(sorted(own)) if all(uses[n] == 1 for n in own) else ("shared",)
+                rest.setdefault(key, set()).update(own)
+        for group in rest.values():
+            for found in per_example_gradients(trace.sites, gradients, group, CHUNK_BYTES):
+                self._update_gradients(found)
+
+    def _rank_one(self, site: Site, uses: Mapping[str, int], names: set[str]) -> bool:
+        plain = isinstance(site.rule, (Linear, Convolution)) and "weight" in site.roles
+        whole = set(site.names) <= names and all(uses[n] == 1 for n in site.names)
+        one_group = plain and site.rule.groups(site.call) == 1  # type: ignore[attr-defined]
+        return whole and one_group and num_positions(site) == 1
+
+    def _update_rank_one(self, site: Site, gradient: Tensor) -> None:
+        count = site.call.num_examples
+        rows, columns = gradient.reshape(count, -1), site.call.input.reshape(count, -1)
+        block = self.block_of.get(site.roles["weight"])
+        if block is None:
+            squares = (rows * rows).mT @ (columns * columns)
+            self._add_name(site.roles["weight"], squares.reshape(site.call.shapes["weight"]))
+            if "bias" in site.roles:
+                self._add_name(site.roles["bias"], (rows * rows).sum(0))
+            return
+        if len(block.names) == 2:
+            columns = torch.cat([columns, columns.new_ones(count, 1)], dim=1)
+        turned = block.rotate_rows(rows)
+        turned_columns = columns if block.columns is None else columns @ block.columns[0]
+        squares = (turned * turned).mT @ (turned_columns * turned_columns)
+        self._add_block(block, squares[None])
+        if "bias" in site.roles and len(block.names) == 1:
+            self._add_name(site.roles["bias"], (rows * rows).sum(0))
+
+    def _update_gradients(self, found: Named) -> None:
+        done: set[str] = set()
+        for name, value in found.items():
+            block = self.block_of.get(name)
+            if block is None:
+                self._add_name(name, (value * value).sum(0))
+            elif name not in done and all(n in found for n in block.names):
+                done |= set(block.names)
+                turned = block.to_basis(block.matrix({n: found[n] for n in block.names}))
+                self._add_block(block, (turned * turned).sum(0))
+
+    def _add_name(self, name: str, value: Tensor) -> None:
+        value = value.double()
+        self.by_name[name] = self.by_name[name] + value if name in self.by_name else value
+
+    def _add_block(self, block: EigenBlock, value: Tensor) -> None:
+        value, key = value.double(), block.names
+        self.by_block[key] = self.by_block[key] + value if key in self.by_block else value
+
+
+class OuterMoments:
+    """Sum of outer products of gradients over the parameters of a layout, [P, P]."""
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.layout = layout
+        size = layout.num_params
+        self.matrix = torch.zeros(size, size, dtype=torch.float64, device=device)
+
+    def update(self, trace: Trace, gradients: Sequence[Sequence[Tensor | None]]) -> None:
+        """Add the gradients of several output vectors of one batch."""
+        names = set(self.layout.names)
+        rows: list[Tensor] = []
+        for per_site in gradients:
+            for found in per_example_gradients(trace.sites, per_site, names, 2**40):
+                filled = self._filled(found)
+                rows.append(self.layout.flatten(filled))
+        if rows:
+            stacked = torch.cat(rows)
+            self.matrix += stacked.mT @ stacked
+
+    def _filled(self, found: Named) -> Named:
+        reference = next(iter(found.values()))
+        return {
+            name: found[name] if name in found else reference.new_zeros(len(reference), *shape)
+            for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)
+        }

@@ -1,0 +1,37 @@
+r"""Output vectors whose back-propagated squares add up to the curvature.
+
+The Gauss-Newton matrix is :math:`\sum_i J_i' \Lambda_i J_i = \sum_i \sum_r (J_i' u_{ir})
+(J_i' u_{ir})'` for any vectors with :math:`\sum_r u_{ir} u_{ir}' = \Lambda_i`, exactly or in
+expectation.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engram.engine.session import Observed
+from engram.errors import ArgumentError
+from engram.likelihoods import Likelihood
+
+CURVATURES = ("ggn", "fisher", "empirical", "hessian")
+
+
+def check_curvature(curvature: str) -> None:
+    """ArgumentError for a name that means nothing."""
+    if curvature not in CURVATURES:
+        raise ArgumentError(f"curvature to be one of {', '.join(CURVATURES)}", repr(curvature),
+                            'use "ggn", the exact Gauss-Newton matrix')
+
+
+def seeds(
+    observed: Observed, likelihood: Likelihood, curvature: str, generator: torch.Generator
+) -> Tensor:
+    """[B, K, R]: the root of Lambda (ggn), one sampled residual (fisher), or the residual itself
+    (empirical)."""
+    if curvature == "ggn":
+        return likelihood.hessian_factor(observed.outputs, observed.targets)
+    if curvature == "fisher":
+        sampled = likelihood.sampled_residual(observed.outputs, observed.targets, generator)
+        return sampled[:, :, None]
+    return observed.residual[:, :, None]

@@ -1,0 +1,1 @@
+"""The tangent pass: how outputs move when every example has its own change of the parameters."""

@@ -1,0 +1,61 @@
+"""The reference: torch.func over the whole model. Short, obviously right, and slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jvp, vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from engram.batches import Inputs, call
+from engram.parameters import Named, trainable
+from engram.posteriors.gaussian import Posterior
+
+
+class _Outputs(nn.Module):
+    """The model's outputs for one example, [K]."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        if kwargs:
+            return call(self.model, {k: v[None] for k, v in kwargs.items()})[0]
+        return call(self.model, tuple(v[None] for v in args))[0]
+
+
+def deviation(model: nn.Module, inputs: Inputs, seed: Tensor, posterior: Posterior) -> Tensor:
+    """J S^-1 J' seed by ``vmap(jvp o vjp)``, [B, K]."""
+    wrapped = _Outputs(model)
+    parameters: Named = {f"model.{n}": p.detach() for n, p in trainable(model).items()}
+
+    def single(data: Inputs, cotangent: Tensor) -> Tensor:
+        def outputs(values: Named) -> Tensor:
+            if isinstance(data, dict):
+                return functional_call(wrapped, values, (), data)
+            return functional_call(wrapped, values, data)
+
+        _, pull = vjp(outputs, parameters)
+        gradient = {n.removeprefix("model."): g for n, g in pull(cotangent)[0].items()}
+        step = {f"model.{n}": v for n, v in posterior.solve(gradient).items()}
+        pushed: Tensor = jvp(outputs, (parameters,), (step,))[1]
+        return pushed
+
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _plain_attention():
+        result: Tensor = vmap(single, randomness="same")(inputs, seed)
+        return result
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """The fused encoder layer has no forward derivative."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

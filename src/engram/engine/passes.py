@@ -1,0 +1,131 @@
+r"""The passes over one batch: forward once, then as many backward and tangent passes as wanted.
+
+The deviation :math:`J S^{-1} J' e` needs no Jacobian. A backward pass from e gives the gradient
+g_l at the output of every site; a rule turns it into the move t_l of that output under the step
+:math:`S^{-1} \nabla \ell`; and the outputs move by :math:`\sum_l (\partial f / \partial z_l) t_l`.
+Since :math:`g_l = (\partial f / \partial z_l)' e` is linear in e, that sum is the derivative of
+:math:`\sum_l \langle t_l, g_l(e) \rangle` by e: one backward pass through the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from engram.batches import Inputs, call
+from engram.engine.plan import Plan
+from engram.engine.recorder import Recorder, Site
+from engram.engine.steps import deviations, inner_products
+from engram.engine.units import replaced
+from engram.parameters import Named
+from engram.posteriors.gaussian import Posterior
+
+
+@dataclass
+class Trace:
+    """One forward pass with everything needed to differentiate it."""
+
+    outputs: Tensor
+    sites: list[Site]
+    graph: Tensor = field(repr=False)
+
+    def gradients(self, seed: Tensor, create_graph: bool = False) -> list[Tensor | None]:
+        """Gradient of <seed, f> at every site's output, in that output's layout."""
+        if not self.sites:
+            return []
+        return list(
+            torch.autograd.grad(
+                self.graph,
+                [site.edge for site in self.sites],
+                seed,
+                retain_graph=True,
+                create_graph=create_graph,
+                allow_unused=True,
+            )
+        )
+
+    def arranged(self, seed: Tensor) -> list[Tensor | None]:
+        """Gradient of <seed, f> at every site's output, examples first."""
+        found = self.gradients(seed)
+        return [
+            None if g is None else site.arrange(g)
+            for site, g in zip(self.sites, found, strict=True)
+        ]
+
+    def deviation(self, seed: Tensor, posterior: Posterior, total: Named | None = None) -> Tensor:
+        """J S^-1 J' seed, [B, K]; the gradients' sum is added to ``total``."""
+        leaf = seed.detach().requires_grad_()
+        with _kernels():
+            found = self.gradients(leaf, create_graph=True)
+        with torch.no_grad():
+            arranged = [
+                None if g is None else site.arrange(g.detach())
+                for site, g in zip(self.sites, found, strict=True)
+            ]
+            for site in self.sites:
+                site.check_fresh()
+            moves = deviations(self.sites, arranged, posterior, {} if total is None else total)
+        return self._push(leaf, found, moves)
+
+    def tangent(self, direction: Named) -> Tensor:
+        """J direction, [B, K], for one direction that all examples share."""
+        leaf = torch.zeros_like(self.outputs).requires_grad_()
+        with _kernels():
+            found = self.gradients(leaf, create_graph=True)
+        moves: list[Tensor | None] = []
+        with torch.no_grad():
+            for site in self.sites:
+                roles = {
+                    role: direction[name].expand(site.call.num_examples, *direction[name].shape)
+                    for role, name in site.roles.items()
+                    if name in direction
+                }
+                moves.append(site.rule.tangent(site.call, roles) if roles else None)
+        return self._push(leaf, found, moves)
+
+    def _push(
+        self, leaf: Tensor, found: Sequence[Tensor | None], moves: Sequence[Tensor | None]
+    ) -> Tensor:
+        used = [
+            (g, site.restore(t))
+            for g, t, site in zip(found, moves, self.sites, strict=True)
+            if g is not None and t is not None and g.requires_grad
+        ]
+        if not used:
+            return torch.zeros_like(leaf)
+        with _kernels():
+            (pushed,) = torch.autograd.grad(
+                [g for g, _ in used], leaf, [t for _, t in used], allow_unused=True
+            )
+        return torch.zeros_like(leaf) if pushed is None else pushed.detach()
+
+    def inner_products(self, seeds: Tensor, posterior: Posterior) -> Tensor:
+        """u_r' J S^-1 J' u_s for output vectors [B, K, R], as [B, R, R]."""
+        with torch.no_grad():
+            per_seed = [self.arranged(seeds[:, :, r]) for r in range(seeds.shape[2])]
+            return inner_products(self.sites, per_seed, posterior)
+
+
+@contextmanager
+def _kernels() -> Iterator[None]:
+    """Fused attention has no second derivative; the plain kernels have."""
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+def trace(model: nn.Module, plan: Plan, inputs: Inputs, num_examples: int) -> Trace:
+    """Run the model once and record its sites."""
+    recorder = Recorder(model, plan, num_examples)
+    with (
+        torch.enable_grad(),
+        _kernels(),
+        recorder,
+        replaced(model, plan.units, recorder, recorder.copy_of),
+    ):
+        outputs = call(model, inputs)
+    return Trace(outputs.detach(), recorder.sites, outputs)

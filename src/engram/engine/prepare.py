@@ -1,0 +1,170 @@
+"""Everything before the first batch: a plan that was checked, on a model left as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from engram.batches import Batch, Batches, Inputs, call
+from engram.engine.passes import Trace, trace
+from engram.engine.plan import Plan, make_plan, outermost
+from engram.errors import EngineError, NonFiniteError
+from engram.parameters import Named, count, frozen, trainable
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Which parameters went which way.
+
+    ``exact`` counts the entries handled by a rule, ``fallback`` those by per-example copies or
+    ``torch.func``, ``frozen`` those that are fixed, ``unused`` those that no output depends on.
+    """
+
+    ways: dict[str, str]
+    exact: int
+    fallback: int
+    frozen: int
+    unused: int
+
+    @property
+    def total(self) -> int:
+        """Entries of all parameters of the model."""
+        return self.exact + self.fallback + self.frozen + self.unused
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Eval mode while this lasts; modes and random state as before afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    try:
+        with torch.random.fork_rng(devices=list(devices)):
+            model.eval()
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model's parameters are."""
+    parameter = next(model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A model with the plan for its passes."""
+
+    model: nn.Module
+    plan: Plan
+    coverage: Coverage
+
+    def trace(self, batch: Batch) -> Trace:
+        """Forward pass over a batch, recorded."""
+        return trace(self.model, self.plan, batch.inputs, len(batch))
+
+
+def prepare(model: nn.Module, batches: Batches) -> Engine:
+    """Plan the passes on the first examples and check the plan against plain autograd.
+
+    Call inside :func:`undisturbed`.
+    """
+    parameters = trainable(model)
+    if not parameters:
+        raise EngineError(
+            "a model with trainable parameters", "none that requires gradients", "unfreeze some"
+        )
+    check_finite_weights(model)
+    first = batches.take(torch.arange(min(3, batches.num_data)))
+    positions = torch.arange(3) % len(first)
+    probe = first.select(positions).to(device_of(model))
+    units: set[str] = set()
+    while True:
+        plan = make_plan(model, probe.select(slice(0, 2)).inputs, probe.inputs, units)
+        wrong = _disagreements(model, plan, probe)
+        if not wrong:
+            return Engine(model, plan, _coverage(model, plan))
+        if set(plan.units) == {""}:
+            raise EngineError(
+                "a model that treats the examples of a batch independently",
+                f"gradients of {wrong[0]!r} that change with the other examples of the batch",
+                "replace layers that mix examples; batch normalisation needs running statistics",
+            )
+        units = outermost(set(plan.units) | {_wider(name, set(plan.units)) for name in wrong})
+
+
+def _wider(name: str, units: set[str]) -> str:
+    """The module that owns the parameter, or the one around the unit that already holds it."""
+    owner = name.rpartition(".")[0]
+    holder = next((u for u in units if u == owner or owner.startswith(u + ".")), None)
+    return owner if holder is None else holder.rpartition(".")[0]
+
+
+def check_finite_weights(model: nn.Module) -> None:
+    """NonFiniteError if a weight is NaN or infinite."""
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise NonFiniteError(
+                "finite weights",
+                f"NaN or infinity in the parameter {name!r}",
+                "restore an earlier checkpoint, or lower the learning rate",
+            )
+
+
+def _single_gradients(model: nn.Module, inputs: Inputs, seed: Tensor) -> Named:
+    parameters = trainable(model)
+    with torch.enable_grad():
+        outputs = call(model, inputs)
+        found = torch.autograd.grad(outputs, list(parameters.values()), seed, allow_unused=True)
+    return {
+        name: torch.zeros_like(p) if g is None else g
+        for (name, p), g in zip(parameters.items(), found, strict=True)
+    }
+
+
+def _disagreements(model: nn.Module, plan: Plan, probe: Batch) -> list[str]:
+    """Parameters whose per-example gradients differ from autograd, one example at a time."""
+    recorded = trace(model, plan, probe.inputs, len(probe))
+    generator = torch.Generator().manual_seed(0)
+    seed = torch.randn(recorded.outputs.shape, generator=generator, dtype=torch.float64).to(
+        recorded.outputs
+    )
+    ours: Named = {}
+    with torch.no_grad():
+        for site, gradient in zip(recorded.sites, recorded.arranged(seed), strict=True):
+            if gradient is None:
+                continue
+            for role, value in site.rule.gradient(site.call, gradient).items():
+                name = site.roles[role]
+                ours[name] = ours[name] + value if name in ours else value
+    tolerance = 1e-3 if recorded.outputs.dtype != torch.float64 else 1e-8
+    wrong: dict[str, None] = {}
+    for i in range(len(probe)):
+        alone = probe.select(slice(i, i + 1))
+        theirs = _single_gradients(model, alone.inputs, seed[i : i + 1])
+        scale = max(float(g.norm()) for g in theirs.values())
+        for name, expected in theirs.items():
+            got = ours[name][i] if name in ours else torch.zeros_like(expected)
+            limit = tolerance * (float(expected.norm()) + 1e-3 * scale)
+            if not float((got - expected).norm()) <= limit:
+                wrong[name] = None
+    return list(wrong)
+
+
+def _coverage(model: nn.Module, plan: Plan) -> Coverage:
+    ways = plan.ways()
+    parameters = trainable(model)
+    sizes = {"rule": 0, "fallback": 0, "unused": 0}
+    for name, parameter in parameters.items():
+        way = ways.setdefault(name, "unused")
+        sizes[way if way in sizes else "fallback"] += parameter.numel()
+    fixed = frozen(model)
+    ways |= dict.fromkeys(fixed, "frozen")
+    return Coverage(
+        ways, sizes["rule"], sizes["fallback"], count(fixed.values()), sizes["unused"]
+    )

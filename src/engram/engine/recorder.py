@@ -1,0 +1,235 @@
+"""Runs the model by a plan and records every site: its rule, its input, its place in the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.func import vmap
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from engram.engine.plan import Interceptor, Plan, Scaling, Touch, tensors
+from engram.engine.registry import RULES, bind
+from engram.engine.rules import Call, Copies, Function, Rule
+from engram.errors import EngineError
+from engram.parameters import trainable
+
+COPIES = Copies()
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place where parameters meet the data.
+
+    ``roles`` maps what a parameter is to the rule ("weight") to its name in the model.
+    """
+
+    rule: Rule
+    call: Call
+    roles: dict[str, str]
+    edge: GradientEdge
+    dim: int
+    source: Tensor
+    version: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Parameters of the model at this site."""
+        return tuple(self.roles.values())
+
+    def arrange(self, tensor: Tensor) -> Tensor:
+        """From the layout of the operation's output to examples first."""
+        return tensor.movedim(self.dim, 0)
+
+    def restore(self, tensor: Tensor) -> Tensor:
+        """Back to the layout of the operation's output."""
+        return tensor.movedim(0, self.dim)
+
+    def check_fresh(self) -> None:
+        """The captured input must still be what the operation saw."""
+        if self.source._version != self.version:
+            raise EngineError(
+                "layer inputs that stay as they are until the backward pass",
+                f"an input of {', '.join(self.names)} that was changed in place afterwards",
+                "write that operation out of place (x = x + y instead of x += y)",
+            )
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A tensor made from parameters alone, with the recipe to make it once per example."""
+
+    function: Function
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    index: int
+
+
+class Recorder(Interceptor):
+    """Follows the plan, touch by touch."""
+
+    def __init__(self, model: nn.Module, plan: Plan, num_examples: int) -> None:
+        super().__init__()
+        self.plan = plan
+        self.num_examples = num_examples
+        self.parameters = trainable(model)
+        self.name_of = {id(p): name for name, p in self.parameters.items()}
+        self.derived: dict[int, Derived] = {}
+        self.copies: dict[str, Tensor] = {}
+        self.alive: list[Any] = []
+        self.sites: list[Site] = []
+        self.position = 0
+
+    def operation(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        leaves = tensors((args, kwargs))
+        if not any(id(t) in self.name_of or id(t) in self.derived for t in leaves):
+            return function(*args, **kwargs)
+        result = None
+        if not self._expects(function):
+            result = function(*args, **kwargs)
+            if not tensors(result):
+                return result
+            self._mismatch(function)
+        touch = self.plan.touches[self.position]
+        self.position += 1
+        handler: Callable[..., Any] = {
+            "rule": self._by_rule,
+            "copies": self._by_copies,
+            "derived": self._derive,
+            "expand": self._expand,
+        }[touch.kind]
+        return handler(touch, function, args, kwargs)
+
+    def _expects(self, function: Function) -> bool:
+        touches = self.plan.touches
+        return self.position < len(touches) and touches[self.position].function == function
+
+    def _mismatch(self, function: Function) -> None:
+        raise EngineError(
+            "a model that runs the same operations for every batch",
+            f"another order of operations at {getattr(function, '__name__', function)!r}",
+            "remove branches that depend on the data from forward",
+        )
+
+    def _by_rule(
+        self, touch: Touch, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor:
+        bound = bind(function, args, kwargs)
+        assert bound is not None and touch.output is not None
+        result: Tensor = function(*args, **kwargs)
+        roles = {
+            role: self.name_of[id(p)]
+            for role, p in bound.parameters.items()
+            if id(p) in self.name_of
+        }
+        shapes = {role: self.parameters[name].shape for role, name in roles.items()}
+        dim, multiplicity = touch.output
+        call = Call(bound.input.detach().movedim(dim, 0), shapes, bound.settings, multiplicity)
+        self._check_examples(call.num_examples)
+        self.sites.append(
+            Site(
+                RULES[function],
+                call,
+                roles,
+                get_gradient_edge(result),
+                dim,
+                bound.input,
+                bound.input._version,
+            )
+        )
+        return result
+
+    def _check_examples(self, found: int) -> None:
+        if found != self.num_examples:
+            raise EngineError(
+                f"a batch dimension of {self.num_examples} at every layer",
+                f"{found}",
+                "keep one row per example inside the model",
+            )
+
+    def copy_of(self, name: str) -> Tensor:
+        """The parameter once per example, [B, *shape]; a site of its own."""
+        if name not in self.copies:
+            parameter = self.parameters[name]
+            copy = parameter.expand(self.num_examples, *parameter.shape)
+            self.copies[name] = copy
+            call = Call(copy.detach(), {"value": parameter.shape}, {})
+            self.sites.append(
+                Site(COPIES, call, {"value": name}, get_gradient_edge(copy), 0, copy, copy._version)
+            )
+        return self.copies[name]
+
+    def _per_example(self, tensor: Tensor) -> Tensor | None:
+        """A parameter, or what was made from parameters, once per example; None for data."""
+        if id(tensor) in self.name_of:
+            return self.copy_of(self.name_of[id(tensor)])
+        recipe = self.derived.get(id(tensor))
+        if recipe is None:
+            return None
+
+        def made(*args: Any, **kwargs: Any) -> Tensor:
+            return tensors(recipe.function(*args, **kwargs))[recipe.index]
+
+        result: Tensor = self._mapped(made, recipe.args, recipe.kwargs, None, None)
+        return result
+
+    def _mapped(
+        self,
+        function: Function,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        inputs: tuple[Scaling | None, ...] | None,
+        output: Scaling | None,
+    ) -> Any:
+        """The operation for each example by itself, with its own copies of the parameters."""
+        leaves, tree = tree_flatten((args, kwargs))
+        where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        scales = inputs or (None,) * len(where)
+        values, dims, data_dims = [], [], []
+        for position, scale in zip(where, scales, strict=True):
+            own = self._per_example(leaves[position])
+            values.append(leaves[position] if own is None else own)
+            data_dim = scale[0] if scale is not None and own is None else None
+            data_dims.append(data_dim)
+            dims.append(0 if own is not None else data_dim)
+
+        def single(*parts: Tensor) -> Tensor:
+            filled = list(leaves)
+            for position, part, dim in zip(where, parts, data_dims, strict=True):
+                filled[position] = part if dim is None else part.unsqueeze(dim)
+            inner_args, inner_kwargs = tree_unflatten(filled, tree)
+            result: Tensor = function(*inner_args, **inner_kwargs)
+            return result if output is None else result.squeeze(output[0])
+
+        out_dim = 0 if output is None else output[0]
+        return vmap(single, in_dims=tuple(dims), out_dims=out_dim)(*values)
+
+    def _by_copies(
+        self, touch: Touch, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        return self._mapped(function, args, kwargs, touch.inputs, touch.output)
+
+    def _derive(
+        self, touch: Touch, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        result = function(*args, **kwargs)
+        self.alive.append((args, kwargs, result))
+        for index, tensor in enumerate(tensors(result)):
+            if id(tensor) not in self.name_of:
+                self.derived[id(tensor)] = Derived(function, args, kwargs, index)
+        return result
+
+    def _expand(
+        self, touch: Touch, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor:
+        source = next(
+            t for t in tensors((args, kwargs)) if id(t) in self.name_of or id(t) in self.derived
+        )
+        own = self._per_example(source)
+        assert own is not None
+        return own.reshape(self.num_examples, *source.shape[1:])
+
+

@@ -1,0 +1,133 @@
+"""A model, a likelihood and data, ready for passes: the batches with what every pass needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psutil
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from engram.batches import Batch, Batches, Data
+from engram.engine.passes import Trace
+from engram.engine.prepare import Engine, device_of, prepare, undisturbed
+from engram.errors import ArgumentError, NonFiniteError
+from engram.likelihoods import Likelihood, resolve
+
+LARGEST_BATCH = 256
+MEMORY_SHARE = 0.25
+COPIES_OF_ACTIVATIONS = 8  # inputs, gradients, their graph, moves and temporaries of a pass
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One batch after its forward pass."""
+
+    batch: Batch
+    trace: Trace
+    targets: Tensor
+    loss: Tensor
+    residual: Tensor
+
+    @property
+    def outputs(self) -> Tensor:
+        """f, [B, K]."""
+        return self.trace.outputs
+
+
+@dataclass(frozen=True)
+class Session:
+    """Everything that a pass over the data needs."""
+
+    engine: Engine
+    batches: Batches
+    likelihood: Likelihood
+    progress: bool
+
+    @property
+    def model(self) -> nn.Module:
+        """The user's model, in eval mode while the session lasts."""
+        return self.engine.model
+
+    def observe(self, batch: Batch) -> Observed:
+        """Forward pass, checked targets, loss and residual of a batch."""
+        batch = batch.to(device_of(self.model))
+        trace = self.engine.trace(batch)
+        _check_finite("outputs", trace.outputs, batch)
+        targets = self.likelihood.prepare(trace.outputs, batch.targets)
+        loss = self.likelihood.loss(trace.outputs, targets).detach()
+        _check_finite("losses", loss[:, None], batch)
+        residual = self.likelihood.residual(trace.outputs, targets).detach()
+        return Observed(batch, trace, targets, loss, residual)
+
+    def passes(self, description: str, indices: Tensor | None = None) -> Iterator[Observed]:
+        """Every batch in order, or those of the given examples, behind a progress bar."""
+        if indices is None:
+            source: Iterator[Batch] = iter(self.batches)
+            length = len(self.batches)
+        else:
+            source = self.batches.subset(indices)
+            length = -(-len(indices) // self.batches.batch_size)
+        for batch in tqdm(
+            source, description, length, disable=not self.progress, delay=2.0, leave=False
+        ):
+            yield self.observe(batch)
+
+
+def _check_finite(what: str, values: Tensor, batch: Batch) -> None:
+    bad = ~torch.isfinite(values).all(1)
+    if not bad.any():
+        return
+    position = int(bad.nonzero()[0])
+    index = int(batch.indices[position])
+    inputs = batch.inputs.values() if isinstance(batch.inputs, dict) else batch.inputs
+    floating = [x for x in inputs if isinstance(x, Tensor) and x.is_floating_point()]
+    cause = "its input is finite, so the model or the loss overflows there"
+    if any(not torch.isfinite(x[position]).all() for x in floating):
+        cause = "its input has NaN or infinity"
+    raise NonFiniteError(
+        f"finite {what}",
+        f"NaN or infinity for example {index} (batch of examples {int(batch.indices[0])} to "
+        f"{int(batch.indices[-1])}); {cause}",
+        "clean or drop that example",
+    )
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory that is free now."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def _fitting_batch_size(engine: Engine, batches: Batches) -> int:
+    """As many examples as fit in a share of the free memory, from the tensors of one of them."""
+    device = device_of(engine.model)
+    trace = engine.trace(batches.take(torch.zeros(1, dtype=torch.long)).to(device))
+    entries = sum(site.call.input.numel() for site in trace.sites) + trace.outputs.numel()
+    per_example = COPIES_OF_ACTIVATIONS * entries * trace.outputs.element_size()
+    fitting = int(MEMORY_SHARE * available_bytes(device) / max(per_example, 1))
+    return max(1, min(LARGEST_BATCH, fitting, batches.num_data))
+
+
+@contextmanager
+def session(
+    model: nn.Module,
+    data: Data,
+    likelihood: str | Likelihood,
+    batch_size: int | None = None,
+    progress: bool = True,
+) -> Iterator[Session]:
+    """Open the model for passes; it is as before when this ends, also after an exception."""
+    if batch_size is not None and batch_size < 1:
+        raise ArgumentError("a batch_size of at least 1", repr(batch_size), "leave it out")
+    chosen = resolve(likelihood)
+    batches = Batches(data, batch_size or 1)
+    with undisturbed(model):
+        engine = prepare(model, batches)
+        if batch_size is None:
+            batches = Batches(data, _fitting_batch_size(engine, batches))
+        yield Session(engine, batches, chosen, progress)

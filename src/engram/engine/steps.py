@@ -1,0 +1,306 @@
+r"""From output gradients at the sites to what the posterior makes of them.
+
+Sites that share a block of the precision (or a tied weight) form a group and are solved together.
+For each group there are two questions: how each site's output moves,
+:math:`J S^{-1} J' e`, and the inner products :math:`\langle J' u, S^{-1} J' v\rangle`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engram import equation
+from engram.engine.layers import Linear, MatrixRule
+from engram.engine.norms import Embedding
+from engram.engine.recorder import Site
+from engram.engine.rules import Call
+from engram.parameters import Named
+from engram.posteriors.blocks import Block, DenseBlock, EigenBlock
+from engram.posteriors.gaussian import Posterior
+
+# Temporaries of this size stay in the processor's cache and are reused by the allocator; measured
+# 2 to 3 times faster on convolutions than one buffer for the whole batch.
+CHUNK_BYTES = 4 * 2**20
+DENSE_CHUNK_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sites solved together, by their positions, and the blocks that cover them."""
+
+    positions: tuple[int, ...]
+    blocks: tuple[Block, ...]
+
+
+def group_sites(sites: Sequence[Site], posterior: Posterior) -> list[Group]:
+    """Sites joined wherever they share a block or a parameter; sites with no block are left out."""
+    groups: list[tuple[set[int], set[str], list[Block]]] = []
+    for position, site in enumerate(sites):
+        blocks = _blocks_of(site, posterior)
+        if not blocks:
+            continue
+        names = {name for block in blocks for name in block.names} | set(site.names)
+        positions = {position}
+        for other in [g for g in groups if g[1] & names]:
+            groups.remove(other)
+            positions |= other[0]
+            names |= other[1]
+            blocks += [b for b in other[2] if all(b is not mine for mine in blocks)]
+        groups.append((positions, names, blocks))
+    return [Group(tuple(sorted(p)), tuple(b)) for p, _, b in groups]
+
+
+def _blocks_of(site: Site, posterior: Posterior) -> list[Block]:
+    found: list[Block] = []
+    for name in site.names:
+        block = posterior.block_of.get(name)
+        if block is not None and all(block is not b for b in found):
+            found.append(block)
+    return found
+
+
+def deviations(
+    sites: Sequence[Site], gradients: Sequence[Tensor | None], posterior: Posterior, total: Named
+) -> list[Tensor | None]:
+    """How each site's output moves when every example takes its step S^-1 grad; None for no move.
+
+    Args:
+        sites: as recorded.
+        gradients: gradient at each site's output, examples first.
+        posterior: gives S.
+        total: the sum of all gradients is added to it, by name.
+    """
+    moves: list[Tensor | None] = [None] * len(sites)
+    for group in group_sites(sites, posterior):
+        members = [(sites[p], gradients[p]) for p in group.positions]
+        alive = [(site, g) for site, g in members if g is not None]
+        if not alive:
+            continue
+        if len(members) == 1:
+            short = _short_move(alive[0][0], alive[0][1], group.blocks, total)
+            if short is not None:
+                moves[group.positions[0]] = short
+                continue
+        for position, move in zip(group.positions, _long_moves(members, group, total), strict=True):
+            moves[position] = move
+    return moves
+
+
+def _add(total: Named, name: str, value: Tensor) -> None:
+    total[name] = total[name] + value if name in total else value
+
+
+def _chunks(sites: Sequence[Site], blocks: Sequence[Block], copies: int = 1) -> Iterator[slice]:
+    """Slices of the batch whose temporaries fit the budget."""
+    dense = any(isinstance(block, DenseBlock) for block in blocks)
+    budget = DENSE_CHUNK_BYTES if dense else CHUNK_BYTES
+    per_example = copies * sum(site.rule.bytes_per_example(site.call) for site in sites)
+    size = max(1, budget // max(per_example, 1))
+    num_examples = sites[0].call.num_examples
+    for start in range(0, num_examples, size):
+        yield slice(start, min(start + size, num_examples))
+
+
+def _narrow(site: Site, gradient: Tensor, part: slice) -> tuple[Call, Tensor]:
+    m = site.call.multiplicity
+    return site.call.narrow(part.start, part.stop), gradient[part.start * m : part.stop * m]
+
+
+def _long_moves(
+    members: Sequence[tuple[Site, Tensor | None]], group: Group, total: Named
+) -> list[Tensor | None]:
+    """Per-example gradients are built, chunk by chunk, solved, and put through the layer again."""
+    alive = [(site, g) for site, g in members if g is not None]
+    parts: list[list[Tensor]] = [[] for _ in members]
+    for part in _chunks([site for site, _ in alive], group.blocks):
+        calls = [None if g is None else _narrow(site, g, part) for site, g in members]
+        gradient = _named_gradient([site for site, _ in members], calls, group, part)
+        for name, value in gradient.items():
+            _add(total, name, value.sum(0))
+        step = equation.mean_deviation(lambda g: _solve(group.blocks, g), gradient)
+        for kept, (site, _), narrowed in zip(parts, members, calls, strict=True):
+            call = narrowed[0] if narrowed else site.call.narrow(part.start, part.stop)
+            direction = {role: step[name] for role, name in site.roles.items() if name in step}
+            kept.append(site.rule.tangent(call, direction))
+    return [kept[0] if len(kept) == 1 else torch.cat(kept) for kept in parts]
+
+
+def _named_gradient(
+    sites: Sequence[Site],
+    calls: Sequence[tuple[Call, Tensor] | None],
+    group: Group,
+    part: slice,
+) -> Named:
+    gradient: Named = {}
+    for site, narrowed in zip(sites, calls, strict=True):
+        if narrowed is None:
+            continue
+        for role, value in site.rule.gradient(*narrowed).items():
+            _add(gradient, site.roles[role], value)
+    reference = next(iter(gradient.values()))
+    for block in group.blocks:
+        for name, shape in zip(block.layout.names, block.layout.shapes, strict=True):
+            if name not in gradient:  # used nowhere in this pass
+                gradient[name] = reference.new_zeros(part.stop - part.start, *shape)
+    return gradient
+
+
+def _solve(blocks: Sequence[Block], gradient: Named) -> Named:
+    step: Named = {}
+    for block in blocks:
+        step |= block.solve({name: gradient[name] for name in block.names})
+    return step
+
+
+def _short_move(
+    site: Site, gradient: Tensor, blocks: Sequence[Block], total: Named
+) -> Tensor | None:
+    """Moves that need no per-example gradient: one position, or rows of a table."""
+    if isinstance(site.rule, Embedding) and _plain_table(blocks):
+        return _table_move(site, gradient, blocks[0], total)
+    if not _is_rank_one(site, blocks):
+        return None
+    rows, columns = _vectors(site, gradient)
+    move = torch.zeros_like(rows)
+    for block, block_columns in _block_columns(site, columns, blocks):
+        turned = block.rotate_rows(rows) * block.rank_one_gain(block_columns)
+        move = move + block.unrotate_rows(turned)
+    if "weight" in site.roles:
+        _add(total, site.roles["weight"], (rows.mT @ columns).reshape(site.call.shapes["weight"]))
+    if "bias" in site.roles:
+        _add(total, site.roles["bias"], rows.sum(0))
+    return move.reshape(gradient.shape)
+
+
+def _is_rank_one(site: Site, blocks: Sequence[Block]) -> bool:
+    rule = site.rule
+    if not isinstance(rule, MatrixRule) or not all(isinstance(b, EigenBlock) for b in blocks):
+        return False
+    if type(rule).__name__ == "TransposedConvolution" or rule.groups(site.call) != 1:
+        return False
+    if Counter(n for b in blocks for n in b.names) != Counter(site.names):
+        return False
+    return num_positions(site) == 1
+
+
+def num_positions(site: Site) -> int:
+    """Positions at which the layer acts on one example; 2 stands for several."""
+    call = site.call
+    if isinstance(site.rule, Linear):
+        return call.input.numel() // (call.input.shape[-1] * max(call.num_examples, 1))
+    kernel, padding = call.settings["kernel"], call.settings["padding"]
+    whole = tuple(call.input.shape[2:]) == kernel and padding in ("valid", (0,) * len(kernel))
+    return call.multiplicity if whole else 2
+
+
+def _vectors(site: Site, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """r [B, O] and c [B, I] of a site with one position."""
+    call = site.call
+    return gradient.reshape(call.num_examples, -1), call.input.reshape(call.num_examples, -1)
+
+
+def _block_columns(
+    site: Site, columns: Tensor, blocks: Sequence[Block]
+) -> Iterator[tuple[EigenBlock, Tensor]]:
+    """The columns that each block sees: inputs, a constant 1 for the bias, or both."""
+    one = columns.new_ones(columns.shape[0], 1)
+    for block in blocks:
+        assert isinstance(block, EigenBlock)
+        if len(block.names) == 2:
+            yield block, torch.cat([columns, one], dim=1)
+        else:
+            yield block, columns if block.names[0] == site.roles.get("weight") else one
+
+
+def _plain_table(blocks: Sequence[Block]) -> bool:
+    block = blocks[0]
+    return len(blocks) == 1 and isinstance(block, EigenBlock) and block.rows is None
+
+
+def _table_move(site: Site, gradient: Tensor, block: Block, total: Named) -> Tensor:
+    rule = site.rule
+    assert isinstance(rule, Embedding) and isinstance(block, EigenBlock)
+    tokens, picked = rule.tokens(site.call), rule.picked_gradient(site.call, gradient)
+    width = picked.shape[-1]
+    table = picked.new_zeros(site.call.shapes["weight"])
+    table.index_add_(0, tokens.flatten(), picked.flatten(0, 1))
+    _add(total, site.roles["weight"], table)
+    basis = block.columns
+    turned = picked if basis is None else picked @ basis[0]
+    same = (tokens[:, :, None] == tokens[:, None, :]).to(picked.dtype)
+    moved = (same @ turned) * block.covariance.reshape(-1, width)[tokens]
+    moved = moved if basis is None else moved @ basis[0].mT
+    return moved.reshape(gradient.shape)
+
+
+def inner_products(
+    sites: Sequence[Site], gradients: Sequence[Sequence[Tensor | None]], posterior: Posterior
+) -> Tensor:
+    """<J' u_r, S^-1 J' u_s> for R output vectors per example, [B, R, R].
+
+    Args:
+        sites: as recorded.
+        gradients: for each of the R vectors, the gradient at each site's output, examples first.
+        posterior: gives S.
+    """
+    count = len(gradients)
+    call = sites[0].call
+    result = next(g for g in gradients[0] if g is not None).new_zeros(
+        call.num_examples, count, count
+    )
+    for group in group_sites(sites, posterior):
+        if all(gradients[0][p] is None for p in group.positions):
+            continue
+        short = None
+        if len(group.positions) == 1:
+            short = _short_products(group, sites, gradients)
+        if short is not None:
+            result += short
+        else:
+            _long_products(group, sites, gradients, result)
+    return result
+
+
+def _short_products(
+    group: Group, sites: Sequence[Site], gradients: Sequence[Sequence[Tensor | None]]
+) -> Tensor | None:
+    position = group.positions[0]
+    site = sites[position]
+    if not _is_rank_one(site, group.blocks):
+        return None
+    given = [g[position] for g in gradients]
+    rows = torch.stack([_vectors(site, g)[0] for g in given if g is not None], dim=1)
+    columns = site.call.input.reshape(site.call.num_examples, -1)
+    result = rows.new_zeros(rows.shape[0], rows.shape[1], rows.shape[1])
+    for block, block_columns in _block_columns(site, columns, group.blocks):
+        turned = block.rotate_rows(rows)
+        result += (turned * block.rank_one_gain(block_columns)[:, None, :]) @ turned.mT
+    return result
+
+
+def _long_products(
+    group: Group,
+    sites: Sequence[Site],
+    gradients: Sequence[Sequence[Tensor | None]],
+    result: Tensor,
+) -> None:
+    members = [sites[p] for p in group.positions]
+    for part in _chunks(members, group.blocks, copies=len(gradients)):
+        stacks: list[Named] = []
+        for per_site in gradients:
+            given = [per_site[p] for p in group.positions]
+            calls = [
+                None if g is None else _narrow(site, g, part)
+                for site, g in zip(members, given, strict=True)
+            ]
+            stacks.append(_named_gradient(members, calls, group, part))
+        for block in group.blocks:
+            stacked = {n: torch.stack([s[n] for s in stacks], dim=1) for n in block.names}
+            solved = block.solve(stacked)
+            left, right = block.layout.flatten(stacked), block.layout.flatten(solved)
+            result[part] += left @ right.mT

@@ -1,0 +1,158 @@
+"""A module that is handled as a whole: run for each example with its own copy of the parameters.
+
+This is ``torch.func``'s way (vmap over ``functional_call``), for one module instead of the whole
+model, so that the rest of the net keeps its rules. The whole model is the last resort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from engram.parameters import trainable
+
+if TYPE_CHECKING:
+    from engram.engine.plan import Interceptor
+
+CopyOf = Callable[[str], Tensor]
+
+
+@dataclass
+class Unit:
+    """One module, its trainable parameters, and which dimension of its tensors counts examples."""
+
+    module: nn.Module
+    names: tuple[str, ...]  # as the model calls them
+    local_names: tuple[str, ...]  # as the module calls them
+    input_dims: list[int | None] = field(default_factory=list)
+    output_dims: list[int | None] = field(default_factory=list)
+    seen: dict[int, tuple[list[torch.Size], list[torch.Size]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: nn.Module, path: str) -> Unit:
+        """The module at this path; a shared parameter keeps the model's first name for it."""
+        module = model.get_submodule(path)
+        by_identity = {id(p): name for name, p in trainable(model).items()}
+        local = trainable(module)
+        return cls(module, tuple(by_identity[id(p)] for p in local.values()), tuple(local))
+
+    def observe(self, run: int, arguments: Any, result: Any) -> None:
+        """Remember a run's shapes, and once two batch sizes were seen, what differs."""
+        self.seen.setdefault(run, (_shapes(arguments), _shapes(result)))
+        if len(self.seen) == 2:
+            (in_a, out_a), (in_b, out_b) = self.seen.values()
+            self.input_dims = [_differing(a, b) for a, b in zip(in_a, in_b, strict=True)]
+            self.output_dims = [_differing(a, b) for a, b in zip(out_a, out_b, strict=True)]
+
+    def run(
+        self, forward: Callable[..., Any], copy_of: CopyOf, args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        """The module's result, computed with one copy of its parameters per example."""
+        leaves, tree = tree_flatten((args, kwargs))
+        where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        dims = self.input_dims or [0] * len(where)
+        copies = {
+            local: copy_of(name) for local, name in zip(self.local_names, self.names, strict=True)
+        }
+        result_tree: list[Any] = []
+
+        def single(parameters: Mapping[str, Tensor], *data: Tensor) -> tuple[Tensor, ...]:
+            filled = list(leaves)
+            for position, tensor, dim in zip(where, data, dims, strict=True):
+                filled[position] = tensor if dim is None else tensor.unsqueeze(dim)
+            inner_args, inner_kwargs = tree_unflatten(filled, tree)
+            with _original(self.module, forward):
+                result = functional_call(self.module, dict(parameters), inner_args, inner_kwargs)
+            out_leaves, out_tree = _flatten_result(result)
+            result_tree[:] = [out_tree]
+            out = self.output_dims or [0] * len(out_leaves)
+            return tuple(
+                t if d is None else t.squeeze(d) for t, d in zip(out_leaves, out, strict=True)
+            )
+
+        data = [leaves[i] for i in where]
+        mapped = vmap(
+            single,
+            in_dims=(0, *dims),
+            out_dims=tuple(self.output_dims) if self.output_dims else 0,
+            randomness="same",
+        )(copies, *data)
+        return tree_unflatten(list(mapped), result_tree[0])
+
+
+def _flatten_result(result: Any) -> tuple[list[Tensor], Any]:
+    logits = getattr(result, "logits", None)
+    if isinstance(logits, Tensor):
+        result = logits
+    leaves, tree = tree_flatten(result)
+    return leaves, tree
+
+
+def _shapes(tree: Any) -> list[torch.Size]:
+    return [leaf.shape for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor)]
+
+
+def _differing(a: torch.Size, b: torch.Size) -> int | None:
+    return next((d for d, (m, n) in enumerate(zip(a, b, strict=True)) if m != n), None)
+
+
+@contextmanager
+def _original(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    replacement = module.__dict__["forward"]
+    module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        module.__dict__["forward"] = replacement
+
+
+@contextmanager
+def replaced(
+    model: nn.Module,
+    units: Mapping[str, Unit],
+    mode: Interceptor,
+    copy_of: CopyOf | None = None,
+) -> Iterator[None]:
+    """Run the units in their own way while this lasts; the modules are as before afterwards.
+
+    Without ``copy_of`` the units run plainly and their shapes are observed.
+    """
+    before: list[tuple[nn.Module, bool, Any]] = []
+    try:
+        for unit in units.values():
+            before.append(
+                (unit.module, "forward" in unit.module.__dict__, unit.module.forward)
+            )
+            unit.module.__dict__["forward"] = _substitute(unit, unit.module.forward, mode, copy_of)
+        yield
+    finally:
+        for module, own, forward in before:
+            if own:
+                module.__dict__["forward"] = forward
+            else:
+                del module.__dict__["forward"]
+
+
+def _substitute(
+    unit: Unit, forward: Callable[..., Any], mode: Interceptor, copy_of: CopyOf | None
+) -> Callable[..., Any]:
+    def observed(*args: Any, **kwargs: Any) -> Any:
+        with mode.silenced():
+            result = forward(*args, **kwargs)
+        unit.observe(id(mode), (args, kwargs), result)
+        mode.returned(unit, result)
+        return result
+
+    def per_example(*args: Any, **kwargs: Any) -> Any:
+        assert copy_of is not None
+        with mode.silenced():
+            return unit.run(forward, copy_of, args, kwargs)
+
+    return observed if copy_of is None else per_example

@@ -1,0 +1,43 @@
+"""Errors that say what was expected, what came, and what to do about it."""
+
+from __future__ import annotations
+
+
+class EngramError(Exception):
+    """Base of every error that engram raises on purpose."""
+
+    def __init__(self, expected: str, got: str, remedy: str) -> None:
+        self.expected, self.got, self.remedy = expected, got, remedy
+        super().__init__(f"expected {expected}; got {got}. What to do: {remedy}")
+
+
+class ArgumentError(EngramError, ValueError):
+    """An argument has a value that no call accepts."""
+
+
+class DataError(EngramError, ValueError):
+    """The data cannot be read in a fixed order, is empty, or has the wrong form."""
+
+
+class TargetError(EngramError, ValueError):
+    """Targets that the likelihood has no meaning for."""
+
+
+class NonFiniteError(EngramError, ValueError):
+    """NaN or infinity in an input, a weight, an output or a loss."""
+
+
+class LikelihoodError(EngramError, ValueError):
+    """A likelihood that is unknown, or a loss that is not one number per example."""
+
+
+class PosteriorError(EngramError, ValueError):
+    """A precision that is not positive definite, or a structure that cannot be fitted."""
+
+
+class ModelMismatchError(EngramError, ValueError):
+    """A posterior that belongs to another model, or to other weights of this one."""
+
+
+class EngineError(EngramError, RuntimeError):
+    """The tangent pass cannot handle this model."""

@@ -1,0 +1,61 @@
+r"""What an output says about its target: loss, residual, output Hessian and mean.
+
+Every likelihood is a batch of functions of the model outputs f [N, K] and the targets y; losses
+are negative log likelihoods in nats, with their constants. For the exponential families in their
+canonical form the residual is mean minus target.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+
+class Likelihood(ABC):
+    """A loss per example as a function of the outputs, with its first two derivatives."""
+
+    name: str
+
+    @abstractmethod
+    def prepare(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Targets in the one form that the other methods take; TargetError if they have none."""
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Negative log likelihood, [N]."""
+
+    @abstractmethod
+    def residual(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """e = d loss / d f, [N, K]."""
+
+    @abstractmethod
+    def hessian_times(self, outputs: Tensor, targets: Tensor, vector: Tensor) -> Tensor:
+        """Lambda u without building Lambda = d2 loss / d f2, [N, K]."""
+
+    @abstractmethod
+    def hessian_factor(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """L with L L' = Lambda, [N, K, R]; R is the rank of Lambda where that is known."""
+
+    @abstractmethod
+    def sampled_residual(
+        self, outputs: Tensor, targets: Tensor, generator: torch.Generator
+    ) -> Tensor:
+        """A random residual with mean zero and covariance Lambda, [N, K]."""
+
+    @abstractmethod
+    def mean(self, outputs: Tensor) -> Tensor:
+        """The prediction sigma(f), [N, K]."""
+
+    @abstractmethod
+    def mean_derivative(self, outputs: Tensor) -> Tensor:
+        """sigma'(f) taken elementwise, as the paper does, [N, K]."""
+
+    def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Lambda, [N, K, K]."""
+        factor = self.hessian_factor(outputs, targets)
+        return factor @ factor.mT
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"

@@ -1,0 +1,103 @@
+"""Softmax over K logits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engram.errors import TargetError
+from engram.likelihoods.base import Likelihood
+
+
+class Categorical(Likelihood):
+    """Softmax over K logits; targets are class numbers [N] or probabilities [N, K].
+
+    Example:
+        >>> f = torch.zeros(1, 4)
+        >>> Categorical().residual(f, Categorical().prepare(f, torch.tensor([2])))
+        tensor([[ 0.2500,  0.2500, -0.7500,  0.2500]])
+    """
+
+    name = "categorical"
+
+    def prepare(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        num_outputs = outputs.shape[1]
+        if num_outputs < 2:
+            raise TargetError(
+                "at least 2 outputs for the categorical likelihood",
+                f"{num_outputs} output",
+                'use likelihood="bernoulli" for a model with one logit',
+            )
+        if targets.is_floating_point():
+            return self._prepare_soft(outputs, targets)
+        if targets.dim() == 2 and targets.shape[1] == 1:
+            targets = targets[:, 0]
+        if targets.dim() != 1 or targets.dtype == torch.bool:
+            raise TargetError(
+                "one integer class number per example, [N], or soft float targets [N, K]",
+                f"{targets.dtype} of shape {tuple(targets.shape)}",
+                "give class numbers as int64, or probabilities as float",
+            )
+        outside = (targets < 0) | (targets >= num_outputs)
+        if outside.any():
+            where = int(outside.nonzero()[0])
+            raise TargetError(
+                f"class numbers from 0 to {num_outputs - 1}",
+                f"{int(targets[where])} at position {where} of the batch",
+                "renumber the classes, or give the model as many outputs as there are classes",
+            )
+        return functional.one_hot(targets.long(), num_outputs).to(outputs.dtype)
+
+    def _prepare_soft(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if targets.shape != outputs.shape:
+            raise TargetError(
+                f"integer class numbers [N], or soft targets of shape {tuple(outputs.shape)}",
+                f"{targets.dtype} targets of shape {tuple(targets.shape)}",
+                "convert class numbers with .long()",
+            )
+        targets = targets.to(outputs.dtype)
+        total = targets.sum(1)
+        if (targets < 0).any() or not torch.allclose(total, torch.ones_like(total), atol=1e-4):
+            raise TargetError(
+                "soft targets that are non-negative and sum to 1 in every row",
+                f"rows that sum to {float(total.min()):.4g} to {float(total.max()):.4g}",
+                "divide every row by its sum",
+            )
+        return targets
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return -(targets * outputs.log_softmax(1)).sum(1)
+
+    def residual(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs.softmax(1) - targets
+
+    def hessian_times(self, outputs: Tensor, targets: Tensor, vector: Tensor) -> Tensor:
+        probability = outputs.softmax(1)
+        return probability * (vector - (probability * vector).sum(1, keepdim=True))
+
+    def hessian_factor(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        # diag(s) - p s' with s = sqrt(p) squares to diag(p) - p p' and maps s to zero; reflecting
+        # s onto the first axis therefore empties the first column, and K - 1 columns remain.
+        probability = outputs.softmax(1)
+        root = probability.sqrt()
+        factor = torch.diag_embed(root) - probability[:, :, None] * root[:, None, :]
+        axis = root.clone()
+        axis[:, 0] += 1.0
+        axis = axis / axis.norm(dim=1, keepdim=True)
+        reflected = factor - 2 * (factor @ axis[:, :, None]) * axis[:, None, :]
+        return reflected[:, :, 1:]
+
+    def sampled_residual(
+        self, outputs: Tensor, targets: Tensor, generator: torch.Generator
+    ) -> Tensor:
+        probability = outputs.softmax(1)
+        label = torch.multinomial(probability, 1, generator=generator)
+        return probability.scatter_add(1, label, -torch.ones_like(probability[:, :1]))
+
+    def mean(self, outputs: Tensor) -> Tensor:
+        return outputs.softmax(1)
+
+    def mean_derivative(self, outputs: Tensor) -> Tensor:
+        probability = outputs.softmax(1)
+        return probability * (1 - probability)

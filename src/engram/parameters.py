@@ -1,0 +1,86 @@
+"""Named tensors and the flat vector they make: the one place that computes offsets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+Named = dict[str, Tensor]
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters that require gradients; a tied weight appears once, under its first name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def frozen(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters that do not require gradients: fixed, whatever data is left out."""
+    return {name: p for name, p in model.named_parameters() if not p.requires_grad}
+
+
+def count(parameters: Iterable[Tensor]) -> int:
+    """Number of entries in all of them."""
+    return sum(p.numel() for p in parameters)
+
+
+def square_norm(vectors: Mapping[str, Tensor]) -> float:
+    """Squared Euclidean norm of a named vector."""
+    return float(sum((v.double() ** 2).sum() for v in vectors.values()))
+
+
+def inner(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
+    """Inner product of two named vectors."""
+    return float(sum((left[name].double() * right[name].double()).sum() for name in left))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each named tensor stands in the flat vector theta in R^P.
+
+    Example:
+        >>> layout = Layout.of({"weight": torch.zeros(2, 3), "bias": torch.zeros(2)})
+        >>> layout.num_params
+        8
+        >>> flat = layout.flatten({"weight": torch.ones(5, 2, 3), "bias": torch.zeros(5, 2)})
+        >>> flat.shape, layout.unflatten(flat)["weight"].shape
+        (torch.Size([5, 8]), torch.Size([5, 2, 3]))
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
+        """Layout of these tensors, in their order."""
+        return cls(tuple(tensors), tuple(t.shape for t in tensors.values()))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Entries of each tensor."""
+        return tuple(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def num_params(self) -> int:
+        """P, the length of the flat vector."""
+        return sum(self.sizes)
+
+    def flatten(self, vectors: Mapping[str, Tensor]) -> Tensor:
+        """[..., *shape] per name -> [..., P]."""
+        parts = []
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            vector = vectors[name]
+            lead = vector.shape[: vector.dim() - len(shape)]
+            parts.append(vector.reshape(*lead, math.prod(shape)))
+        return torch.cat(parts, dim=-1)
+
+    def unflatten(self, flat: Tensor) -> Named:
+        """[..., P] -> [..., *shape] per name."""
+        parts = flat.split(self.sizes, dim=-1)
+        return {
+            name: part.reshape(*flat.shape[:-1], *shape)
+            for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
+        }

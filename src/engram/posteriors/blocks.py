@@ -1,0 +1,192 @@
+r"""Blocks of a Gaussian's precision, each over some parameters; factorised once, solved many times.
+
+Two kinds are enough. An :class:`EigenBlock` is diagonal after rotating the rows and columns of
+one weight matrix: isotropic, diagonal, Kronecker-factored and EK-FAC precisions are all of this
+kind, and differ in whether there is a rotation. A :class:`DenseBlock` couples everything in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from engram.errors import PosteriorError
+from engram.parameters import Layout, Named
+
+
+def _rotate(matrix: Tensor, basis: Tensor | None) -> Tensor:
+    """[..., G, O, I] times a basis [G, I, I] on the right; one group is one matrix product."""
+    if basis is None:
+        return matrix
+    if basis.shape[0] == 1:
+        return matrix @ basis[0]
+    return matrix @ basis
+
+
+@dataclass(frozen=True)
+class EigenBlock:
+    """Precision ``(Q_rows (x) Q_columns) diag(precision) (...)'`` of one weight, or weight and bias.
+
+    The matrix view [groups, O, I] of the weight is ``weight.reshape(groups, O / groups, -1)``; the
+    bias, where it belongs to the block, is the last column.
+
+    Args:
+        layout: the parameter, or the weight and its bias, with their shapes.
+        precision: eigenvalues of the precision, [G, O, I].
+        rows, columns: eigenvectors [G, O, O] and [G, I, I]; None stands for the identity.
+    """
+
+    layout: Layout
+    precision: Tensor
+    rows: Tensor | None = None
+    columns: Tensor | None = None
+    covariance: Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        lowest = float(self.precision.min()) if self.precision.numel() else 1.0
+        if not lowest > 0 or not math.isfinite(float(self.precision.max())):
+            raise PosteriorError(
+                "a positive, finite precision",
+                f"eigenvalues from {lowest:.3g} for {', '.join(self.layout.names)}",
+                "raise prior_precision, or train the model further",
+            )
+        object.__setattr__(self, "covariance", self.precision.reciprocal())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Parameters in this block."""
+        return self.layout.names
+
+    def matrix(self, vectors: Mapping[str, Tensor]) -> Tensor:
+        """[..., *shape] per name -> [..., G, O, I]."""
+        groups, rows, columns = self.precision.shape
+        weight, *bias = (vectors[name] for name in self.names)
+        lead = weight.shape[: weight.dim() - len(self.layout.shapes[0])]
+        first = weight.reshape(*lead, groups, rows, columns - len(bias))
+        if not bias:
+            return first
+        return torch.cat([first, bias[0].reshape(*lead, groups, rows, 1)], dim=-1)
+
+    def named(self, matrix: Tensor) -> Named:
+        """[..., G, O, I] -> [..., *shape] per name."""
+        lead = matrix.shape[:-3]
+        if len(self.names) == 1:
+            return {self.names[0]: matrix.reshape(*lead, *self.layout.shapes[0])}
+        parts = (matrix[..., :-1], matrix[..., -1])
+        return {
+            name: part.reshape(*lead, *shape)
+            for name, part, shape in zip(self.names, parts, self.layout.shapes, strict=True)
+        }
+
+    def to_basis(self, matrix: Tensor) -> Tensor:
+        """Q_rows' M Q_columns."""
+        matrix = _rotate(matrix, self.columns)
+        return matrix if self.rows is None else _rotate(matrix.mT, self.rows).mT
+
+    def from_basis(self, matrix: Tensor) -> Tensor:
+        """Q_rows M Q_columns'."""
+        matrix = _rotate(matrix, None if self.columns is None else self.columns.mT)
+        return matrix if self.rows is None else _rotate(matrix.mT, self.rows.mT).mT
+
+    def solve(self, vectors: Mapping[str, Tensor]) -> Named:
+        """S^-1 v, batched over leading dimensions."""
+        return self._scaled(vectors, self.covariance)
+
+    def multiply(self, vectors: Mapping[str, Tensor]) -> Named:
+        """S v."""
+        return self._scaled(vectors, self.precision)
+
+    def square_root_solve(self, vectors: Mapping[str, Tensor]) -> Named:
+        """S^-1/2 v, with v as coordinates in the eigenbasis: turns white noise into samples."""
+        return self.named(self.from_basis(self.matrix(vectors) * self.covariance.sqrt()))
+
+    def _scaled(self, vectors: Mapping[str, Tensor], scale: Tensor) -> Named:
+        return self.named(self.from_basis(self.to_basis(self.matrix(vectors)) * scale))
+
+    def log_determinant(self) -> float:
+        """log |S|."""
+        return float(self.precision.double().log().sum())
+
+    def rank_one_gain(self, columns: Tensor) -> Tensor:
+        """For gradients r c': S^-1 (r c') c = Q (gain * Q' r); the gain [B, O] from c [B, I]."""
+        if self.columns is not None:
+            columns = columns @ self.columns[0]
+        return (columns * columns) @ self.covariance[0].mT
+
+    def rotate_rows(self, rows: Tensor) -> Tensor:
+        """Q_rows' r for [..., O]."""
+        return rows if self.rows is None else rows @ self.rows[0]
+
+    def unrotate_rows(self, rows: Tensor) -> Tensor:
+        """Q_rows r for [..., O]."""
+        return rows if self.rows is None else rows @ self.rows[0].mT
+
+
+def diagonal_block(name: str, precision: Tensor) -> EigenBlock:
+    """A block that is diagonal as it stands, for a parameter of any shape."""
+    rows = precision.shape[0] if precision.dim() > 1 else precision.numel()
+    return EigenBlock(
+        Layout((name,), (precision.shape,)), precision.reshape(1, max(rows, 1), -1)
+    )
+
+
+@dataclass(frozen=True)
+class DenseBlock:
+    """A full precision matrix over its parameters, kept as its Cholesky factor (lower)."""
+
+    layout: Layout
+    cholesky: Tensor
+
+    @classmethod
+    def factorise(cls, layout: Layout, precision: Tensor) -> DenseBlock:
+        """Cholesky in float64 whatever the model's type: precisions are often ill-conditioned."""
+        factor, failed = torch.linalg.cholesky_ex(precision.double())
+        if int(failed) or not torch.isfinite(factor).all():
+            lowest = "not finite"
+            if torch.isfinite(precision).all():
+                lowest = f"{float(torch.linalg.eigvalsh(precision.double())[0]):.3g}"
+            raise PosteriorError(
+                "a positive-definite precision",
+                f"a matrix whose smallest eigenvalue is {lowest}",
+                'train to a minimum, raise prior_precision, or use curvature="ggn"',
+            )
+        return cls(layout, factor)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Parameters in this block."""
+        return self.layout.names
+
+    def _apply(self, vectors: Mapping[str, Tensor], map_columns: str) -> Named:
+        flat = self.layout.flatten(vectors)
+        columns = flat.reshape(-1, flat.shape[-1]).mT.to(self.cholesky.dtype)
+        if map_columns == "solve":
+            out = torch.cholesky_solve(columns, self.cholesky)
+        elif map_columns == "multiply":
+            out = self.cholesky @ (self.cholesky.mT @ columns)
+        else:
+            out = torch.linalg.solve_triangular(self.cholesky.mT, columns, upper=True)
+        return self.layout.unflatten(out.mT.reshape(flat.shape).to(flat.dtype))
+
+    def solve(self, vectors: Mapping[str, Tensor]) -> Named:
+        """S^-1 v, batched over leading dimensions."""
+        return self._apply(vectors, "solve")
+
+    def multiply(self, vectors: Mapping[str, Tensor]) -> Named:
+        """S v."""
+        return self._apply(vectors, "multiply")
+
+    def square_root_solve(self, vectors: Mapping[str, Tensor]) -> Named:
+        """C^-T v with S = C C': turns white noise into samples."""
+        return self._apply(vectors, "root")
+
+    def log_determinant(self) -> float:
+        """log |S|."""
+        return 2 * float(self.cholesky.diagonal().log().sum())
+
+
+Block = EigenBlock | DenseBlock

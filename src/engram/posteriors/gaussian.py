@@ -1,0 +1,131 @@
+"""The Gaussian posterior N(m, S^-1): a mean, and a precision in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from engram.errors import ArgumentError, ModelMismatchError
+from engram.parameters import Named, trainable
+from engram.posteriors.blocks import Block
+
+
+def check_prior_precision(value: float) -> float:
+    """Delta must be a positive number."""
+    number = float(value)
+    if not number > 0 or number == float("inf"):
+        raise ArgumentError(
+            "a positive prior_precision (delta of the regulariser delta/2 |theta|^2 added to the "
+            "sum of the losses)",
+            repr(value),
+            "use num_data times the weight decay of the mean loss",
+        )
+    return number
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """N(m, S^-1) over the trainable parameters of a model.
+
+    Args:
+        structure: name of the precision's structure.
+        mean: the parameters it was fitted at, by name.
+        blocks: the precision S, block by block; parameters in no block count as fixed.
+        prior_precision: delta, which S contains.
+        num_data: N, the number of examples that S sums over.
+        settings: how it was made, for the record.
+    """
+
+    structure: str
+    mean: Mapping[str, Tensor] = field(repr=False)
+    blocks: tuple[Block, ...] = field(repr=False)
+    prior_precision: float
+    num_data: int
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+    @cached_property
+    def block_of(self) -> dict[str, Block]:
+        """The block of each covered parameter."""
+        return {name: block for block in self.blocks for name in block.names}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Parameters that the precision covers."""
+        return tuple(name for name in self.mean if name in self.block_of)
+
+    @property
+    def num_params(self) -> int:
+        """P, entries of the covered parameters."""
+        return sum(self.mean[name].numel() for name in self.names)
+
+    def solve(self, vectors: Mapping[str, Tensor]) -> Named:
+        """S^-1 v by name, [..., *shape]; parameters that are fixed get zeros.
+
+        A block is solved when all its parameters are given.
+        """
+        return self._by_block(vectors, "solve")
+
+    def multiply(self, vectors: Mapping[str, Tensor]) -> Named:
+        """S v by name."""
+        return self._by_block(vectors, "multiply")
+
+    def _by_block(self, vectors: Mapping[str, Tensor], method: str) -> Named:
+        result = {name: torch.zeros_like(v) for name, v in vectors.items()}
+        for block in self.blocks:
+            given = [name for name in block.names if name in vectors]
+            if not given:
+                continue
+            result |= getattr(block, method)({name: vectors[name] for name in block.names})
+        return result
+
+    def log_determinant(self) -> float:
+        """log |S|."""
+        return sum(block.log_determinant() for block in self.blocks)
+
+    def sample(self, num: int, generator: torch.Generator | None = None) -> Named:
+        """Draws from the posterior, [num, *shape] per name; fixed parameters stay at the mean."""
+        draws = {name: m.expand(num, *m.shape).clone() for name, m in self.mean.items()}
+        for block in self.blocks:
+            noise = {
+                name: torch.randn(
+                    num,
+                    *self.mean[name].shape,
+                    generator=generator,
+                    dtype=self.mean[name].dtype,
+                    device=self.mean[name].device,
+                )
+                for name in block.names
+            }
+            for name, step in block.square_root_solve(noise).items():
+                draws[name] = draws[name] + step
+        return draws
+
+    def check_model(self, model: nn.Module) -> None:
+        """Raise unless this posterior belongs to the model as it is now."""
+        parameters = trainable(model)
+        expected = {name: tuple(p.shape) for name, p in parameters.items()}
+        got = {name: tuple(m.shape) for name, m in self.mean.items()}
+        if expected != got:
+            differing = sorted(set(expected.items()) ^ set(got.items()))[:3]
+            raise ModelMismatchError(
+                "a posterior over this model's trainable parameters",
+                f"one of another model (it differs in {', '.join(n for n, _ in differing)})",
+                "fit the posterior on the model that you pass",
+            )
+        for name, parameter in parameters.items():
+            if not torch.equal(parameter.detach(), self.mean[name].to(parameter.device)):
+                raise ModelMismatchError(
+                    "a posterior fitted at the model's present weights",
+                    f"other weights in {name!r} (another model, or trained since)",
+                    "fit the posterior again after training, or restore the weights",
+                )
+
+    def __repr__(self) -> str:
+        return (
+            f"Posterior({self.structure}, {self.num_params:,} parameters, N={self.num_data:,}, "
+            f"prior_precision={self.prior_precision:g})"
+        )

@@ -1,0 +1,1 @@
+"""From posterior and engine to the sensitivity of examples, groups and pairs."""

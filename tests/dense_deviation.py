@@ -1,0 +1,136 @@
+"""The estimators, densely: what leaving out an example or a group does."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from reference import Dense, DensePrecision
+from single_examples import one_example, raw_outputs
+
+GUARD = 0.99
+"""Largest eigenvalue of V Lambda that `corrected` may invert; larger ones are clipped to it."""
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """What leaving each example out does to its own outputs, predictions and loss."""
+
+    deviation: Tensor
+    prediction_deviation: Tensor
+    loss: Tensor
+    loo_loss: Tensor
+    leverage: Tensor
+    flagged: Tensor
+
+    @property
+    def score(self) -> Tensor:
+        return self.prediction_deviation.abs().sum(1)
+
+
+def variance(dense: Dense, precision: DensePrecision) -> Tensor:
+    """V_i = J_i S^-1 J_i', [N, K, K]."""
+    return torch.einsum("nkp,pq,nlq->nkl", dense.jacobian, precision.covariance, dense.jacobian)
+
+
+def deviations(
+    dense: Dense, precision: DensePrecision, estimator: str, rounds: int = 3
+) -> Deviation:
+    """Every example's deviation by one estimator."""
+    spread = variance(dense, precision)
+    weights = spread @ dense.output_hessian
+    flagged = torch.zeros(dense.num_data, dtype=torch.bool)
+    first = torch.einsum("nkl,nl->nk", spread, dense.residual)
+    if estimator == "linear":
+        deviation = first
+    elif estimator == "paper":
+        deviation = spread.diagonal(dim1=1, dim2=2) * dense.residual
+    elif estimator == "iterated":
+        deviation = first
+        for _ in range(rounds):
+            residual = dense.likelihood.residuals(dense.outputs + deviation, dense.targets)
+            deviation = torch.einsum("nkl,nl->nk", spread, residual)
+    else:
+        deviation, flagged = corrected(spread, dense.output_hessian, dense.residual)
+    return _describe(dense, estimator, deviation, torch.einsum("nkk->n", weights), flagged)
+
+
+def corrected(spread: Tensor, hessian: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """(I - V Lambda)^-1 V e with the eigenvalues of V Lambda clipped at the guard.
+
+    V Lambda has the eigenvalues of the symmetric R Lambda R, with R the root of V, and
+    (I - V Lambda)^-1 V = R (I - R Lambda R)^-1 R.
+    """
+    values, vectors = torch.linalg.eigh(spread)
+    root = vectors @ torch.diag_embed(values.clamp(min=0).sqrt()) @ vectors.mT
+    values, vectors = torch.linalg.eigh(root @ hessian @ root)
+    flagged = (values > GUARD).any(1)
+    inverse = vectors @ torch.diag_embed(1 / (1 - values.clamp(max=GUARD))) @ vectors.mT
+    return (root @ inverse @ root @ residual[:, :, None])[:, :, 0], flagged
+
+
+def _describe(
+    dense: Dense, estimator: str, deviation: Tensor, leverage: Tensor, flagged: Tensor
+) -> Deviation:
+    likelihood, f, y = dense.likelihood, dense.outputs, dense.targets
+    moved = likelihood.means(f + deviation) - likelihood.means(f)
+    if estimator == "paper":
+        moved = likelihood.mean_derivatives(f) * deviation
+    return Deviation(
+        deviation=deviation,
+        prediction_deviation=moved,
+        loss=likelihood.losses(f, y),
+        loo_loss=likelihood.losses(f + deviation, y),
+        leverage=leverage,
+        flagged=flagged,
+    )
+
+
+@dataclass(frozen=True)
+class GroupRemoval:
+    """The move of the parameters, [P], when a weighted group is taken out."""
+
+    dense: Dense
+    delta: Tensor
+
+    def outputs_without(self, other: Dense, at: str) -> Tensor:
+        """Outputs of any data set's examples after the move, [n, K]."""
+        if at == "linearised":
+            return other.outputs + other.jacobian @ self.delta
+        moved = {
+            name: parameter.detach() + self.dense.unflatten(self.delta)[name]
+            for name, parameter in self.dense.parameters.items()
+        }
+        rows = []
+        for n in range(other.num_data):
+            bound = _Bound(self.dense, moved)
+            rows.append(raw_outputs(bound, one_example(other.inputs, n)).reshape(-1))
+        return torch.stack(rows).detach()
+
+
+class _Bound(torch.nn.Module):
+    """The model at other parameters."""
+
+    def __init__(self, dense: Dense, parameters: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.dense, self.values = dense, parameters
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        return functional_call(self.dense.model, self.values, args, kwargs)
+
+
+def remove_group(
+    dense: Dense, precision: DensePrecision, weights: Tensor, estimator: str
+) -> GroupRemoval:
+    """delta = S_without^-1 sum_j w_j grad_j; weights [N] are zero for those that stay."""
+    gradient = weights @ dense.gradients
+    if estimator == "linear":
+        return GroupRemoval(dense, precision.covariance @ gradient)
+    without = DensePrecision(precision.matrix - dense.ggn(weights=weights), precision.mask)
+    return GroupRemoval(dense, without.covariance @ gradient)
+
+
+def influence(train: Dense, test: Dense, precision: DensePrecision) -> Tensor:
+    """grad_j' S^-1 grad_i, [N_train, N_test]."""
+    return train.gradients @ precision.covariance @ test.gradients.T

@@ -1,0 +1,102 @@
+"""Which way each parameter went: all are accounted for, and none changes the answer."""
+
+import copy
+
+import pytest
+import torch
+from torch.func import functional_call, grad, jvp
+
+import engram
+from cases import ARCHITECTURES, CASES, MLP
+from fitted import assert_close, posterior, sensitivities
+from single_examples import one_example, raw_outputs
+
+NAMES = [case.name for case in ARCHITECTURES]
+
+
+def tangent_of_each_example(case, fitted):
+    """J S^-1 J' e by torch.func: the derivative of f along S^-1 grad loss_i."""
+    model = copy.deepcopy(case.model)
+    trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    inputs, targets = case.dense.inputs, case.dense.targets
+    rows = []
+    for n in range(len(targets)):
+
+        def outputs(values, n=n):
+            bound = Substituted(model, values)
+            return raw_outputs(bound, one_example(inputs, n)).reshape(-1)
+
+        def loss(values, n=n, outputs=outputs):
+            return case.likelihood.dense.loss(outputs(values), targets[n])
+
+        step = fitted.solve(grad(loss)(trained))
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            rows.append(jvp(outputs, (trained,), (dict(step),))[1])
+    return torch.stack(rows)
+
+
+class Substituted(torch.nn.Module):
+    """A model at other parameters, called as the model is."""
+
+    def __init__(self, model, values):
+        super().__init__()
+        self.model, self.values = [model], values
+
+    def forward(self, *args, **kwargs):
+        return functional_call(self.model[0], self.values, args, kwargs)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "lstm"])
+def test_the_tangent_pass_is_torch_func(name):
+    """The same posterior on both sides, so that only the pass is judged; LSTM has no jvp."""
+    case, fitted = (
+        CASES[name],
+        posterior(name, "kronecker" if name != "embedding_padding" else "full"),
+    )
+    result = sensitivities(case, fitted, estimator="linear")
+    assert_close(result.deviation, tangent_of_each_example(case, fitted))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_trained_parameter_is_accounted_for(name):
+    case = CASES[name]
+    result = sensitivities(case, posterior(name, "diagonal"))
+    described = str(result.coverage)
+    missing = [parameter for parameter in case.dense.parameters if parameter not in described]
+    assert not missing, f"expected every trained parameter in {described}, missing {missing}"
+
+
+@pytest.mark.parametrize("name", ["encoder_layer_dropout", "attention_batch_first", "mlp"])
+def test_training_mode_gives_the_answer_of_evaluation_mode(name):
+    """Dropout is off during the pass, whatever mode the model came in."""
+    case = CASES[name]
+    expected = sensitivities(case, posterior(name, "kronecker")).deviation
+    model = copy.deepcopy(case.model).train()
+    fitted = engram.laplace(
+        model, case.data, structure="kronecker", prior_precision=1.3, progress=False
+    )
+    result = engram.sensitivities(model, case.data, fitted, progress=False)
+    assert_close(result.deviation, expected, 1e-12)
+    assert all(module.training for module in model.modules())
+
+
+def test_inference_and_no_grad_of_the_caller_do_not_matter():
+    fitted = posterior("mlp", "kronecker")
+    expected = sensitivities(MLP, fitted).deviation
+    with torch.no_grad():
+        assert_close(sensitivities(MLP, fitted).deviation, expected, 1e-13)
+
+
+def test_a_sequence_longer_than_the_rest_has_its_own_positions():
+    """Two data sets of different lengths through the same layers."""
+    case = CASES["attention_fused"]
+    longer = torch.randn(7, 6, 4, dtype=torch.float64)
+    fitted = posterior("attention_fused", "diagonal")
+    result = engram.sensitivities(
+        case.model,
+        (longer, case.data[1]),
+        fitted,
+        likelihood=case.public_likelihood,
+        progress=False,
+    )
+    assert torch.isfinite(result.deviation).all()

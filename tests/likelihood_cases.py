@@ -1,0 +1,147 @@
+"""Every likelihood twice: the public one, and the loss of one example written out by hand."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from reference import DenseLikelihood
+
+NOISE_VARIANCE = 0.5
+
+
+def log_cosh(outputs: Tensor, target: Tensor) -> Tensor:
+    """A robust regression loss that couples the outputs through their mean; [N]."""
+    difference = outputs - target
+    total = (2 * difference).cosh().log().sum(-1)
+    return total + 0.5 * difference.mean(-1).square()
+
+
+@dataclass(frozen=True)
+class LikelihoodCase:
+    name: str
+    num_outputs: int
+    targets: Callable[[int, int, torch.Generator], Tensor]
+    dense: DenseLikelihood
+    make: Callable[[], Any]
+
+
+def _public(name: str, *arguments: Any, **settings: Any) -> Callable[[], Any]:
+    """Built only when used, so that the reference does not need the library."""
+
+    def make() -> Any:
+        from engram import likelihoods
+
+        return getattr(likelihoods, name)(*arguments, **settings)
+
+    return make
+
+
+def _categorical(f: Tensor, y: Tensor) -> Tensor:
+    soft = F.one_hot(y, len(f)).to(f.dtype) if y.ndim == 0 else y
+    return -(soft * (f - f.logsumexp(0))).sum()
+
+
+def _bernoulli(f: Tensor, y: Tensor) -> Tensor:
+    y = y.reshape(()).to(f.dtype)
+    return (1 + f.exp()).log().sum() - y * f.sum()
+
+
+def _gaussian(f: Tensor, y: Tensor) -> Tensor:
+    y = y.reshape(-1)
+    constant = 0.5 * len(f) * math.log(2 * math.pi * NOISE_VARIANCE)
+    return (f - y).square().sum() / (2 * NOISE_VARIANCE) + constant
+
+
+def _poisson(f: Tensor, y: Tensor) -> Tensor:
+    y = y.reshape(-1).to(f.dtype)
+    return (f.exp() - y * f + torch.lgamma(y + 1)).sum()
+
+
+def _classes(n: int, k: int, generator: torch.Generator) -> Tensor:
+    return torch.randint(k, (n,), generator=generator)
+
+
+def _normal(n: int, k: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(n, k, generator=generator, dtype=torch.float64)
+
+
+CATEGORICAL = LikelihoodCase(
+    "categorical",
+    3,
+    _classes,
+    DenseLikelihood(_categorical, lambda f: f.softmax(0)),
+    _public("Categorical"),
+)
+SOFT_CATEGORICAL = LikelihoodCase(
+    "soft_categorical",
+    3,
+    lambda n, k, g: _normal(n, k, g).softmax(1),
+    CATEGORICAL.dense,
+    _public("Categorical"),
+)
+BERNOULLI = LikelihoodCase(
+    "bernoulli",
+    1,
+    lambda n, k, g: _classes(n, 2, g),
+    DenseLikelihood(_bernoulli, torch.sigmoid),
+    _public("Bernoulli"),
+)
+SOFT_BERNOULLI = LikelihoodCase(
+    "soft_bernoulli",
+    1,
+    lambda n, k, g: _normal(n, 1, g).sigmoid(),
+    BERNOULLI.dense,
+    _public("Bernoulli"),
+)
+GAUSSIAN = LikelihoodCase(
+    "gaussian",
+    2,
+    _normal,
+    DenseLikelihood(_gaussian, lambda f: 1.0 * f),
+    _public("Gaussian", noise_variance=NOISE_VARIANCE),
+)
+GAUSSIAN_ONE = LikelihoodCase(
+    "gaussian_one",
+    1,
+    lambda n, k, g: _normal(n, 1, g)[:, 0],
+    GAUSSIAN.dense,
+    _public("Gaussian", noise_variance=NOISE_VARIANCE),
+)
+POISSON = LikelihoodCase(
+    "poisson",
+    2,
+    lambda n, k, g: torch.randint(4, (n, k), generator=g).double(),
+    DenseLikelihood(_poisson, torch.exp),
+    _public("Poisson"),
+)
+FROM_LOSS = LikelihoodCase(
+    "from_loss",
+    2,
+    _normal,
+    DenseLikelihood(log_cosh, lambda f: 1.0 * f),
+    _public("from_loss", log_cosh),
+)
+FROM_LOSS_WITH_MEAN = LikelihoodCase(
+    "from_loss_with_mean",
+    2,
+    _normal,
+    DenseLikelihood(log_cosh, torch.tanh),
+    _public("from_loss", log_cosh, mean=torch.tanh),
+)
+
+LIKELIHOODS = (
+    CATEGORICAL,
+    SOFT_CATEGORICAL,
+    BERNOULLI,
+    SOFT_BERNOULLI,
+    GAUSSIAN,
+    GAUSSIAN_ONE,
+    POISSON,
+    FROM_LOSS,
+    FROM_LOSS_WITH_MEAN,
+)

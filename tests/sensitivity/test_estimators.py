@@ -1,0 +1,104 @@
+"""Every case x structure x estimator against the dense reference, to 1e-8."""
+
+import pytest
+import torch
+
+import engram
+from cases import BY_LIKELIHOOD, CASES, ESTIMATORS, MLP
+from dense_deviation import deviations
+from fitted import PARAMETERS, assert_close, posterior, precision, sensitivities
+
+FIELDS = ("deviation", "prediction_deviation", "score", "loss", "loo_loss")
+LAST_LAYER = ["mlp", "positions", "conv2d_groups", "attention_fused"] + [
+    case.name for case in BY_LIKELIHOOD
+]
+PROBLEMS = PARAMETERS + [(name, "last_layer") for name in LAST_LAYER]
+
+
+def check(case, result, expected):
+    assert_close(result.outputs, case.dense.outputs)
+    for field in FIELDS:
+        assert_close(getattr(result, field), getattr(expected, field))
+    assert torch.equal(result.indices, torch.arange(case.dense.num_data))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize(("name", "structure"), PROBLEMS)
+def test_against_the_dense_reference(name, structure, estimator):
+    case = CASES[name]
+    result = sensitivities(case, posterior(name, structure), estimator=estimator)
+    expected = deviations(case.dense, precision(name, structure), estimator)
+    check(case, result, expected)
+    assert_close(result.leverage, expected.leverage)
+    if estimator == "corrected":
+        assert torch.equal(result.flagged, expected.flagged)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("structure", ["diagonal", "kronecker", "ekfac", "full"])
+@pytest.mark.parametrize("name", ["mlp", "mlp_poisson", "conv1d"])
+def test_empirical_curvature(name, structure, estimator):
+    case = CASES[name]
+    fitted = posterior(name, structure, "empirical")
+    result = sensitivities(case, fitted, estimator=estimator)
+    check(case, result, deviations(case.dense, precision(name, structure, "empirical"), estimator))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("structure", ["full", "last_layer"])
+def test_exact_hessian(structure, estimator):
+    fitted = posterior("mlp", structure, "hessian", 20.0)
+    expected = precision("mlp", structure, "hessian", 20.0)
+    check(
+        MLP,
+        sensitivities(MLP, fitted, estimator=estimator),
+        deviations(MLP.dense, expected, estimator),
+    )
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 10])
+def test_rounds_of_iterated(rounds):
+    result = sensitivities(MLP, posterior("mlp", "kronecker"), estimator="iterated", rounds=rounds)
+    expected = deviations(MLP.dense, precision("mlp", "kronecker"), "iterated", rounds)
+    check(MLP, result, expected)
+
+
+def test_no_rounds_of_iterated_is_linear():
+    fitted = posterior("mlp", "diagonal")
+    linear = sensitivities(MLP, fitted, estimator="linear")
+    iterated = sensitivities(MLP, fitted, estimator="iterated", rounds=0)
+    assert_close(iterated.deviation, linear.deviation, 1e-13)
+
+
+def test_guarded_examples_are_flagged_and_stay_finite():
+    """A prior so weak that the isotropic posterior contradicts every example."""
+    fitted = posterior("mlp_gaussian", "isotropic", prior_precision=1e-3)
+    case = CASES["mlp_gaussian"]
+    result = sensitivities(case, fitted, estimator="corrected")
+    assert result.flagged.all()
+    assert torch.isfinite(result.deviation).all()
+    assert torch.isfinite(result.loo_loss).all()
+    linear = sensitivities(case, fitted, estimator="linear")
+    assert (result.deviation.norm(dim=1) <= 100.001 * linear.deviation.norm(dim=1)).all()
+
+
+def test_summaries_are_means():
+    result = sensitivities(MLP, posterior("mlp", "kronecker"))
+    assert float(result.loo_nll) == pytest.approx(float(result.loo_loss.mean()))
+    assert float(result.train_nll) == pytest.approx(float(result.loss.mean()))
+    assert (result.num_data, result.num_outputs) == (7, 3)
+
+
+def test_top_orders_by_score():
+    result = sensitivities(MLP, posterior("mlp", "kronecker"))
+    frame = result.to_frame()
+    assert len(frame) == 7
+    assert len(result.top(3)) == 3
+
+
+def test_a_saved_result_comes_back(tmp_path):
+    result = sensitivities(MLP, posterior("mlp", "kronecker"), estimator="corrected")
+    result.save(tmp_path / "run")
+    loaded = engram.load(tmp_path / "run")
+    for field in (*FIELDS, "outputs", "leverage", "flagged", "indices"):
+        assert torch.equal(getattr(loaded, field), getattr(result, field))
