@@ -51,7 +51,11 @@ def _map(inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Any:
 
 def call(model: nn.Module, inputs: Inputs) -> Tensor:
     """Model outputs as [N, K], from a tensor or from an object with ``logits``."""
-    output = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+    return as_outputs(model(**inputs) if isinstance(inputs, dict) else model(*inputs))
+
+
+def as_outputs(output: Any) -> Tensor:
+    """What a model returned, as [N, K]."""
     logits = getattr(output, "logits", output)
     if not isinstance(logits, Tensor):
         raise DataError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class Factors:
     columns: Tensor | None = None
     counts: Tensor | None = None
     positions: int = 0
-    shape: tuple[int, int, int] = field(default=(1, 1, 1))
+    last_call: int = 0
 
     def block(self, prior_precision: float, dtype: torch.dtype) -> EigenBlock:
         """The precision in its eigenbasis: products of eigenvalues over M, plus delta."""
@@ -141,14 +141,10 @@ class KroneckerFactors:
         """Rows are inputs here, and columns change with the gradient."""
         rows, columns = rule.rows(site.call, gradient), rule.columns(site.call, gradient)
         factors.columns = _sum(factors.columns, _square(columns))
-        if id(site) not in self._seen:
-            self._seen[id(site)] = site
+        if id(site.call) != factors.last_call:
+            factors.last_call = id(site.call)
             factors.positions += rows.shape[0] * rows.shape[2]
             factors.rows = _sum(factors.rows, _square(rows))
-
-    @property
-    def _seen(self) -> dict[int, Site]:
-        return self.__dict__.setdefault("_sites", {})
 
 
 def _square(vectors: Tensor) -> Tensor:

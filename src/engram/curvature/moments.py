@@ -7,11 +7,12 @@ entry as they are, entry by entry in an eigenbasis, or as an outer product.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from engram.engine.gradients import per_example_gradients
 from engram.engine.layers import Convolution, Linear
 from engram.engine.passes import Trace
 from engram.engine.recorder import Site
@@ -22,33 +23,6 @@ from engram.posteriors.blocks import EigenBlock
 
 def _uses(sites: Sequence[Site]) -> Counter[str]:
     return Counter(name for site in sites for name in site.names)
-
-
-def per_example_gradients(
-    sites: Sequence[Site], gradients: Sequence[Tensor | None], names: set[str], chunk_bytes: int
-) -> Iterator[Named]:
-    """Gradients of these parameters for a few examples at a time, [b, *shape], all sites added."""
-    alive = [
-        (site, g)
-        for site, g in zip(sites, gradients, strict=True)
-        if g is not None and names & set(site.names)
-    ]
-    if not alive:
-        return
-    total = sum(site.rule.bytes_per_example(site.call) for site, _ in alive)
-    size = max(1, chunk_bytes // max(total, 1))
-    for start in range(0, alive[0][0].call.num_examples, size):
-        stop = min(start + size, alive[0][0].call.num_examples)
-        result: Named = {}
-        for site, gradient in alive:
-            m = site.call.multiplicity
-            call = site.call.narrow(start, stop)
-            found = site.rule.gradient(call, gradient[start * m : stop * m])
-            for role, value in found.items():
-                name = site.roles[role]
-                if name in names:
-                    result[name] = result[name] + value if name in result else value
-        yield result
 
 
 class SquareMoments:

@@ -9,7 +9,7 @@ Since :math:`g_l = (\partial f / \partial z_l)' e` is linear in e, that sum is t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from engram.batches import Inputs, call
 from engram.engine.plan import Plan
 from engram.engine.recorder import Recorder, Site
-from engram.engine.steps import deviations, inner_products
+from engram.engine.steps import add_total, deviations, inner_products
 from engram.engine.units import replaced
 from engram.parameters import Named
 from engram.posteriors.gaussian import Posterior
@@ -72,6 +72,11 @@ class Trace:
             moves = deviations(self.sites, arranged, posterior, {} if total is None else total)
         return self._push(leaf, found, moves)
 
+    def add_gradient(self, seed: Tensor, posterior: Posterior, total: Named) -> None:
+        """Add the sum over examples of J' seed to ``total``, for parameters the posterior covers."""
+        with torch.no_grad():
+            add_total(self.sites, self.arranged(seed), posterior, total)
+
     def tangent(self, direction: Named) -> Tensor:
         """J direction, [B, K], for one direction that all examples share."""
         leaf = torch.zeros_like(self.outputs).requires_grad_()
@@ -103,6 +108,18 @@ class Trace:
                 [g for g, _ in used], leaf, [t for _, t in used], allow_unused=True
             )
         return torch.zeros_like(leaf) if pushed is None else pushed.detach()
+
+    def pull_back(self, seed: Tensor, parameters: Mapping[str, Tensor]) -> Named:
+        """J' seed, summed over the batch, by parameter name."""
+        found = torch.autograd.grad(
+            self.graph,
+            list(parameters.values()),
+            seed,
+            retain_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        return dict(zip(parameters, found, strict=True))
 
     def inner_products(self, seeds: Tensor, posterior: Posterior) -> Tensor:
         """u_r' J S^-1 J' u_s for output vectors [B, K, R], as [B, R, R]."""

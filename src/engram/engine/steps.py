@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engram import equation
+from engram.engine.gradients import per_example_gradients
 from engram.engine.layers import Linear, MatrixRule
 from engram.engine.norms import Embedding
 from engram.engine.recorder import Site
@@ -93,6 +94,16 @@ def deviations(
 
 def _add(total: Named, name: str, value: Tensor) -> None:
     total[name] = total[name] + value if name in total else value
+
+
+def add_total(
+    sites: Sequence[Site], gradients: Sequence[Tensor | None], posterior: Posterior, total: Named
+) -> None:
+    """Add the sum of all examples' gradients to ``total``, by name."""
+    names = set(posterior.block_of)
+    for found in per_example_gradients(sites, gradients, names, CHUNK_BYTES):
+        for name, value in found.items():
+            _add(total, name, value.sum(0))
 
 
 def _chunks(sites: Sequence[Site], blocks: Sequence[Block], copies: int = 1) -> Iterator[slice]:

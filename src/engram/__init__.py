@@ -1,0 +1,29 @@
+"""engram: which training examples a model depends on, and how it will do on unseen data.
+
+From the training data alone, with the memory-perturbation equation: the change of a model when
+examples are left out is estimated by adding up their natural gradients.
+"""
+
+from engram import likelihoods
+from engram._version import __version__
+from engram.errors import EngramError
+from engram.posteriors.gaussian import Posterior
+from engram.posteriors.laplace import laplace
+from engram.sensitivity.examples import sensitivities
+from engram.sensitivity.groups import remove, remove_classes
+from engram.sensitivity.pairs import influence
+from engram.sensitivity.result import Result, load
+
+__all__ = [
+    "EngramError",
+    "Posterior",
+    "Result",
+    "__version__",
+    "influence",
+    "laplace",
+    "likelihoods",
+    "load",
+    "remove",
+    "remove_classes",
+    "sensitivities",
+]

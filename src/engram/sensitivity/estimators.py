@@ -1,0 +1,182 @@
+r"""Four rules for the deviation of an example's outputs when it is left out.
+
+With the prediction variance V, the residual e and the output Hessian :math:`\Lambda`:
+
+- ``linear``: :math:`d = V e`, the memory-perturbation equation with the precision of all data;
+- ``corrected``: :math:`d = (I - V \Lambda)^{-1} V e`, with the precision of the remaining data;
+- ``iterated``: :math:`d \leftarrow V e(f + d)`, the residual of the left-out prediction;
+- ``paper``: :math:`d = \mathrm{diag}(V)\, e` with predictions linearised, as the authors compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engram.engine.session import Observed
+from engram.errors import ArgumentError
+from engram.likelihoods import Likelihood
+from engram.parameters import Named
+from engram.posteriors.gaussian import Posterior
+
+GUARD = 0.99  # largest eigenvalue of V Lambda that is taken at its word
+DENSE_OUTPUTS = 32  # up to here V [K, K] is built; beyond, it is only applied
+LARGEST_ITERATION = 30
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What an estimator says about a batch."""
+
+    deviation: Tensor
+    prediction_deviation: Tensor
+    loo_loss: Tensor
+    flagged: Tensor
+    leverage: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every estimator is given besides the batch."""
+
+    likelihood: Likelihood
+    posterior: Posterior
+    rounds: int
+    total: Named  # the sum of gradients over the data is collected here
+
+
+def _displaced(
+    observed: Observed, setting: Setting, deviation: Tensor, flagged: Tensor, leverage: Tensor | None
+) -> Estimate:
+    """Predictions and losses at the displaced outputs f + d."""
+    likelihood = setting.likelihood
+    displaced = observed.outputs + deviation
+    change = likelihood.mean(displaced) - likelihood.mean(observed.outputs)
+    loo_loss = likelihood.loss(displaced, observed.targets).detach()
+    return Estimate(deviation, change, loo_loss, flagged, leverage)
+
+
+def _none_flagged(observed: Observed) -> Tensor:
+    return torch.zeros(len(observed.batch), dtype=torch.bool, device=observed.outputs.device)
+
+
+def linear(observed: Observed, setting: Setting) -> Estimate:
+    """d = V e: one backward and one tangent pass, whatever the number of outputs."""
+    deviation = observed.trace.deviation(observed.residual, setting.posterior, setting.total)
+    return _displaced(observed, setting, deviation, _none_flagged(observed), None)
+
+
+def iterated(observed: Observed, setting: Setting) -> Estimate:
+    """d <- V e(f + d), from d = V e, for a few rounds."""
+    likelihood, posterior = setting.likelihood, setting.posterior
+    deviation = observed.trace.deviation(observed.residual, posterior, setting.total)
+    for _ in range(setting.rounds):
+        residual = likelihood.residual(observed.outputs + deviation, observed.targets).detach()
+        deviation = observed.trace.deviation(residual, posterior)
+    return _displaced(observed, setting, deviation, _none_flagged(observed), None)
+
+
+def variance(observed: Observed, posterior: Posterior) -> Tensor:
+    """V = J S^-1 J', [B, K, K], contracted layer by layer."""
+    outputs = observed.outputs
+    identity = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
+    return observed.trace.inner_products(identity.expand(len(outputs), -1, -1), posterior)
+
+
+def corrected(observed: Observed, setting: Setting) -> Estimate:
+    """d = (I - V Lambda)^-1 V e, with eigenvalues of V Lambda held below the guard."""
+    observed.trace.add_gradient(observed.residual, setting.posterior, setting.total)
+    if observed.outputs.shape[1] > DENSE_OUTPUTS:
+        deviation, flagged = _corrected_by_iteration(observed, setting)
+        return _displaced(observed, setting, deviation, flagged, None)
+    covariance = variance(observed, setting.posterior)
+    factor = setting.likelihood.hessian_factor(observed.outputs, observed.targets)
+    plain = (covariance @ observed.residual[:, :, None])[:, :, 0]
+    # (I - V L)^-1 V e = V e + V F (I - F' V F)^-1 F' V e for L = F F', with a symmetric inverse
+    spread = covariance @ factor
+    eigenvalues, vectors = torch.linalg.eigh(factor.mT @ spread)
+    flagged = (eigenvalues > GUARD).any(1)
+    held = 1 / (1 - eigenvalues.clamp(max=GUARD))
+    inner = vectors.mT @ (factor.mT @ plain[:, :, None])
+    extra = spread @ (vectors @ (held[:, :, None] * inner))
+    leverage = eigenvalues.sum(1)
+    return _displaced(observed, setting, plain + extra[:, :, 0], flagged, leverage)
+
+
+def _corrected_by_iteration(observed: Observed, setting: Setting) -> tuple[Tensor, Tensor]:
+    """Conjugate gradients on (I - V L) d = V e, self-adjoint in the inner product <u, L v>.
+
+    Never builds V; an example whose curvature falls below 1 - guard is flagged and stops there.
+    """
+    outputs, targets, posterior = observed.outputs, observed.targets, setting.posterior
+
+    def times_hessian(vector: Tensor) -> Tensor:
+        return setting.likelihood.hessian_times(outputs, targets, vector)
+
+    solution = torch.zeros_like(outputs)
+    residual = observed.trace.deviation(observed.residual, posterior)
+    first = residual.clone()
+    direction = residual.clone()
+    weighted = times_hessian(residual)
+    square = (residual * weighted).sum(1)
+    goal = 1e-12 * square if outputs.dtype == torch.float64 else 1e-8 * square
+    flagged = torch.zeros_like(square, dtype=torch.bool)
+    for _ in range(LARGEST_ITERATION):
+        weighted_direction = times_hessian(direction)
+        image = direction - observed.trace.deviation(weighted_direction, posterior)
+        length = (direction * weighted_direction).sum(1)
+        curvature = (image * weighted_direction).sum(1)
+        active = (square > goal) & ~flagged
+        flagged |= active & (curvature <= (1 - GUARD) * length)
+        active &= ~flagged
+        if not active.any():
+            break
+        step = torch.where(active, square / curvature, torch.zeros_like(square))[:, None]
+        solution = solution + step * direction
+        residual = residual - step * image
+        before, square = square, (residual * times_hessian(residual)).sum(1)
+        ratio = torch.where(active, square / before, torch.zeros_like(square))[:, None]
+        direction = residual + ratio * direction
+    # L may be singular: what lies in its null space is moved by V e alone
+    untouched = flagged & (solution == 0).all(1)
+    return torch.where(untouched[:, None], first, _polish(observed, setting, solution)), flagged
+
+
+def _polish(observed: Observed, setting: Setting, solution: Tensor) -> Tensor:
+    """d = V (e + L d): restores the part of the solution that L cannot see."""
+    extra = setting.likelihood.hessian_times(observed.outputs, observed.targets, solution)
+    return observed.trace.deviation(observed.residual + extra, setting.posterior)
+
+
+def paper(observed: Observed, setting: Setting) -> Estimate:
+    """d = diag(V) e and predictions moved by sigma'(f) d, elementwise."""
+    observed.trace.add_gradient(observed.residual, setting.posterior, setting.total)
+    covariance = variance(observed, setting.posterior)
+    deviation = torch.diagonal(covariance, dim1=1, dim2=2) * observed.residual
+    change = setting.likelihood.mean_derivative(observed.outputs) * deviation
+    loss = setting.likelihood.loss(observed.outputs + deviation, observed.targets).detach()
+    factor = setting.likelihood.hessian_factor(observed.outputs, observed.targets)
+    leverage = ((covariance @ factor) * factor).sum((1, 2))
+    return Estimate(deviation, change, loss, _none_flagged(observed), leverage)
+
+
+Estimator = Callable[[Observed, Setting], Estimate]
+
+ESTIMATORS: dict[str, Estimator] = {
+    "linear": linear,
+    "corrected": corrected,
+    "iterated": iterated,
+    "paper": paper,
+}
+
+
+def estimator_named(name: str) -> Estimator:
+    """The rule with this name."""
+    if name not in ESTIMATORS:
+        raise ArgumentError(
+            f"estimator to be one of {', '.join(ESTIMATORS)}", repr(name), 'use "linear"'
+        )
+    return ESTIMATORS[name]

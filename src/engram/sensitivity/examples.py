@@ -1,0 +1,117 @@
+"""The sensitivity of every example to being left out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engram.batches import Data
+from engram.engine.session import Session, session
+from engram.errors import ArgumentError
+from engram.likelihoods import Likelihood
+from engram.parameters import Named
+from engram.posteriors.convert import as_posterior
+from engram.posteriors.gaussian import Posterior
+from engram.sensitivity.diagnostics import diagnose, sampled_leverages
+from engram.sensitivity.estimators import Setting, estimator_named
+from engram.sensitivity.provenance import provenance
+from engram.sensitivity.result import Result, joined
+
+
+def sensitivities(
+    model: nn.Module,
+    data: Data,
+    posterior: Posterior | Any,
+    *,
+    likelihood: str | Likelihood = "categorical",
+    estimator: str = "linear",
+    rounds: int = 3,
+    batch_size: int | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> Result:
+    """How far each example's outputs, prediction and loss would move without it.
+
+    Args:
+        model: trained, or in training; it is not changed.
+        data: the training data.
+        posterior: of this model at its present weights; a fitted laplace-torch object works too.
+        likelihood: a name or an object.
+        estimator: ``linear``, ``corrected``, ``iterated`` or ``paper``.
+        rounds: of ``iterated``.
+        batch_size: examples at a time; chosen from the free memory if not given.
+        seed: of the choice of examples whose leverage is computed.
+        progress: show a bar when it takes longer than a few seconds.
+
+    Example:
+        >>> from engram import laplace
+        >>> model = nn.Linear(3, 2)
+        >>> data = (torch.randn(20, 3), torch.randint(0, 2, (20,)))
+        >>> result = sensitivities(model, data, laplace(model, data, structure="full"))
+        >>> result.loo_nll > result.train_nll
+        True
+    """
+    rule = estimator_named(estimator)
+    if rounds < 0:
+        raise ArgumentError("rounds of 0 or more", repr(rounds), "use rounds=3")
+    posterior = as_posterior(posterior, model)
+    posterior.check_model(model)
+    with session(model, data, likelihood, batch_size, progress) as opened:
+        total: Named = {}
+        setting = Setting(opened.likelihood, posterior, rounds, total)
+        parts: dict[str, list[Tensor]] = {}
+        leverages: list[Tensor] = []
+        for observed in opened.passes("sensitivities"):
+            estimate = rule(observed, setting)
+            for name, value in {
+                "indices": observed.batch.indices,
+                "targets": observed.batch.targets,
+                "outputs": observed.outputs,
+                "deviation": estimate.deviation,
+                "prediction_deviation": estimate.prediction_deviation,
+                "loss": observed.loss,
+                "loo_loss": estimate.loo_loss,
+                "flagged": estimate.flagged,
+            }.items():
+                parts.setdefault(name, []).append(value.detach().cpu())
+            if estimate.leverage is not None:
+                leverages.append(estimate.leverage)
+        tensors = {name: joined(values) for name, values in parts.items()}
+        leverage = _all_leverages(opened, posterior, leverages, tensors["loss"], seed)
+        diagnostics = diagnose(
+            model, posterior, opened.engine.coverage, total, leverage, tensors["flagged"]
+        )
+        settings = {
+            "estimator": estimator,
+            "rounds": rounds if estimator == "iterated" else None,
+            "structure": posterior.structure,
+            "posterior": dict(posterior.settings),
+            "prior_precision": posterior.prior_precision,
+            "likelihood": repr(opened.likelihood),
+            "batch_size": opened.batches.batch_size,
+            "seed": seed,
+            "num_data": opened.batches.num_data,
+        }
+        return Result(
+            **tensors,
+            score=tensors["prediction_deviation"].abs().sum(1),
+            leverage=leverage,
+            diagnostics=diagnostics,
+            coverage=opened.engine.coverage.ways,
+            provenance=provenance(model, settings),
+        )
+
+
+def _all_leverages(
+    opened: Session, posterior: Posterior, found: list[Tensor], like: Tensor, seed: int
+) -> Tensor:
+    """[N]: from the estimator where it has them, otherwise of a random subset, else NaN."""
+    if found:
+        return joined(found)
+    result = torch.full_like(like, math.nan)
+    chosen, values = sampled_leverages(opened, posterior, seed)
+    result[chosen] = values.to(result.dtype)
+    return result

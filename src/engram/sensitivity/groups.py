@@ -1,0 +1,381 @@
+r"""What happens when a whole group is left out: one step of the parameters, with all cross terms.
+
+.. math:: \Delta\theta = \Big(S - \sum_j \epsilon_j J_j' \Lambda_j J_j\Big)^{-1}
+    \sum_j \epsilon_j \nabla \ell_j
+
+Any data set is then evaluated at :math:`\theta + \Delta\theta`, or linearised.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from engram import equation
+from engram.batches import Batch, Batches, Data, as_outputs
+from engram.engine.prepare import device_of
+from engram.engine.session import Session, session
+from engram.errors import ArgumentError, TargetError
+from engram.likelihoods import Likelihood
+from engram.parameters import Named, inner, trainable
+from engram.posteriors.convert import as_posterior
+from engram.posteriors.gaussian import Posterior
+from engram.sensitivity.estimators import Setting, paper
+from engram.sensitivity.result import joined
+
+ESTIMATORS = ("linear", "corrected", "paper")
+PLACES = ("displaced", "linearised")
+LARGEST_ITERATION = 200
+
+
+@dataclass(frozen=True, eq=False)
+class Effect:
+    """Outputs and losses of some examples with the group and without it; nats per example."""
+
+    indices: Tensor
+    outputs: Tensor
+    outputs_without: Tensor
+    loss: Tensor
+    loss_without: Tensor
+
+    @property
+    def change(self) -> float:
+        """Mean loss without the group minus with it."""
+        return float((self.loss_without - self.loss).double().mean())
+
+
+@dataclass(frozen=True, eq=False)
+class Removal:
+    """The estimated effect of leaving a group out.
+
+    Attributes:
+        indices, weights: which examples, and what share of each (1 is removal).
+        delta: change of the parameters by name; None for the paper's per-example form.
+        group: effect on the group itself.
+        evaluation: effect on the data given as ``evaluate_on``.
+        flagged: whether the remaining precision was not positive definite, so that the solution
+            was stopped early.
+        settings: estimator and place of evaluation.
+    """
+
+    indices: Tensor
+    weights: Tensor
+    delta: Named | None = field(repr=False)
+    group: Effect
+    evaluation: Effect | None
+    flagged: bool
+    settings: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        text = (
+            f"Removal of {len(self.indices):,} examples ({self.settings['estimator']}): "
+            f"their own loss {self.group.change:+.4f} nats per example"
+        )
+        if self.evaluation is not None:
+            text += f", evaluation loss {self.evaluation.change:+.4f}"
+        return text + (" (flagged: not positive definite)" if self.flagged else "")
+
+
+def remove(
+    model: nn.Module,
+    data: Data,
+    posterior: Posterior | Any,
+    indices: Sequence[int] | Tensor | None = None,
+    *,
+    likelihood: str | Likelihood = "categorical",
+    weights: Sequence[float] | Tensor | None = None,
+    estimator: str = "corrected",
+    evaluate_on: Data | None = None,
+    at: str = "displaced",
+    batch_size: int | None = None,
+    progress: bool = True,
+) -> Removal:
+    """Estimate the effect of leaving out, or reweighting, a group of examples.
+
+    Args:
+        model: trained; it is not changed.
+        data: the training data.
+        posterior: of this model at its present weights.
+        indices: the group; all examples if not given (then give ``weights``).
+        weights: share of each that is taken out; 1 is removal, -1 counts the example twice.
+        estimator: ``corrected`` with the precision of the remaining data, ``linear`` with that of
+            all data, ``paper`` for each example by itself without cross terms.
+        evaluate_on: another data set, for instance a test set, to see the effect on.
+        at: ``displaced`` runs the model at the moved parameters, ``linearised`` a tangent pass.
+    """
+    _check_choices(estimator, at, evaluate_on)
+    posterior = as_posterior(posterior, model)
+    posterior.check_model(model)
+    with session(model, data, likelihood, batch_size, progress) as opened:
+        chosen, shares = _check_group(indices, weights, opened.batches.num_data)
+        return _remove(opened, posterior, chosen, shares, estimator, evaluate_on, at)
+
+
+class ClassRemovals(dict[int, Removal]):
+    """The effect of leaving out each class, by class number."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per class."""
+        rows = {
+            label: {
+                "examples": len(removal.indices),
+                "class_loss": float(removal.group.loss.mean()),
+                "class_loss_without": float(removal.group.loss_without.mean()),
+                "evaluation_change": removal.evaluation.change if removal.evaluation else math.nan,
+                "flagged": removal.flagged,
+            }
+            for label, removal in self.items()
+        }
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("class")
+
+
+def remove_classes(
+    model: nn.Module,
+    data: Data,
+    posterior: Posterior | Any,
+    *,
+    likelihood: str | Likelihood = "categorical",
+    estimator: str = "corrected",
+    evaluate_on: Data | None = None,
+    at: str = "displaced",
+    batch_size: int | None = None,
+    progress: bool = True,
+) -> ClassRemovals:
+    """Estimate the effect of leaving out each class in turn; arguments as for :func:`remove`."""
+    _check_choices(estimator, at, evaluate_on)
+    posterior = as_posterior(posterior, model)
+    posterior.check_model(model)
+    with session(model, data, likelihood, batch_size, progress) as opened:
+        labels = _labels(opened.batches)
+        removals = ClassRemovals()
+        for label in labels.unique().tolist():
+            chosen = (labels == label).nonzero()[:, 0]
+            shares = torch.ones(len(chosen), dtype=torch.float64)
+            removals[label] = _remove(
+                opened, posterior, chosen, shares, estimator, evaluate_on, at
+            )
+        return removals
+
+
+def _labels(batches: Batches) -> Tensor:
+    labels = torch.cat([batch.targets.cpu() for batch in batches])
+    if labels.dim() == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    whole = labels.dim() == 1 and bool((labels == labels.round()).all())
+    if not whole:
+        raise TargetError(
+            "one class number per example",
+            f"targets of shape {tuple(labels.shape)} and type {labels.dtype}",
+            "use engram.remove with the indices of each group",
+        )
+    return labels.long()
+
+
+def _check_choices(estimator: str, at: str, evaluate_on: Data | None) -> None:
+    if estimator not in ESTIMATORS:
+        raise ArgumentError(
+            f"estimator to be one of {', '.join(ESTIMATORS)}", repr(estimator), 'use "corrected"'
+        )
+    if at not in PLACES:
+        raise ArgumentError(f"at to be one of {', '.join(PLACES)}", repr(at), 'use "displaced"')
+    if estimator == "paper" and evaluate_on is not None:
+        raise ArgumentError(
+            'no evaluate_on with estimator="paper", which moves each example by itself',
+            "a data set",
+            'use estimator="corrected"',
+        )
+
+
+def _check_group(
+    indices: Sequence[int] | Tensor | None,
+    weights: Sequence[float] | Tensor | None,
+    num_data: int,
+) -> tuple[Tensor, Tensor]:
+    chosen = torch.arange(num_data) if indices is None else torch.as_tensor(indices).cpu()
+    if chosen.dtype == torch.bool:
+        raise ArgumentError("indices as integers", "a mask", "pass mask.nonzero()[:, 0]")
+    if chosen.dim() != 1 or len(chosen) == 0 or chosen.is_floating_point():
+        raise ArgumentError(
+            "a list of integer indices", f"{chosen.dtype} of shape {tuple(chosen.shape)}", "check it"
+        )
+    outside = (chosen < 0) | (chosen >= num_data)
+    if outside.any():
+        raise ArgumentError(
+            f"indices from 0 to {num_data - 1}",
+            f"{int(chosen[outside][0])}, out of range",
+            "count examples from 0 in the order of the data",
+        )
+    if len(chosen.unique()) != len(chosen):
+        values, counts = chosen.unique(return_counts=True)
+        raise ArgumentError(
+            "each index once", f"{int(values[counts > 1][0])} repeated", "use weights instead"
+        )
+    if weights is None:
+        return chosen, torch.ones(len(chosen), dtype=torch.float64)
+    shares = torch.as_tensor(weights, dtype=torch.float64).cpu()
+    if shares.shape != chosen.shape or not torch.isfinite(shares).all():
+        raise ArgumentError(
+            f"{len(chosen)} finite weights, one per index",
+            f"shape {tuple(shares.shape)}",
+            "give one weight per index",
+        )
+    return chosen, shares
+
+
+def _remove(
+    opened: Session,
+    posterior: Posterior,
+    chosen: Tensor,
+    shares: Tensor,
+    estimator: str,
+    evaluate_on: Data | None,
+    at: str,
+) -> Removal:
+    settings = {"estimator": estimator, "at": at}
+    if estimator == "paper":
+        return Removal(
+            chosen, shares, None, _paper_effect(opened, posterior, chosen, shares), None, False,
+            settings,
+        )
+    group = Group(opened, posterior, chosen, shares)
+    gradient = group.gradient()
+    flagged = False
+
+    def solve(vector: Named) -> Named:
+        nonlocal flagged
+        if estimator == "linear":
+            return posterior.solve(vector)
+        solution, flagged = group.solve_remaining(vector)
+        return solution
+
+    delta = equation.mean_deviation(solve, gradient)
+    own = _effect(opened, opened.batches.subset(chosen), delta, at)
+    evaluation = None
+    if evaluate_on is not None:
+        batches = Batches(evaluate_on, opened.batches.batch_size)
+        evaluation = _effect(opened, iter(batches), delta, at)
+    return Removal(chosen, shares, delta, own, evaluation, flagged, settings)
+
+
+class Group:
+    """The left-out examples: their weighted gradient and curvature."""
+
+    def __init__(
+        self, opened: Session, posterior: Posterior, chosen: Tensor, shares: Tensor
+    ) -> None:
+        self.opened, self.posterior, self.chosen = opened, posterior, chosen
+        self.share_of = dict(zip(chosen.tolist(), shares.tolist(), strict=True))
+        self.parameters = {
+            n: p for n, p in trainable(opened.model).items() if n in posterior.block_of
+        }
+
+    def _shares(self, indices: Tensor, like: Tensor) -> Tensor:
+        return torch.tensor([self.share_of[int(i)] for i in indices]).to(like)[:, None]
+
+    def gradient(self) -> Named:
+        """sum_j eps_j grad loss_j."""
+        total = {n: torch.zeros_like(p) for n, p in self.parameters.items()}
+        for observed in self.opened.passes("gradient of the group", self.chosen):
+            seed = self._shares(observed.batch.indices, observed.residual) * observed.residual
+            for name, value in observed.trace.pull_back(seed, self.parameters).items():
+                total[name] += value
+        return total
+
+    def curvature_times(self, vector: Named) -> Named:
+        """sum_j eps_j J_j' Lambda_j J_j v."""
+        total = {n: torch.zeros_like(p) for n, p in self.parameters.items()}
+        for observed in self.opened.passes("curvature of the group", self.chosen):
+            moved = observed.trace.tangent(vector)
+            weighted = self.opened.likelihood.hessian_times(
+                observed.outputs, observed.targets, moved
+            )
+            seed = self._shares(observed.batch.indices, weighted) * weighted
+            for name, value in observed.trace.pull_back(seed, self.parameters).items():
+                total[name] += value
+        return total
+
+    def solve_remaining(self, right: Named) -> tuple[Named, bool]:
+        """(S - curvature of the group)^-1 right, by conjugate gradients preconditioned with S.
+
+        Where the remaining precision is not positive in some direction, the solution so far is
+        returned and flagged: never an exploding number.
+        """
+        solution = {n: torch.zeros_like(v) for n, v in right.items()}
+        residual = dict(right)
+        conditioned = self.posterior.solve(residual)
+        direction = dict(conditioned)
+        square = first = inner(residual, conditioned)
+        tolerance = 1e-20 if next(iter(right.values())).dtype == torch.float64 else 1e-9
+        for iteration in range(LARGEST_ITERATION):
+            if square <= tolerance * first:
+                break
+            full = self.posterior.multiply(direction)
+            taken = self.curvature_times(direction)
+            image = {n: full[n] - taken[n] for n in full}
+            curvature, length = inner(direction, image), inner(direction, full)
+            if curvature <= 0.01 * length:
+                return (conditioned if iteration == 0 else solution), True
+            step = square / curvature
+            solution = {n: solution[n] + step * direction[n] for n in solution}
+            residual = {n: residual[n] - step * image[n] for n in residual}
+            conditioned = self.posterior.solve(residual)
+            before, square = square, inner(residual, conditioned)
+            direction = {n: conditioned[n] + square / before * direction[n] for n in direction}
+        return solution, False
+
+
+def _effect(opened: Session, batches: Iterator[Batch], delta: Named, at: str) -> Effect:
+    parts: dict[str, list[Tensor]] = {}
+    moved = {n: p.detach() + delta[n] for n, p in trainable(opened.model).items() if n in delta}
+    for batch in batches:
+        observed = opened.observe(batch)
+        if at == "linearised":
+            without = observed.outputs + observed.trace.tangent(delta)
+        else:
+            without = _outputs_at(opened.model, moved, batch.to(device_of(opened.model)))
+        loss_without = opened.likelihood.loss(without, observed.targets)
+        for name, value in {
+            "indices": observed.batch.indices,
+            "outputs": observed.outputs,
+            "outputs_without": without,
+            "loss": observed.loss,
+            "loss_without": loss_without,
+        }.items():
+            parts.setdefault(name, []).append(value)
+    return Effect(**{name: joined(values) for name, values in parts.items()})
+
+
+def _outputs_at(model: nn.Module, parameters: Named, batch: Batch) -> Tensor:
+    with torch.no_grad():
+        if isinstance(batch.inputs, dict):
+            return as_outputs(functional_call(model, parameters, (), batch.inputs))
+        return as_outputs(functional_call(model, parameters, batch.inputs))
+
+
+def _paper_effect(
+    opened: Session, posterior: Posterior, chosen: Tensor, shares: Tensor
+) -> Effect:
+    """Each example moved by its own diag(V) e, as the authors' leave-one-class-out estimate."""
+    share_of = dict(zip(chosen.tolist(), shares.tolist(), strict=True))
+    setting = Setting(opened.likelihood, posterior, 0, {})
+    parts: dict[str, list[Tensor]] = {}
+    for observed in opened.passes("paper's estimate", chosen):
+        share = torch.tensor([share_of[int(i)] for i in observed.batch.indices])
+        deviation = paper(observed, setting).deviation
+        without = observed.outputs + share.to(deviation)[:, None] * deviation
+        for name, value in {
+            "indices": observed.batch.indices,
+            "outputs": observed.outputs,
+            "outputs_without": without,
+            "loss": observed.loss,
+            "loss_without": opened.likelihood.loss(without, observed.targets),
+        }.items():
+            parts.setdefault(name, []).append(value)
+    return Effect(**{name: joined(values) for name, values in parts.items()})

@@ -1,0 +1,174 @@
+"""The result: for every example, how far the model would move without it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from engram.errors import ArgumentError, DataError
+from engram.sensitivity.diagnostics import Diagnostics
+
+FORMAT = 1
+TENSORS = (
+    *("indices", "targets", "outputs", "deviation", "prediction_deviation"),
+    *("score", "loss", "loo_loss", "leverage", "flagged"),
+)
+UNITS = {
+    "sign": "a deviation is without the example minus with it",
+    "loss": "nats per example",
+    "loo_loss": "nats per example, the example's own loss when it is left out",
+    "score": "L1 norm of the deviation of the example's prediction",
+    "leverage": "trace of prediction variance times output Hessian; NaN where not computed",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """Sensitivities of N examples with K outputs; tensors are on the CPU.
+
+    A deviation is *without the example minus with it*: a positive ``loo_loss - loss`` means that
+    leaving the example out makes its own loss worse. Losses are in nats per example.
+
+    Attributes:
+        indices: position of each example in the data, [N].
+        targets: as the data gives them.
+        outputs: f, [N, K].
+        deviation: of the example's outputs when it is left out, [N, K].
+        prediction_deviation: of its prediction, [N, K].
+        score: L1 norm of that, [N].
+        loss, loo_loss: with the example and without it, [N].
+        leverage: [N], NaN where it was not computed.
+        flagged: where the estimator's guard held, [N].
+        diagnostics: what needs no truth to judge the result by.
+        coverage: how each parameter was handled, by name.
+        provenance: versions, settings and seed.
+    """
+
+    indices: Tensor
+    targets: Tensor
+    outputs: Tensor
+    deviation: Tensor
+    prediction_deviation: Tensor
+    score: Tensor
+    loss: Tensor
+    loo_loss: Tensor
+    leverage: Tensor
+    flagged: Tensor
+    diagnostics: Diagnostics
+    coverage: Mapping[str, str] = field(repr=False)
+    provenance: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def num_data(self) -> int:
+        """N."""
+        return len(self.indices)
+
+    @property
+    def num_outputs(self) -> int:
+        """K."""
+        return int(self.outputs.shape[1])
+
+    @property
+    def train_nll(self) -> float:
+        """Mean loss on the training data, nats per example."""
+        return float(self.loss.double().mean())
+
+    @property
+    def loo_nll(self) -> float:
+        """Mean leave-one-out loss: the estimate of the test loss, nats per example."""
+        return float(self.loo_loss.double().mean())
+
+    def top(self, count: int = 20) -> pd.DataFrame:
+        """The most sensitive examples, highest score first."""
+        if count < 1:
+            raise ArgumentError("at least 1 example", repr(count), "ask for top(20)")
+        return self.to_frame().sort_values("score", ascending=False, kind="stable").head(count)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per example, indexed by its position in the data."""
+        columns: dict[str, Any] = {}
+        if self.targets.dim() == 1:
+            columns["target"] = self.targets.numpy()
+        if self.num_outputs > 1:
+            columns["predicted"] = self.outputs.argmax(1).numpy()
+        columns |= {
+            "score": self.score.numpy(),
+            "loss": self.loss.numpy(),
+            "loo_loss": self.loo_loss.numpy(),
+            "increase": (self.loo_loss - self.loss).numpy(),
+            "leverage": self.leverage.numpy(),
+            "flagged": self.flagged.numpy(),
+        }
+        return pd.DataFrame(columns, index=pd.Index(self.indices.numpy(), name="example"))
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``result.safetensors`` and ``result.json`` into a folder; no pickle."""
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        save_file(
+            {name: getattr(self, name).contiguous() for name in TENSORS},
+            path / "result.safetensors",
+        )
+        description = {
+            "format": FORMAT,
+            "units": UNITS,
+            "diagnostics": self.diagnostics.to_dict(),
+            "coverage": dict(self.coverage),
+            "provenance": dict(self.provenance),
+        }
+        (path / "result.json").write_text(json.dumps(description, indent=2) + "\n")
+        return path
+
+    def __repr__(self) -> str:
+        settings = self.provenance.get("settings", {})
+        lines = [
+            f"Sensitivities of {self.num_data:,} examples, {self.num_outputs} outputs"
+            f" ({settings.get('estimator')}, {settings.get('structure')} posterior)",
+            f"train loss            {self.train_nll:.4f} nats per example",
+            f"leave-one-out loss    {self.loo_nll:.4f} nats per example: estimate of the test loss",
+            f"score                 median {float(self.score.median()):.3g},"
+            f" largest {float(self.score.max()):.3g}"
+            f" (example {int(self.indices[self.score.argmax()])})",
+            str(self.diagnostics),
+            "sign                  without the example minus with it",
+        ]
+        return "\n".join(lines)
+
+
+def load(folder: str | Path) -> Result:
+    """Read what :meth:`Result.save` wrote."""
+    path = Path(folder)
+    missing = [n for n in ("result.safetensors", "result.json") if not (path / n).is_file()]
+    if missing:
+        raise DataError(
+            "a folder written by result.save", f"{path} without {missing[0]}", "check the path"
+        )
+    description = json.loads((path / "result.json").read_text())
+    if description.get("format") != FORMAT:
+        raise DataError(
+            f"a result in format {FORMAT}",
+            f"format {description.get('format')!r}",
+            "read it with the version of engram that wrote it",
+        )
+    tensors: dict[str, Tensor] = load_file(path / "result.safetensors")
+    names = {f.name for f in fields(Diagnostics)}
+    diagnostics = Diagnostics(**{k: v for k, v in description["diagnostics"].items() if k in names})
+    return Result(
+        **{name: tensors[name] for name in TENSORS},
+        diagnostics=diagnostics,
+        coverage=description["coverage"],
+        provenance=description["provenance"],
+    )
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """Batches on the CPU, one after the other."""
+    return torch.cat([part.detach().cpu() for part in parts])
