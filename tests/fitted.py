@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 import engram
-from cases import CASES, PRIOR_PRECISION, Case
+from cases import CASES
+from problems import Case
 from reference import DensePrecision
 
 PARAMETERS = [(name, structure) for name, case in CASES.items() for structure in case.structures]
@@ -19,7 +20,7 @@ def posterior(
     name: str,
     structure: str,
     curvature: str = "ggn",
-    prior_precision: float = PRIOR_PRECISION,
+    prior_precision: float | None = None,
 ) -> Any:
     case = CASES[name]
     return engram.laplace(
@@ -27,7 +28,7 @@ def posterior(
         case.data,
         likelihood=case.public_likelihood,
         structure=structure,
-        prior_precision=prior_precision,
+        prior_precision=prior_precision or case.prior_precision,
         curvature=curvature,
         progress=False,
     )
@@ -38,9 +39,10 @@ def precision(
     name: str,
     structure: str,
     curvature: str = "ggn",
-    prior_precision: float = PRIOR_PRECISION,
+    prior_precision: float | None = None,
 ) -> DensePrecision:
     case = CASES[name]
+    prior_precision = prior_precision or case.prior_precision
     return case.dense.precision(structure, prior_precision, curvature, case.last_layer)
 
 

@@ -28,6 +28,8 @@ class LikelihoodCase:
     targets: Callable[[int, int, torch.Generator], Tensor]
     dense: DenseLikelihood
     make: Callable[[], Any]
+    prior_precision: float = 1.3
+    """Of the posteriors; strong enough for `iterated` to settle where the loss is exponential."""
 
 
 def _public(name: str, *arguments: Any, **settings: Any) -> Callable[[], Any]:
@@ -118,6 +120,7 @@ POISSON = LikelihoodCase(
     lambda n, k, g: torch.randint(4, (n, k), generator=g).double(),
     DenseLikelihood(_poisson, torch.exp),
     _public("Poisson"),
+    prior_precision=60.0,
 )
 FROM_LOSS = LikelihoodCase(
     "from_loss",

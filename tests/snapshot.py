@@ -32,9 +32,16 @@ def snapshot(model: nn.Module) -> dict[str, Any]:
         picture[f"mode {name}"] = module.training
         picture[f"attributes {name}"] = sorted(vars(module))
         picture[f"type {name}"] = type(module)
+        picture[f"tensors {name}"] = _listed_tensors(module)
         for hooks in HOOKS:
             picture[f"{hooks} {name}"] = list(getattr(module, hooks))
     return picture | _surroundings()
+
+
+def _listed_tensors(module: nn.Module) -> list[int]:
+    """Recurrent layers keep their weights in a list beside the parameters."""
+    lists = [value for value in vars(module).values() if isinstance(value, list)]
+    return [id(t) for values in lists for t in values if isinstance(t, torch.Tensor)]
 
 
 def _surroundings() -> dict[str, Any]:

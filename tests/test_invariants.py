@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 import engram
-from cases import CASES, ESTIMATORS, MLP, PRIOR_PRECISION, as_data
+from cases import CASES, MLP
 from dense_deviation import deviations
 from fitted import assert_close, posterior, sensitivities
+from problems import ESTIMATORS, as_data
 from reference import Dense
 from single_examples import select
 
@@ -42,7 +43,7 @@ def test_order_does_not_matter(name, structure, estimator, order):
     data = (x[order], y[order])
     expected = sensitivities(case, posterior(name, structure), estimator=estimator)
     fitted = engram.laplace(
-        case.model, data, structure=structure, prior_precision=PRIOR_PRECISION, progress=False
+        case.model, data, structure=structure, prior_precision=case.prior_precision, progress=False
     )
     result = engram.sensitivities(case.model, data, fitted, estimator=estimator, progress=False)
     for field in FIELDS:
@@ -105,6 +106,20 @@ def test_forms_of_data_agree(workers):
     for data in (dataset, loader):
         result = engram.sensitivities(MLP.model, data, fitted, progress=False)
         assert_close(result.deviation, expected.deviation, 1e-12)
+
+
+@pytest.mark.parametrize("name", ["two_inputs", "named_inputs"])
+def test_loaders_of_several_inputs_agree(name):
+    case, fitted = CASES[name], posterior(name, "kronecker")
+    expected = sensitivities(case, fitted)
+    result = engram.sensitivities(
+        case.model,
+        DataLoader(case.data, batch_size=3),
+        fitted,
+        likelihood=case.public_likelihood,
+        progress=False,
+    )
+    assert_close(result.deviation, expected.deviation, 1e-12)
 
 
 def test_a_subset_of_the_data_has_the_same_rows():

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from cases import CASES, MLP, PRIOR_PRECISION, real
+from cases import CASES, MLP
 from dense_deviation import deviations, remove_group, variance
 from likelihood_cases import GAUSSIAN_ONE, LIKELIHOODS
+from problems import real
 from reference import Dense
 
 
@@ -45,28 +46,30 @@ def test_the_trace_of_ekfac_is_exact(name):
         ("tied_embedding", 1),
         ("used_twice", 1),
         ("foreign_weight", 1),
-        ("subclass", 1),
+        ("subclass", 2),
+        ("functional_only", 2),
+        ("lstm", 1),
         ("weight_norm", 1),
-        ("attention_batch_first", 1),
+        ("attention_batch_first", 3),
     ],
 )
-def test_only_layers_that_explain_their_gradient_have_blocks(name, count):
+def test_only_weights_applied_once_have_blocks(name, count):
     assert len(CASES[name].dense.blocks()) == count
 
 
 def test_leverages_of_the_full_ggn_sum_to_the_effective_number_of_parameters():
     """sum_i tr(V_i Lambda_i) = tr(S^-1 (S - delta I)) = P - delta tr(S^-1)."""
     dense = MLP.dense
-    precision = dense.precision("full", PRIOR_PRECISION)
+    precision = dense.precision("full", MLP.prior_precision)
     leverage = torch.einsum("nkl,nlk->", variance(dense, precision), dense.output_hessian)
-    expected = dense.num_params - PRIOR_PRECISION * precision.covariance.trace()
+    expected = dense.num_params - MLP.prior_precision * precision.covariance.trace()
     assert torch.isclose(leverage, expected)
 
 
 def test_corrected_is_the_group_of_one():
     """J_i (S - J_i' Lambda_i J_i)^-1 J_i' e_i = (I - V_i Lambda_i)^-1 V_i e_i."""
     dense = MLP.dense
-    precision = dense.precision("full", PRIOR_PRECISION)
+    precision = dense.precision("full", MLP.prior_precision)
     estimated = deviations(dense, precision, "corrected")
     assert not estimated.flagged.any()
     for i in range(dense.num_data):

@@ -8,10 +8,14 @@ from torch.func import functional_call, grad, jvp
 
 import engram
 from cases import ARCHITECTURES, CASES, MLP
+from dense_deviation import deviations
 from fitted import assert_close, posterior, sensitivities
+from reference import Dense
 from single_examples import one_example, raw_outputs
 
 NAMES = [case.name for case in ARCHITECTURES]
+WITHOUT_JVP = ("lstm", "weight_norm", "checkpointed")
+"""torch.func has no derivative of fused kernels and of checkpoints."""
 
 
 def tangent_of_each_example(case, fitted):
@@ -30,8 +34,7 @@ def tangent_of_each_example(case, fitted):
             return case.likelihood.dense.loss(outputs(values), targets[n])
 
         step = fitted.solve(grad(loss)(trained))
-        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            rows.append(jvp(outputs, (trained,), (dict(step),))[1])
+        rows.append(jvp(outputs, (trained,), (dict(step),))[1])
     return torch.stack(rows)
 
 
@@ -46,13 +49,22 @@ class Substituted(torch.nn.Module):
         return functional_call(self.model[0], self.values, args, kwargs)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "lstm"])
+@pytest.fixture
+def plain_attention():
+    """Neither attention's fast path nor its fused kernels have a forward derivative."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        yield
+    torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+@pytest.mark.usefixtures("plain_attention")
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in WITHOUT_JVP])
 def test_the_tangent_pass_is_torch_func(name):
-    """The same posterior on both sides, so that only the pass is judged; LSTM has no jvp."""
-    case, fitted = (
-        CASES[name],
-        posterior(name, "kronecker" if name != "embedding_padding" else "full"),
-    )
+    """The same posterior on both sides, so that only the pass is judged."""
+    case = CASES[name]
+    fitted = posterior(name, "kronecker" if "kronecker" in case.structures else "full")
     result = sensitivities(case, fitted, estimator="linear")
     assert_close(result.deviation, tangent_of_each_example(case, fitted))
 
@@ -73,7 +85,11 @@ def test_training_mode_gives_the_answer_of_evaluation_mode(name):
     expected = sensitivities(case, posterior(name, "kronecker")).deviation
     model = copy.deepcopy(case.model).train()
     fitted = engram.laplace(
-        model, case.data, structure="kronecker", prior_precision=1.3, progress=False
+        model,
+        case.data,
+        structure="kronecker",
+        prior_precision=case.prior_precision,
+        progress=False,
     )
     result = engram.sensitivities(model, case.data, fitted, progress=False)
     assert_close(result.deviation, expected, 1e-12)
@@ -99,4 +115,47 @@ def test_a_sequence_longer_than_the_rest_has_its_own_positions():
         likelihood=case.public_likelihood,
         progress=False,
     )
+    assert torch.isfinite(result.deviation).all()
+
+
+class CachesOnFirstUse(torch.nn.Module):
+    """Runs more operations the first time than later, as lazily built tables do."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 3)
+        self.table = None
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.linspace(0.5, 1.5, 4, dtype=x.dtype).square().sqrt().reshape(1, 4)
+        return self.head(torch.tanh(self.first(x) * self.table))
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "kronecker", "full"])
+def test_the_first_call_may_differ_from_the_next(structure):
+    torch.manual_seed(0)
+    model = CachesOnFirstUse().double()
+    dense = Dense(model, *MLP.data, MLP.likelihood.dense)
+    fitted = engram.laplace(model, MLP.data, structure=structure, progress=False)
+    model.table = None
+    result = engram.sensitivities(model, MLP.data, fitted, progress=False)
+    expected = deviations(dense, dense.precision(structure, 1.0), "linear")
+    assert_close(result.deviation, expected.deviation)
+
+
+@pytest.mark.parametrize("name", ["lstm", "weight_norm", "attention_batch_first", "mlp"])
+def test_calls_follow_each_other(name):
+    """Evaluating at displaced parameters leaves nothing behind that stops the next call."""
+    case, fitted = CASES[name], posterior(name, "diagonal")
+    for _ in range(2):
+        engram.remove(
+            case.model,
+            case.data,
+            fitted,
+            [0],
+            likelihood=case.public_likelihood,
+            progress=False,
+        )
+    result = sensitivities(case, fitted)
     assert torch.isfinite(result.deviation).all()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import engram
-from cases import BY_LIKELIHOOD, CASES, MLP, PRIOR_PRECISION
+from cases import BY_LIKELIHOOD, CASES, MLP
 from fitted import PARAMETERS, assert_close, posterior, precision, random_vectors
 
 WITH_LAST_LAYER = (
@@ -35,7 +35,7 @@ ALL = [(name, structure, "ggn") for name, structure in BY_STRUCTURE] + CURVATURE
 def hessian_prior(name: str) -> float:
     """Enough to make the Hessian positive definite, whatever the network."""
     lowest = float(torch.linalg.eigvalsh(CASES[name].dense.hessian).min())
-    return max(PRIOR_PRECISION, 1.0 - lowest)
+    return max(1.0, 1.0 - lowest)
 
 
 @pytest.mark.parametrize(("name", "structure", "curvature"), ALL)
@@ -94,7 +94,7 @@ def test_batches_do_not_matter(structure):
         case.model,
         case.data,
         structure=structure,
-        prior_precision=PRIOR_PRECISION,
+        prior_precision=case.prior_precision,
         batch_size=2,
         progress=False,
     )
@@ -148,7 +148,7 @@ def test_a_posterior_describes_itself():
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert isinstance(fitted, engram.Posterior)
     assert (fitted.structure, fitted.num_data) == ("kronecker", 7)
-    assert fitted.prior_precision == PRIOR_PRECISION
+    assert fitted.prior_precision == CASES["frozen_layer"].prior_precision
     assert set(fitted.names) == trained
     for name in trained:
         assert torch.equal(fitted.mean[name], model.get_parameter(name))

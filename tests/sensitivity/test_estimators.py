@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import engram
-from cases import BY_LIKELIHOOD, CASES, ESTIMATORS, MLP
+from cases import BY_LIKELIHOOD, CASES, MLP
 from dense_deviation import deviations
 from fitted import PARAMETERS, assert_close, posterior, precision, sensitivities
+from problems import ESTIMATORS
 
 FIELDS = ("deviation", "prediction_deviation", "score", "loss", "loo_loss")
 LAST_LAYER = ["mlp", "positions", "conv2d_groups", "attention_fused"] + [
@@ -102,3 +103,12 @@ def test_a_saved_result_comes_back(tmp_path):
     loaded = engram.load(tmp_path / "run")
     for field in (*FIELDS, "outputs", "leverage", "flagged", "indices"):
         assert torch.equal(getattr(loaded, field), getattr(result, field))
+
+
+def test_iterated_that_diverges_is_flagged():
+    """An exponential mean and a weak prior: the rounds run away, and the result says so."""
+    case = CASES["mlp_poisson"]
+    fitted = posterior("mlp_poisson", "diagonal", prior_precision=1e-2)
+    result = sensitivities(case, fitted, estimator="iterated", rounds=6)
+    runaway = ~torch.isfinite(result.loo_loss) | (result.deviation.abs().amax(1) > 1e6)
+    assert not (runaway & ~result.flagged).any(), "expected each runaway example flagged"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import engram
-from cases import CASES, MLP, PRIOR_PRECISION
+from cases import CASES, MLP
 from dense_deviation import deviations, remove_group, variance
 from fitted import assert_close, posterior, precision
 
@@ -167,7 +167,7 @@ def test_each_class_is_a_group(estimator):
 
 @pytest.mark.parametrize("batch_size", [1, 2, 7])
 def test_batches_do_not_matter(batch_size):
-    fitted = posterior("mlp", "full", prior_precision=PRIOR_PRECISION)
+    fitted = posterior("mlp", "full")
     removal = remove(MLP, fitted, batch_size=batch_size)
     expected = precision("mlp", "full")
     check(MLP, removal, expected, group_weights(), "corrected", "displaced")

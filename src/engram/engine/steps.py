@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from engram import equation
+from engram.engine import rotated
 from engram.engine.gradients import per_example_gradients
-from engram.engine.layers import Linear, MatrixRule
+from engram.engine.layers import Convolution, Linear
 from engram.engine.norms import Embedding
 from engram.engine.recorder import Site
 from engram.engine.rules import Call
@@ -83,9 +84,9 @@ def deviations(
         if not alive:
             continue
         if len(members) == 1:
-            short = _short_move(alive[0][0], alive[0][1], group.blocks, total)
-            if short is not None:
-                moves[group.positions[0]] = short
+            single = _single_move(alive[0][0], alive[0][1], group.blocks, total)
+            if single is not None:
+                moves[group.positions[0]] = single
                 continue
         for position, move in zip(group.positions, _long_moves(members, group, total), strict=True):
             moves[position] = move
@@ -168,14 +169,25 @@ def _solve(blocks: Sequence[Block], gradient: Named) -> Named:
     return step
 
 
-def _short_move(
-    site: Site, gradient: Tensor, blocks: Sequence[Block], total: Named
+def _single_move(
+    site: Site, gradient: Tensor, blocks: tuple[Block, ...], total: Named
 ) -> Tensor | None:
-    """Moves that need no per-example gradient: one position, or rows of a table."""
+    """Moves of a site by itself that have a shorter way than building every gradient."""
     if isinstance(site.rule, Embedding) and _plain_table(blocks):
         return _table_move(site, gradient, blocks[0], total)
-    if not _is_rank_one(site, blocks):
-        return None
+    if _is_rank_one(site, blocks):
+        return _rank_one_move(site, gradient, blocks, total)
+    if isinstance(site.rule, (Linear, Convolution)) and rotated.applies(site, blocks):
+        block = blocks[0]
+        assert isinstance(block, EigenBlock)
+        return rotated.move(site, gradient, block, _chunks([site], blocks), total)
+    return None
+
+
+def _rank_one_move(
+    site: Site, gradient: Tensor, blocks: Sequence[Block], total: Named
+) -> Tensor:
+    """One position: the gradient r c' is never built."""
     rows, columns = _vectors(site, gradient)
     move = torch.zeros_like(rows)
     for block, block_columns in _block_columns(site, columns, blocks):
@@ -190,9 +202,9 @@ def _short_move(
 
 def _is_rank_one(site: Site, blocks: Sequence[Block]) -> bool:
     rule = site.rule
-    if not isinstance(rule, MatrixRule) or not all(isinstance(b, EigenBlock) for b in blocks):
+    if not all(isinstance(b, EigenBlock) for b in blocks):
         return False
-    if type(rule).__name__ == "TransposedConvolution" or rule.groups(site.call) != 1:
+    if not isinstance(rule, (Linear, Convolution)) or rule.groups(site.call) != 1:
         return False
     if Counter(n for b in blocks for n in b.names) != Counter(site.names):
         return False

@@ -1,0 +1,1 @@
+"""Speed and memory of engram as ratios, one command each."""

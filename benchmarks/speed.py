@@ -1,0 +1,208 @@
+"""What a pass and a fit cost, in plain training epochs over the same examples."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import engram
+from benchmarks import jacobian, speed_page
+from benchmarks.data import FULL_SIZE, Images, images
+from benchmarks.nets import NETS, build
+from benchmarks.records import RESULTS, write
+from benchmarks.timing import CLOCKS, Line, environment, interleaved, ratio
+from benchmarks.training import BATCH_SIZE, epoch
+from engram.engine import functional
+
+MANY_OUTPUTS = 1000
+FIT_EXAMPLES = 1024  # of the posteriors; a pass costs the same however they were fitted
+LEVERAGE_EXAMPLES = 512  # sizes below this would not carry the whole fixed cost
+EXAMPLES = {"mlp": FULL_SIZE, "lenet5": FULL_SIZE, "resnet20": 6144, "transformer": FULL_SIZE}
+FEW = {"jacobian": 16, "functional": 64}  # examples for the ways too slow for an epoch
+
+Data = tuple[Tensor, Tensor]
+Task = Callable[[Data], object]
+Key = tuple[str, int]  # what is timed, over how many examples
+
+
+def passes(model: nn.Module, data: Images, suffix: str = "") -> dict[str, Task]:
+    """An epoch, and a pass with either posterior, as the user gets them."""
+    learner = deepcopy(model)
+    optimizer = torch.optim.Adam(learner.parameters())
+
+    def train(subset: Data) -> None:
+        epoch(learner, optimizer, subset)
+
+    tasks: dict[str, Task] = {"epoch" + suffix: train}
+    for structure in ("diagonal", "kronecker"):
+        posterior = fit(model, data.first(FIT_EXAMPLES), structure, "fisher")
+
+        def run(subset: Data, posterior: engram.Posterior = posterior) -> engram.Result:
+            return engram.sensitivities(
+                model,
+                subset,
+                posterior,
+                estimator="linear",
+                batch_size=BATCH_SIZE,
+                progress=False,
+            )
+
+        tasks[structure + suffix] = run
+    return tasks
+
+
+def fit(model: nn.Module, data: Data, structure: str, curvature: str) -> engram.Posterior:
+    """A Laplace posterior with the settings of the benchmark."""
+    return engram.laplace(
+        model,
+        data,
+        structure=structure,
+        curvature=curvature,
+        prior_precision=60.0,
+        batch_size=BATCH_SIZE,
+        progress=False,
+    )
+
+
+def slow_ways(model: nn.Module, data: Images) -> dict[str, Callable[[], Tensor]]:
+    """The same deviations by the whole Jacobian, and by the engine's reference."""
+    posterior = fit(model, data.first(FIT_EXAMPLES), "diagonal", "fisher")
+
+    def residual(inputs: Tensor, targets: Tensor) -> Tensor:
+        with torch.no_grad():
+            return model(inputs).softmax(1) - nn.functional.one_hot(targets, 10)
+
+    def by_jacobian() -> Tensor:
+        inputs, targets = data.first(FEW["jacobian"])
+        return jacobian.deviation(model, inputs, residual(inputs, targets), posterior)
+
+    def by_functional() -> Tensor:
+        inputs, targets = data.first(FEW["functional"])
+        return functional.deviation(model, (inputs,), residual(inputs, targets), posterior)
+
+    return {"jacobian": by_jacobian, "functional": by_functional}
+
+
+def trained(net: str, outputs: int, data: Images, seed: int) -> nn.Module:
+    """A net after a few steps, so that it is not timed at its starting point."""
+    model = build(net, outputs, seed)
+    epoch(model, torch.optim.Adam(model.parameters()), data.first(8 * BATCH_SIZE))
+    return model
+
+
+def running(
+    ways: dict[str, Callable[[], Tensor]], ours: Tensor
+) -> tuple[dict[str, Callable[[], Tensor]], dict[str, Any]]:
+    """Warm up the slow ways: those that run, and how far each is from engram's deviations."""
+    notes: dict[str, Any] = {}
+    for name, way in ways.items():
+        try:
+            theirs = way().detach()
+        except Exception as error:  # whatever stops a way is its result
+            notes[name] = f"{type(error).__name__}: {error}"
+            continue
+        same = ours[: len(theirs)]
+        notes[name] = float((theirs - same).norm() / same.norm())
+    return {n: way for n, way in ways.items() if isinstance(notes[n], float)}, notes
+
+
+def measure(net: str, data: Images, count: int, chosen: argparse.Namespace) -> dict[str, Any]:
+    """All times of one net, and the ratios."""
+    small = max(LEVERAGE_EXAMPLES, count // 4 // BATCH_SIZE * BATCH_SIZE)
+    if count <= small:
+        raise SystemExit(f"expected more than {small} examples, got {count}")
+    model = trained(net, 10, data, chosen.seed)
+    tasks = passes(model, data)
+    for name, curvature in (("sampled_kfac", "fisher"), ("exact_kfac", "ggn")):
+        tasks[name] = partial(fit, model, structure="kronecker", curvature=curvature)
+    tasks |= passes(trained(net, MANY_OUTPUTS, data, chosen.seed), data, f"_{MANY_OUTPUTS}")
+    for task in tasks.values():
+        task(data.first(2 * BATCH_SIZE))
+    ours = tasks["diagonal"](data.first(max(FEW.values())))
+    assert isinstance(ours, engram.Result)
+    ways, agreement = running(slow_ways(model, data), ours.deviation)
+    timed: dict[Key, Callable[[], object]] = {
+        (name, size): partial(task, data.first(size))
+        for size in (count, small)
+        for name, task in tasks.items()
+    }
+    timed |= {(name, FEW[name]): way for name, way in ways.items()}
+    seconds = interleaved(timed, chosen.repeats, chosen.clock)
+    return {"examples": count, "small": small, "difference": agreement} | summary(
+        seconds, list(tasks), list(ways), (count, small)
+    )
+
+
+def summary(
+    seconds: dict[Key, list[float]], tasks: list[str], ways: list[str], sizes: tuple[int, int]
+) -> dict[str, Any]:
+    """Ratios to the epoch as measured, and extrapolated to all examples."""
+    count = sizes[0]
+    lines = {name: Line.through({n: seconds[name, n] for n in sizes}) for name in tasks}
+    base, whole = seconds["epoch", count], lines["epoch"].at(FULL_SIZE)
+    per_example = median(base) / count
+    many = f"_{MANY_OUTPUTS}"
+    return {
+        "ratio": {name: ratio(seconds[name, count], base) for name in tasks}
+        | {name: median(seconds[name, FEW[name]]) / FEW[name] / per_example for name in ways},
+        "ratio_at_full_size": {name: lines[name].at(FULL_SIZE) / whole for name in tasks},
+        "fixed": {name: lines[name].fixed / whole for name in tasks},
+        "per_example": {n: lines[n].per_example / lines["epoch"].per_example for n in tasks},
+        "many_outputs": {
+            name: ratio(seconds[name + many, count], seconds[name, count])
+            for name in ("epoch", "diagonal", "kronecker")
+        },
+        "seconds": [
+            {"what": name, "examples": size, "rounds": [round(t, 4) for t in times]}
+            for (name, size), times in seconds.items()
+        ],
+    }
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__)
+    parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
+    parser.add_argument(
+        "--examples", type=int, help=f"of every net; if not given: {EXAMPLES}", default=None
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="rounds; medians are reported")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of speed.json and .md")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure net by net; the files are written after each."""
+    chosen = arguments()
+    torch.set_num_threads(chosen.threads)
+    counts = {net: chosen.examples or EXAMPLES[net] for net in chosen.nets}
+    data = images(max(counts.values()), chosen.seed)
+    record: dict[str, Any] = {
+        "environment": environment(chosen.seed),
+        "data": data.source,
+        "batch_size": BATCH_SIZE,
+        "repeats": chosen.repeats,
+        "clock": chosen.clock,
+        "nets": {},
+    }
+    for net, count in counts.items():
+        print(f"{net}, {count} examples", file=sys.stderr, flush=True)
+        record["nets"][net] = measure(net, data, count, chosen)
+        write(chosen.output, "speed", record, speed_page.page(record))
+    print(speed_page.page(record))
+
+
+if __name__ == "__main__":
+    main()

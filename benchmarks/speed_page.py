@@ -1,0 +1,107 @@
+"""The page of the speed benchmark: figures beside their bars."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.data import FULL_SIZE
+from benchmarks.records import against, conditions, table, times
+
+PASS_BARS = {"mlp": 1.2, "lenet5": 2.0, "resnet20": 3.0, "transformer": 2.5}
+MANY_OUTPUTS_BAR = 1.3
+SAMPLED_BAR, EXACT_BAR = 2.0, 4.0
+
+Nets = dict[str, Any]
+
+
+def _passes(nets: Nets) -> str:
+    rows = []
+    for net, found in nets.items():
+        bar, row = PASS_BARS[net], [net, f"{found['examples']:,}"]
+        for key in ("ratio", "ratio_at_full_size"):
+            row += [against(found[key][name], bar) for name in ("diagonal", "kronecker")]
+        row += [f"{found['fixed'][name]:.3f}" for name in ("diagonal", "kronecker")]
+        rows.append([*row, f"<= {bar}"])
+    full = f"at {FULL_SIZE:,}"
+    header = ["net", "examples", "diagonal", "Kronecker", f"diagonal {full}", f"Kronecker {full}"]
+    return table([*header, "fixed, diagonal", "fixed, Kronecker", "bar"], rows)
+
+
+def _fits(nets: Nets) -> str:
+    rows = []
+    for net, found in nets.items():
+        row = [net, f"{found['examples']:,}"]
+        for key in ("ratio", "ratio_at_full_size"):
+            row += [
+                against(found[key]["sampled_kfac"], SAMPLED_BAR),
+                against(found[key]["exact_kfac"], EXACT_BAR),
+            ]
+        rows.append(row)
+    full = f"at {FULL_SIZE:,}"
+    header = ["net", "examples", f"sampled (<= {SAMPLED_BAR})", f"exact (<= {EXACT_BAR})"]
+    return table([*header, f"sampled {full}", f"exact {full}"], rows)
+
+
+def _many_outputs(nets: Nets) -> str:
+    rows = []
+    for net, found in nets.items():
+        many, bar = found["many_outputs"], MANY_OUTPUTS_BAR
+        ours = [against(many[name], bar) for name in ("diagonal", "kronecker")]
+        rows.append([net, *ours, f"<= {bar}", times(many["epoch"])])
+    return table(["net", "diagonal", "Kronecker", "bar", "training epoch"], rows)
+
+
+def _slow_ways(nets: Nets) -> str:
+    rows = []
+    for net, found in nets.items():
+        ratios, difference = found["ratio"], found["difference"]
+        row = [net, times(ratios["diagonal"])]
+        for way in ("functional", "jacobian"):
+            note = difference[way]
+            ran = isinstance(note, float)
+            row += [times(ratios[way]) if ran else "does not run", f"{note:.0e}" if ran else "-"]
+        rows.append(row)
+    header = ["net", "engram", "vmap(jvp o grad)", "difference", "vmap(jacrev) + einsum"]
+    return table([*header, "difference"], rows)
+
+
+def page(record: dict[str, Any]) -> str:
+    """The Markdown page."""
+    nets = record["nets"]
+    return f"""# Speed
+
+Every figure is a multiple of one plain training epoch (forward, cross entropy, backward, Adam step;
+batch size {record["batch_size"]}) over the same examples, timed in turns with it in one run: the
+median of {record["repeats"]} rounds, {record["clock"]} clock. Data: {record["data"]}. {conditions(record["environment"])}
+A figure above its bar is bold. Written by `python -m benchmarks.speed`.
+
+Columns "at {FULL_SIZE:,}" follow cost(N) = fixed + N x per example, fitted to the times at two
+sizes (the number of examples shown and about a quarter of it).
+
+## A pass with the `linear` estimator
+
+`engram.sensitivities` as a user calls it, diagnostics included. The fixed cost (planning, leverages
+of 512 examples) is in epochs of {FULL_SIZE:,} examples.
+
+{_passes(nets)}
+
+## A K-FAC fit
+
+`engram.laplace(structure="kronecker")` with `curvature="fisher"` (sampled) or `"ggn"` (exact).
+
+{_fits(nets)}
+
+## 1000 outputs instead of 10
+
+The cost on the same trunk with 1000 outputs over the cost with 10: of a pass, and of training,
+which has to pay for the larger last layer too.
+
+{_many_outputs(nets)}
+
+## Other ways to the same deviations
+
+Diagonal posterior, timed on a few examples and extrapolated per example, with the relative
+difference of the deviations from engram's.
+
+{_slow_ways(nets)}
+"""

@@ -1,0 +1,113 @@
+r"""Moves of a weight matrix in the eigenbasis of its Kronecker factors.
+
+The step is :math:`Q_r \big(D \circ (Q_r' G Q_c)\big) Q_c'` with :math:`G = \sum_t r_t c_t'`.
+Each rotation can be made on the vectors or on the matrix G: on the vectors it costs a product per
+position, on the matrix one per row or column there and one back. Whichever is smaller is taken,
+so the cost never depends on how many positions a layer has alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from engram.engine.layers import Linear
+from engram.engine.recorder import Site
+from engram.engine.rules import Call
+from engram.parameters import Named
+from engram.posteriors.blocks import Block, EigenBlock
+
+
+def applies(site: Site, blocks: tuple[Block, ...]) -> bool:
+    """One block with a rotation, over the weight, or weight and bias, of one matrix layer."""
+    if len(blocks) != 1 or not isinstance(blocks[0], EigenBlock):
+        return False
+    block = blocks[0]
+    rotated = block.rows is not None and block.columns is not None
+    return rotated and block.precision.shape[0] == 1 and set(block.names) == set(site.names)
+
+
+def move(
+    site: Site, gradient: Tensor, block: EigenBlock, parts: Iterable[slice], total: Named
+) -> Tensor:
+    """How the site's output moves when every example takes its step; sums go to ``total``."""
+    moved, summed = [], None
+    for part in parts:
+        m = site.call.multiplicity
+        call = site.call.narrow(part.start, part.stop)
+        step = _Step(site, call, block)
+        moved.append(step.move(gradient[part.start * m : part.stop * m]))
+        summed = step.sum if summed is None else summed + step.sum
+    assert summed is not None
+    for name, value in block.named(block.from_basis(summed[None])).items():
+        total[name] = total[name] + value if name in total else value
+    return moved[0] if len(moved) == 1 else torch.cat(moved)
+
+
+class _Step:
+    """The move of a few examples."""
+
+    def __init__(self, site: Site, call: Call, block: EigenBlock) -> None:
+        assert block.rows is not None and block.columns is not None
+        self.rule, self.call, self.block = site.rule, call, block
+        self.row_basis, self.column_basis = block.rows[0], block.columns[0]
+        self.with_bias = len(block.names) == 2
+        self.sum: Tensor
+
+    def move(self, gradient: Tensor) -> Tensor:
+        rule, call = self.rule, self.call
+        rows = rule.rows(call, gradient)[:, 0]  # type: ignore[attr-defined]
+        columns = rule.columns(call, gradient)[:, 0]  # type: ignore[attr-defined]
+        positions, inputs = columns.shape[1:]
+        outputs = rows.shape[2]
+        turn_columns = positions < 2 * outputs
+        turn_rows = positions < inputs
+        if turn_rows:
+            rows = rows @ self.row_basis
+        if turn_columns:
+            columns = self._turned(columns)
+        matrix = self._to_basis(rows, columns, turn_rows, turn_columns)
+        self.sum = matrix.sum(0)
+        matrix = matrix * self.block.covariance[0]
+        if not turn_rows:
+            matrix = self.row_basis @ matrix
+        if turn_columns:
+            moved = torch.bmm(columns, matrix.mT)
+        else:
+            matrix = matrix @ self.column_basis.mT
+            moved = self._plain_product(columns, matrix)
+        if turn_rows:
+            moved = moved @ self.row_basis.mT
+        return self._placed(moved, gradient)
+
+    def _turned(self, columns: Tensor) -> Tensor:
+        if not self.with_bias:
+            return columns @ self.column_basis
+        return columns @ self.column_basis[:-1] + self.column_basis[-1]
+
+    def _to_basis(
+        self, rows: Tensor, columns: Tensor, turn_rows: bool, turn_columns: bool
+    ) -> Tensor:
+        """Q_r' G Q_c, [b, O, I], from whatever has not been rotated yet."""
+        matrix = torch.bmm(rows.mT, columns)
+        if not turn_columns:
+            if self.with_bias:
+                matrix = torch.cat([matrix, rows.sum(1)[:, :, None]], dim=2)
+            matrix = matrix @ self.column_basis
+        return matrix if turn_rows else self.row_basis.mT @ matrix
+
+    def _plain_product(self, columns: Tensor, matrix: Tensor) -> Tensor:
+        if not self.with_bias:
+            return torch.bmm(matrix, columns.mT).mT
+        product = torch.bmm(matrix[:, :, :-1], columns.mT)
+        return (product + matrix[:, :, -1:]).mT
+
+    def _placed(self, moved: Tensor, gradient: Tensor) -> Tensor:
+        """[b, T, O] in the layout of the output, examples first."""
+        if isinstance(self.rule, Linear):
+            return moved.reshape(gradient.shape)
+        m = self.call.multiplicity
+        split = moved.unflatten(1, (m, -1)).mT
+        return split.reshape(gradient.shape)
