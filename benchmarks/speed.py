@@ -158,7 +158,10 @@ def summary(
         "fixed": {name: lines[name].fixed / whole for name in tasks},
         "per_example": {n: lines[n].per_example / lines["epoch"].per_example for n in tasks},
         "many_outputs": {
-            name: ratio(seconds[name + many, count], seconds[name, count])
+            name: {
+                "ratio": ratio(seconds[name + many, count], seconds[name, count]),
+                "ratio_at_full_size": lines[name + many].at(FULL_SIZE) / lines[name].at(FULL_SIZE),
+            }
             for name in ("epoch", "diagonal", "kronecker")
         },
         "seconds": [

@@ -45,10 +45,15 @@ def _fits(nets: Nets) -> str:
 def _many_outputs(nets: Nets) -> str:
     rows = []
     for net, found in nets.items():
-        many, bar = found["many_outputs"], MANY_OUTPUTS_BAR
-        ours = [against(many[name], bar) for name in ("diagonal", "kronecker")]
-        rows.append([net, *ours, f"<= {bar}", times(many["epoch"])])
-    return table(["net", "diagonal", "Kronecker", "bar", "training epoch"], rows)
+        many, row = found["many_outputs"], [net, f"{found['examples']:,}"]
+        for key in ("ratio", "ratio_at_full_size"):
+            ours = [many[name][key] for name in ("diagonal", "kronecker")]
+            row += [against(value, MANY_OUTPUTS_BAR) for value in ours]
+            row.append(times(many["epoch"][key]))
+        rows.append([*row, f"<= {MANY_OUTPUTS_BAR}"])
+    columns = ["diagonal", "Kronecker", "training"]
+    full = [f"{column} at {FULL_SIZE:,}" for column in columns]
+    return table(["net", "examples", *columns, *full, "bar"], rows)
 
 
 def _slow_ways(nets: Nets) -> str:
@@ -72,7 +77,8 @@ def page(record: dict[str, Any]) -> str:
 
 Every figure is a multiple of one plain training epoch (forward, cross entropy, backward, Adam step;
 batch size {record["batch_size"]}) over the same examples, timed in turns with it in one run: the
-median of {record["repeats"]} rounds, {record["clock"]} clock. Data: {record["data"]}. {conditions(record["environment"])}
+median of {record["repeats"]} rounds, {record["clock"]} clock. Data: {record["data"]}.
+{conditions(record["environment"])}
 A figure above its bar is bold. Written by `python -m benchmarks.speed`.
 
 Columns "at {FULL_SIZE:,}" follow cost(N) = fixed + N x per example, fitted to the times at two

@@ -156,11 +156,16 @@ SEQUENCES = (
     net("encoder_layer", lambda: nets.encoder_layer(0.0), 4, 3, 4),
     net("encoder_layer_dropout", lambda: nets.encoder_layer(0.1, norm_first=True), 4, 3, 4),
     Case("vision_transformer", nets.VisionTransformer, real(1, 4, 4), last_layer=None),
-    net("lstm", nets.Recurrent, 3, 4, 3),
+    # Which of its products count as linear layers is the implementation's choice.
+    net("lstm", nets.Recurrent, 3, 4, 3, structures=("isotropic", "diagonal", "full")),
 )
 
 # Whether projections inside another module's kernel are linear layers of their own is not defined.
-OPAQUE = {"cross_attention": ("isotropic", "diagonal", "full")}
+# A layer whose rows run through positions first has no factors by example: it is a unit.
+OPAQUE = {
+    "cross_attention": ("isotropic", "diagonal", "full"),
+    "positions_first": ("isotropic", "diagonal", "full"),
+}
 USERS_OWN = tuple(
     net(name, body, width, *shape, structures=OPAQUE.get(name, STRUCTURES))
     for name, (body, width, shape) in BODIES.items()

@@ -17,7 +17,8 @@ NOISE_VARIANCE = 0.5
 def log_cosh(outputs: Tensor, target: Tensor) -> Tensor:
     """A robust regression loss that couples the outputs through their mean; [N]."""
     difference = outputs - target
-    total = (2 * difference).cosh().log().sum(-1)
+    # log(2 cosh(2 z)), which does not overflow far from the target.
+    total = torch.logaddexp(2 * difference, -2 * difference).sum(-1)
     return total + 0.5 * difference.mean(-1).square()
 
 

@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    default_collate,
+)
 
 from engram.errors import DataError
 
@@ -90,9 +97,7 @@ class Batches:
 
     def __init__(self, data: Data, batch_size: int) -> None:
         self.batch_size = batch_size
-        if isinstance(data, Batches):
-            data = data.data
-        self.data = data
+        self.data: Any = data
         if isinstance(data, DataLoader):
             _check_loader(data)
             self.num_data = len(data.dataset)  # type: ignore[arg-type]
@@ -100,7 +105,7 @@ class Batches:
             self.num_data = _common_length(data)
         elif isinstance(data, Mapping):
             self.num_data = _common_length(tuple(data.values()))
-        elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+        elif _is_dataset(data):
             self.num_data = len(data)
         else:
             raise DataError(
@@ -129,7 +134,7 @@ class Batches:
 
     def take(self, indices: Tensor) -> Batch:
         """The examples with these indices, in this order."""
-        data = self.data.dataset if isinstance(self.data, DataLoader) else self.data
+        data: Any = self.data.dataset if isinstance(self.data, DataLoader) else self.data
         if _is_tensors(data):
             item: Any = tuple(t[indices.to(t.device)] for t in data)
         elif isinstance(data, Mapping):
@@ -143,6 +148,13 @@ class Batches:
         """Batches of the examples with these indices."""
         for chunk in indices.split(batch_size or self.batch_size):
             yield self.take(chunk)
+
+
+def _is_dataset(data: Data) -> bool:
+    """Indexable, and not a tuple of arrays that would be read as a list of examples."""
+    indexable = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    arrays = isinstance(data, tuple) and any(hasattr(part, "shape") for part in data)
+    return indexable and not arrays and not hasattr(data, "shape")
 
 
 def _is_tensors(data: Data) -> bool:
@@ -170,14 +182,17 @@ def _check_loader(loader: DataLoader[Any]) -> None:
             "an iterable dataset, whose examples have no index",
             "use a Dataset with __len__ and __getitem__",
         )
-    sampler = loader.sampler if loader.batch_sampler is not None else None
-    if not isinstance(sampler, SequentialSampler):
+    grouped = loader.batch_sampler
+    sampler = loader.sampler if grouped is None else getattr(grouped, "sampler", grouped)
+    in_order = isinstance(sampler, SequentialSampler)
+    if not in_order or (grouped is not None and type(grouped) is not BatchSampler):
         raise DataError(
             "a DataLoader that reads the data in order",
             f"one with {type(sampler).__name__} (it shuffles or subsamples)",
             "pass the dataset itself, or a DataLoader with shuffle=False and no sampler",
         )
-    if loader.drop_last and len(dataset) % (loader.batch_size or 1):
+    batch_size = getattr(grouped, "batch_size", None) or loader.batch_size or 1
+    if getattr(grouped, "drop_last", loader.drop_last) and len(dataset) % batch_size:
         raise DataError(
             "a DataLoader that gives every example",
             "drop_last=True, which drops the last incomplete batch",

@@ -81,6 +81,6 @@ class Layout:
         """[..., P] -> [..., *shape] per name."""
         parts = flat.split(self.sizes, dim=-1)
         return {
-            name: part.reshape(*flat.shape[:-1], *shape)
+            name: part.reshape((*flat.shape[:-1], *shape))
             for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
         }

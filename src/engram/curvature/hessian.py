@@ -21,8 +21,9 @@ def hessian(session: Session, layout: Layout) -> Tensor:
     total = torch.zeros(size, size, dtype=torch.float64, device=device_of(model))
     for batch in session.batches:
         batch = batch.to(device_of(model))
-        with torch.enable_grad(), torch.nn.attention.sdpa_kernel(
-            torch.nn.attention.SDPBackend.MATH
+        with (
+            torch.enable_grad(),
+            torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
         ):
             outputs = call(model, batch.inputs)
             targets = session.likelihood.prepare(outputs.detach(), batch.targets)

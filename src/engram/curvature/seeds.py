@@ -20,8 +20,11 @@ CURVATURES = ("ggn", "fisher", "empirical", "hessian")
 def check_curvature(curvature: str) -> None:
     """ArgumentError for a name that means nothing."""
     if curvature not in CURVATURES:
-        raise ArgumentError(f"curvature to be one of {', '.join(CURVATURES)}", repr(curvature),
-                            'use "ggn", the exact Gauss-Newton matrix')
+        raise ArgumentError(
+            f"curvature to be one of {', '.join(CURVATURES)}",
+            repr(curvature),
+            'use "ggn", the exact Gauss-Newton matrix',
+        )
 
 
 def seeds(

@@ -54,9 +54,7 @@ def multi_head_attention(arguments: dict[str, Any]) -> tuple[Tensor, Tensor | No
         scores = scores + mask
     weights = scores.softmax(-1)
     mixed = (weights @ v).permute(2, 0, 1, 3).reshape(length, batch, width)
-    output = functional.linear(
-        mixed, arguments["out_proj_weight"], arguments.get("out_proj_bias")
-    )
+    output = functional.linear(mixed, arguments["out_proj_weight"], arguments.get("out_proj_bias"))
     if not arguments.get("need_weights", True):
         return output, None
     return output, weights.mean(1) if arguments.get("average_attn_weights", True) else weights

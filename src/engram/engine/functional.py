@@ -39,7 +39,7 @@ def deviation(model: nn.Module, inputs: Inputs, seed: Tensor, posterior: Posteri
                 return functional_call(wrapped, values, (), data)
             return functional_call(wrapped, values, data)
 
-        _, pull = vjp(outputs, parameters)
+        pull = vjp(outputs, parameters)[1]
         gradient = {n.removeprefix("model."): g for n, g in pull(cotangent)[0].items()}
         step = {f"model.{n}": v for n, v in posterior.solve(gradient).items()}
         pushed: Tensor = jvp(outputs, (parameters,), (step,))[1]

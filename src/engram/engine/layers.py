@@ -150,9 +150,7 @@ class Convolution(MatrixRule):
             fields = unfolded.reshape(call.num_examples, call.multiplicity, groups, channels, -1)
             if call.multiplicity == 1:
                 return fields.reshape(call.num_examples * groups, channels, -1)
-            return fields.permute(0, 2, 3, 1, 4).reshape(
-                call.num_examples * groups, channels, -1
-            )
+            return fields.permute(0, 2, 3, 1, 4).reshape(call.num_examples * groups, channels, -1)
 
         return call.keep("fields", make)
 
@@ -162,9 +160,7 @@ class Convolution(MatrixRule):
     def rows(self, call: Call, output_gradient: Tensor) -> Tensor:
         groups = self.groups(call)
         channels = output_gradient.shape[1] // groups
-        shaped = output_gradient.reshape(
-            call.num_examples, call.multiplicity, groups, channels, -1
-        )
+        shaped = output_gradient.reshape(call.num_examples, call.multiplicity, groups, channels, -1)
         if call.multiplicity == 1:
             return shaped[:, 0].mT
         return shaped.permute(0, 2, 1, 4, 3).flatten(2, 3)
@@ -235,9 +231,7 @@ class TransposedConvolution(MatrixRule):
         unfolded = patches(output_gradient, call.settings["kernel"], call.settings)
         height, width = call.input.shape[2:]
         # output_padding adds border that may hold a further, unused position
-        unfolded = unfolded[..., :height, :width].reshape(
-            call.input.shape[0], -1, height * width
-        )
+        unfolded = unfolded[..., :height, :width].reshape(call.input.shape[0], -1, height * width)
         return self._split(call, unfolded, height * width)
 
     def rows(self, call: Call, output_gradient: Tensor) -> Tensor:
@@ -278,13 +272,11 @@ class TransposedConvolution(MatrixRule):
         """[B * groups, m * T, C * kernel] -> [B * m, groups * C, *spatial]."""
         groups, m = self.groups(call), call.multiplicity
         shaped = product.reshape(call.num_examples, groups, m, -1, product.shape[-1])
-        columns = shaped.permute(0, 2, 1, 4, 3).reshape(
-            call.num_examples * m, -1, shaped.shape[3]
-        )
+        columns = shaped.permute(0, 2, 1, 4, 3).reshape(call.num_examples * m, -1, shaped.shape[3])
         s = call.settings
         return functional.fold(
             columns,
-            spatial,
+            tuple(spatial),
             s["kernel"],
             dilation=s["dilation"],
             padding=s["padding"],

@@ -98,7 +98,7 @@ class ChannelNorm(AffineRule):
         if arguments["function"] is functional.batch_norm:
             if arguments.get("training") or arguments.get("running_mean") is None:
                 return None
-            keep = ("running_mean", "running_var", "eps")
+            keep: tuple[str, ...] = ("running_mean", "running_var", "eps")
         else:
             keep = ("num_groups", "eps")
         settings = {k: arguments[k] for k in keep if k in arguments}

@@ -73,7 +73,7 @@ class Trace:
         return self._push(leaf, found, moves)
 
     def add_gradient(self, seed: Tensor, posterior: Posterior, total: Named) -> None:
-        """Add the sum over examples of J' seed to ``total``, for parameters the posterior covers."""
+        """Add the sum over examples of J' seed to ``total``, where the posterior covers it."""
         with torch.no_grad():
             add_total(self.sites, self.arranged(seed), posterior, total)
 

@@ -64,7 +64,7 @@ class Plan:
 
 
 class Interceptor(TorchFunctionMode):
-    """Sees every operation of the model, opens up attention and recurrence, and is silent inside units."""
+    """Sees every operation, opens up attention and recurrence, and is silent inside units."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -252,6 +252,8 @@ def make_plan(model: nn.Module, two: Inputs, three: Inputs, unit_names: set[str]
         two, three: inputs with two and with three examples.
         unit_names: modules that are to be units from the start.
     """
+    with torch.no_grad():
+        call(model, three)  # whatever a model builds on its first call is then built
     while True:
         units = {name: Unit.of(model, name) for name in sorted(unit_names)}
         if "" in units:
@@ -262,15 +264,19 @@ def make_plan(model: nn.Module, two: Inputs, three: Inputs, unit_names: set[str]
         probe = Probe(model, log, _input_scaling(two, three))
         with probe, replaced(model, units, probe):
             call(model, two)
-        if not probe.unhandled:
+        mixed = {name for name, unit in units.items() if not unit.separable}
+        if not probe.unhandled and not mixed:
             return Plan(tuple(probe.touches), units)
         wanted = {_common_owner(names) for names in probe.unhandled}
-        unit_names = outermost(unit_names | wanted)
+        wider = {name.rpartition(".")[0] for name in mixed}
+        unit_names = outermost((unit_names - mixed) | wanted | wider)
 
 
 def outermost(names: set[str]) -> set[str]:
     """Drop modules that lie inside another one of the set."""
-    return {n for n in names if not any(m != n and (m == "" or n.startswith(m + ".")) for m in names)}
+    return {
+        n for n in names if not any(m != n and (m == "" or n.startswith(m + ".")) for m in names)
+    }
 
 
 def _common_owner(names: tuple[str, ...]) -> str:

@@ -83,6 +83,7 @@ def prepare(model: nn.Module, batches: Batches) -> Engine:
     first = batches.take(torch.arange(min(3, batches.num_data)))
     positions = torch.arange(3) % len(first)
     probe = first.select(positions).to(device_of(model))
+    _check_independent(model, probe)
     units: set[str] = set()
     while True:
         plan = make_plan(model, probe.select(slice(0, 2)).inputs, probe.inputs, units)
@@ -91,11 +92,31 @@ def prepare(model: nn.Module, batches: Batches) -> Engine:
             return Engine(model, plan, _coverage(model, plan))
         if set(plan.units) == {""}:
             raise EngineError(
-                "a model that treats the examples of a batch independently",
-                f"gradients of {wrong[0]!r} that change with the other examples of the batch",
-                "replace layers that mix examples; batch normalisation needs running statistics",
+                "per-example gradients that agree with autograd, one example at a time",
+                f"other gradients of {wrong[0]!r}, even with torch.func over the whole model",
+                "report the model; custom autograd functions need a backward that can be mapped",
             )
         units = outermost(set(plan.units) | {_wider(name, set(plan.units)) for name in wrong})
+
+
+def _check_independent(model: nn.Module, probe: Batch) -> None:
+    """An example's outputs must not depend on which others are in its batch."""
+    with torch.no_grad():
+        together = call(model, probe.inputs)
+        alone = torch.cat(
+            [call(model, probe.select(slice(i, i + 1)).inputs) for i in range(len(probe))]
+        )
+    if not torch.isfinite(together).all():
+        return  # reported with the example's index when its batch comes
+    tolerance = 1e-3 if together.dtype != torch.float64 else 1e-8
+    if together.shape != alone.shape or not torch.allclose(
+        together, alone, rtol=tolerance, atol=tolerance * float(alone.abs().max())
+    ):
+        raise EngineError(
+            "a model that treats the examples of a batch independently",
+            "outputs that change with the other examples of the batch",
+            "replace what mixes examples; batch normalisation needs running statistics",
+        )
 
 
 def _wider(name: str, units: set[str]) -> str:
@@ -142,6 +163,8 @@ def _disagreements(model: nn.Module, plan: Plan, probe: Batch) -> list[str]:
             for role, value in site.rule.gradient(site.call, gradient).items():
                 name = site.roles[role]
                 ours[name] = ours[name] + value if name in ours else value
+    if not torch.isfinite(recorded.outputs).all():
+        return []  # reported with the example's index when its batch comes
     tolerance = 1e-3 if recorded.outputs.dtype != torch.float64 else 1e-8
     wrong: dict[str, None] = {}
     for i in range(len(probe)):
@@ -165,6 +188,4 @@ def _coverage(model: nn.Module, plan: Plan) -> Coverage:
         sizes[way if way in sizes else "fallback"] += parameter.numel()
     fixed = frozen(model)
     ways |= dict.fromkeys(fixed, "frozen")
-    return Coverage(
-        ways, sizes["rule"], sizes["fallback"], count(fixed.values()), sizes["unused"]
-    )
+    return Coverage(ways, sizes["rule"], sizes["fallback"], count(fixed.values()), sizes["unused"])

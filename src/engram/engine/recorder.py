@@ -118,7 +118,8 @@ class Recorder(Interceptor):
         self, touch: Touch, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor:
         bound = bind(function, args, kwargs)
-        assert bound is not None and touch.output is not None
+        assert bound is not None
+        assert touch.output is not None
         result: Tensor = function(*args, **kwargs)
         roles = {
             role: self.name_of[id(p)]
@@ -231,5 +232,3 @@ class Recorder(Interceptor):
         own = self._per_example(source)
         assert own is not None
         return own.reshape(self.num_examples, *source.shape[1:])
-
-

@@ -50,7 +50,7 @@ def applies(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     """Padded batches without dropout and without a projection of the state."""
     if function not in CELLS or len(args) != 9 or not isinstance(args[3], bool):
         return False
-    data, state, weights, has_biases, layers, dropout, train, two_way, _ = args
+    data, _, weights, has_biases, layers, dropout, train, two_way, _ = args
     per_direction = 4 if has_biases else 2
     plain = len(weights) == per_direction * layers * (2 if two_way else 1)
     return data.dim() == 3 and plain and not (train and dropout > 0)

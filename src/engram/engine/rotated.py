@@ -50,7 +50,8 @@ class _Step:
     """The move of a few examples."""
 
     def __init__(self, site: Site, call: Call, block: EigenBlock) -> None:
-        assert block.rows is not None and block.columns is not None
+        assert block.rows is not None
+        assert block.columns is not None
         self.rule, self.call, self.block = site.rule, call, block
         self.row_basis, self.column_basis = block.rows[0], block.columns[0]
         self.with_bias = len(block.names) == 2

@@ -8,7 +8,7 @@ rule gives the two maps that everything else is made of:
 - ``tangent``: the change of the operation's output when each example has its own change of the
   parameters.
 
-The deviation of an output is ``tangent(S^-1 gradient)``, its variance ``<gradient, S^-1 gradient>``.
+An output deviates by ``tangent(S^-1 gradient)``; its variance is ``<gradient, S^-1 gradient>``.
 """
 
 from __future__ import annotations

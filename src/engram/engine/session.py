@@ -55,6 +55,7 @@ class Session:
     def observe(self, batch: Batch) -> Observed:
         """Forward pass, checked targets, loss and residual of a batch."""
         batch = batch.to(device_of(self.model))
+        _check_inputs(batch)
         trace = self.engine.trace(batch)
         _check_finite("outputs", trace.outputs, batch)
         targets = self.likelihood.prepare(trace.outputs, batch.targets)
@@ -77,17 +78,24 @@ class Session:
             yield self.observe(batch)
 
 
+def _check_inputs(batch: Batch) -> None:
+    inputs = batch.inputs.values() if isinstance(batch.inputs, dict) else batch.inputs
+    for x in inputs:
+        if isinstance(x, Tensor) and x.is_floating_point() and len(x) == len(batch):
+            _check_finite("inputs", x.flatten(1) if x.dim() > 1 else x[:, None], batch)
+
+
 def _check_finite(what: str, values: Tensor, batch: Batch) -> None:
+    if torch.isfinite(values.sum()):  # one pass; anything not finite makes the sum so
+        return
     bad = ~torch.isfinite(values).all(1)
     if not bad.any():
         return
     position = int(bad.nonzero()[0])
     index = int(batch.indices[position])
-    inputs = batch.inputs.values() if isinstance(batch.inputs, dict) else batch.inputs
-    floating = [x for x in inputs if isinstance(x, Tensor) and x.is_floating_point()]
     cause = "its input is finite, so the model or the loss overflows there"
-    if any(not torch.isfinite(x[position]).all() for x in floating):
-        cause = "its input has NaN or infinity"
+    if what == "inputs":
+        cause = "the data itself has them"
     raise NonFiniteError(
         f"finite {what}",
         f"NaN or infinity for example {index} (batch of examples {int(batch.indices[0])} to "

@@ -184,9 +184,7 @@ def _single_move(
     return None
 
 
-def _rank_one_move(
-    site: Site, gradient: Tensor, blocks: Sequence[Block], total: Named
-) -> Tensor:
+def _rank_one_move(site: Site, gradient: Tensor, blocks: Sequence[Block], total: Named) -> Tensor:
     """One position: the gradient r c' is never built."""
     rows, columns = _vectors(site, gradient)
     move = torch.zeros_like(rows)
@@ -247,7 +245,8 @@ def _plain_table(blocks: Sequence[Block]) -> bool:
 
 def _table_move(site: Site, gradient: Tensor, block: Block, total: Named) -> Tensor:
     rule = site.rule
-    assert isinstance(rule, Embedding) and isinstance(block, EigenBlock)
+    assert isinstance(rule, Embedding)
+    assert isinstance(block, EigenBlock)
     tokens, picked = rule.tokens(site.call), rule.picked_gradient(site.call, gradient)
     width = picked.shape[-1]
     table = picked.new_zeros(site.call.shapes["weight"])

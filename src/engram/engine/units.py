@@ -33,6 +33,7 @@ class Unit:
     local_names: tuple[str, ...]  # as the module calls them
     input_dims: list[int | None] = field(default_factory=list)
     output_dims: list[int | None] = field(default_factory=list)
+    separable: bool = True  # one entry per example wherever examples are counted
     seen: dict[int, tuple[list[torch.Size], list[torch.Size]]] = field(default_factory=dict)
 
     @classmethod
@@ -50,6 +51,8 @@ class Unit:
             (in_a, out_a), (in_b, out_b) = self.seen.values()
             self.input_dims = [_differing(a, b) for a, b in zip(in_a, in_b, strict=True)]
             self.output_dims = [_differing(a, b) for a, b in zip(out_a, out_b, strict=True)]
+            pairs = [*zip(in_a, in_b, strict=True), *zip(out_a, out_b, strict=True)]
+            self.separable = all(_one_each(a, b) for a, b in pairs)
 
     def run(
         self, forward: Callable[..., Any], copy_of: CopyOf, args: tuple[Any, ...], kwargs: Any
@@ -81,7 +84,7 @@ class Unit:
         mapped = vmap(
             single,
             in_dims=(0, *dims),
-            out_dims=tuple(self.output_dims) if self.output_dims else 0,
+            out_dims=tuple(d or 0 for d in self.output_dims) if self.output_dims else 0,
             randomness="same",
         )(copies, *data)
         return tree_unflatten(list(mapped), result_tree[0])
@@ -101,6 +104,11 @@ def _shapes(tree: Any) -> list[torch.Size]:
 
 def _differing(a: torch.Size, b: torch.Size) -> int | None:
     return next((d for d, (m, n) in enumerate(zip(a, b, strict=True)) if m != n), None)
+
+
+def _one_each(three: torch.Size, two: torch.Size) -> bool:
+    differing = [(m, n) for m, n in zip(three, two, strict=True) if m != n]
+    return differing in ([], [(3, 2)])
 
 
 @contextmanager
@@ -127,9 +135,7 @@ def replaced(
     before: list[tuple[nn.Module, bool, Any]] = []
     try:
         for unit in units.values():
-            before.append(
-                (unit.module, "forward" in unit.module.__dict__, unit.module.forward)
-            )
+            before.append((unit.module, "forward" in unit.module.__dict__, unit.module.forward))
             unit.module.__dict__["forward"] = _substitute(unit, unit.module.forward, mode, copy_of)
         yield
     finally:

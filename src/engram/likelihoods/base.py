@@ -23,6 +23,10 @@ class Likelihood(ABC):
         """Targets in the one form that the other methods take; TargetError if they have none."""
 
     @abstractmethod
+    def form(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Targets in that form, unchecked; what is already in it comes back as it is."""
+
+    @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Negative log likelihood, [N]."""
 

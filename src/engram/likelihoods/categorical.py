@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from engram.errors import TargetError
 from engram.likelihoods.base import Likelihood
@@ -47,7 +46,13 @@ class Categorical(Likelihood):
                 f"{int(targets[where])} at position {where} of the batch",
                 "renumber the classes, or give the model as many outputs as there are classes",
             )
-        return functional.one_hot(targets.long(), num_outputs).to(outputs.dtype)
+        return self.form(outputs, targets)
+
+    def form(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if targets.is_floating_point():
+            return targets.to(outputs.dtype)
+        hot = outputs.new_zeros(outputs.shape)
+        return hot.scatter_(1, targets.long().reshape(-1, 1), 1.0)
 
     def _prepare_soft(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if targets.shape != outputs.shape:
@@ -67,10 +72,10 @@ class Categorical(Likelihood):
         return targets
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return -(targets * outputs.log_softmax(1)).sum(1)
+        return -(self.form(outputs, targets) * outputs.log_softmax(1)).sum(1)
 
     def residual(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return outputs.softmax(1) - targets
+        return outputs.softmax(1) - self.form(outputs, targets)
 
     def hessian_times(self, outputs: Tensor, targets: Tensor, vector: Tensor) -> Tensor:
         probability = outputs.softmax(1)

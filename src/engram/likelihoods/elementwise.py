@@ -32,6 +32,9 @@ class ElementwiseLikelihood(Likelihood):
     def hessian_diagonal(self, outputs: Tensor) -> Tensor:
         """The diagonal of Lambda, [N, K]."""
 
+    def form(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return targets.to(outputs.dtype).reshape(outputs.shape)
+
     def hessian_times(self, outputs: Tensor, targets: Tensor, vector: Tensor) -> Tensor:
         return self.hessian_diagonal(outputs) * vector
 
@@ -55,9 +58,11 @@ class Bernoulli(ElementwiseLikelihood):
         return targets
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        targets = self.form(outputs, targets)
         return (functional.softplus(outputs) - targets * outputs).sum(1)
 
     def residual(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        targets = self.form(outputs, targets)
         return outputs.sigmoid() - targets
 
     def hessian_diagonal(self, outputs: Tensor) -> Tensor:
@@ -93,10 +98,12 @@ class Gaussian(ElementwiseLikelihood):
         return _with_output_dimension(outputs, targets, "gaussian")
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        targets = self.form(outputs, targets)
         constant = 0.5 * outputs.shape[1] * math.log(2 * math.pi * self.noise_variance)
         return 0.5 * ((outputs - targets) ** 2).sum(1) / self.noise_variance + constant
 
     def residual(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        targets = self.form(outputs, targets)
         return (outputs - targets) / self.noise_variance
 
     def hessian_diagonal(self, outputs: Tensor) -> Tensor:
@@ -134,9 +141,11 @@ class Poisson(ElementwiseLikelihood):
         return targets
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        targets = self.form(outputs, targets)
         return (outputs.exp() - targets * outputs + torch.lgamma(targets + 1)).sum(1)
 
     def residual(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        targets = self.form(outputs, targets)
         return outputs.exp() - targets
 
     def hessian_diagonal(self, outputs: Tensor) -> Tensor:

@@ -34,6 +34,9 @@ class LossLikelihood(Likelihood):
             )
         return targets
 
+    def form(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return targets
+
     def _single(self, output: Tensor, target: Tensor) -> Tensor:
         return self.function(output[None], target[None])[0]
 

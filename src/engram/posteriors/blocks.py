@@ -10,12 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from engram.errors import PosteriorError
 from engram.parameters import Layout, Named
+
+SMALLEST_THINNED = 64
 
 
 def _rotate(matrix: Tensor, basis: Tensor | None) -> Tensor:
@@ -29,7 +32,7 @@ def _rotate(matrix: Tensor, basis: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class EigenBlock:
-    """Precision ``(Q_rows (x) Q_columns) diag(precision) (...)'`` of one weight, or weight and bias.
+    """Precision ``(Q_rows (x) Q_columns) diag(precision) (...)'`` of a weight, or weight and bias.
 
     The matrix view [groups, O, I] of the weight is ``weight.reshape(groups, O / groups, -1)``; the
     bias, where it belongs to the block, is the last column.
@@ -75,10 +78,10 @@ class EigenBlock:
         """[..., G, O, I] -> [..., *shape] per name."""
         lead = matrix.shape[:-3]
         if len(self.names) == 1:
-            return {self.names[0]: matrix.reshape(*lead, *self.layout.shapes[0])}
+            return {self.names[0]: matrix.reshape((*lead, *self.layout.shapes[0]))}
         parts = (matrix[..., :-1], matrix[..., -1])
         return {
-            name: part.reshape(*lead, *shape)
+            name: part.reshape((*lead, *shape))
             for name, part, shape in zip(self.names, parts, self.layout.shapes, strict=True)
         }
 
@@ -115,7 +118,34 @@ class EigenBlock:
         """For gradients r c': S^-1 (r c') c = Q (gain * Q' r); the gain [B, O] from c [B, I]."""
         if self.columns is not None:
             columns = columns @ self.columns[0]
-        return (columns * columns) @ self.covariance[0].mT
+        squares = columns * columns
+        if self.gain_factors is None:
+            return squares @ self.covariance[0].mT
+        left, right = self.gain_factors
+        return (squares @ right) @ left.mT
+
+    @cached_property
+    def gain_factors(self) -> tuple[Tensor, Tensor] | None:
+        """Thin factors [O, m], [I, m] of the covariance where its numerical rank m is small.
+
+        Eigenvalues ``a_i b_j + delta`` have reciprocals of rank about 20 to single precision,
+        whatever the layer's size. Entries are weighted by their share in a typical gain, so that
+        small covariances in front of large inputs keep their relative accuracy.
+        """
+        if self.columns is None or min(self.covariance.shape[1:]) < SMALLEST_THINNED:
+            return None
+        covariance = self.covariance[0].double()
+        typical = self.precision[0].double().mean(0)
+        gain = covariance @ typical
+        share = covariance * typical / gain[:, None]
+        u, singular, v = torch.linalg.svd(share, full_matrices=False)
+        precise = self.precision.dtype == torch.float64
+        rank = int((singular > (1e-14 if precise else 1e-7) * singular[0]).sum())
+        if 4 * rank > min(covariance.shape):
+            return None
+        left = gain[:, None] * u[:, :rank] * singular[:rank]
+        right = v[:rank].mT / typical[:, None]
+        return left.to(self.precision.dtype), right.to(self.precision.dtype)
 
     def rotate_rows(self, rows: Tensor) -> Tensor:
         """Q_rows' r for [..., O]."""
@@ -129,9 +159,7 @@ class EigenBlock:
 def diagonal_block(name: str, precision: Tensor) -> EigenBlock:
     """A block that is diagonal as it stands, for a parameter of any shape."""
     rows = precision.shape[0] if precision.dim() > 1 else precision.numel()
-    return EigenBlock(
-        Layout((name,), (precision.shape,)), precision.reshape(1, max(rows, 1), -1)
-    )
+    return EigenBlock(Layout((name,), (precision.shape,)), precision.reshape(1, max(rows, 1), -1))
 
 
 @dataclass(frozen=True)

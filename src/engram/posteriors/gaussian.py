@@ -110,10 +110,11 @@ class Posterior:
         expected = {name: tuple(p.shape) for name, p in parameters.items()}
         got = {name: tuple(m.shape) for name, m in self.mean.items()}
         if expected != got:
-            differing = sorted(set(expected.items()) ^ set(got.items()))[:3]
+            name = next(n for n in expected | got if expected.get(n) != got.get(n))
             raise ModelMismatchError(
-                "a posterior over this model's trainable parameters",
-                f"one of another model (it differs in {', '.join(n for n, _ in differing)})",
+                f"a posterior over this model's trainable parameters ({name!r} has shape "
+                f"{expected.get(name, 'none')})",
+                f"one of another model, in which {name!r} has shape {got.get(name, 'none')}",
                 "fit the posterior on the model that you pass",
             )
         for name, parameter in parameters.items():

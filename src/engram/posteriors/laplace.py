@@ -91,9 +91,7 @@ class Fit:
         self.parameters = trainable(session.model)
         self.dtype = next(iter(self.parameters.values())).dtype
 
-    def passes(
-        self, description: str, each: Callable[[Observed, Gradients, int], None]
-    ) -> None:
+    def passes(self, description: str, each: Callable[[Observed, Gradients, int], None]) -> None:
         """Call ``each`` with the gradients of every output vector of every batch."""
         generator = torch.Generator(device=device_of(self.session.model)).manual_seed(self.seed)
         for observed in self.session.passes(description):

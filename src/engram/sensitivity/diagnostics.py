@@ -71,9 +71,7 @@ class Diagnostics:
         )
 
 
-def sampled_leverages(
-    session: Session, posterior: Posterior, seed: int
-) -> tuple[Tensor, Tensor]:
+def sampled_leverages(session: Session, posterior: Posterior, seed: int) -> tuple[Tensor, Tensor]:
     """Leverages tr(V Lambda) of a random subset: (indices, leverages)."""
     count = session.batches.num_data
     generator = torch.Generator().manual_seed(seed)

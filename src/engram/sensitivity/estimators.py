@@ -49,7 +49,11 @@ class Setting:
 
 
 def _displaced(
-    observed: Observed, setting: Setting, deviation: Tensor, flagged: Tensor, leverage: Tensor | None
+    observed: Observed,
+    setting: Setting,
+    deviation: Tensor,
+    flagged: Tensor,
+    leverage: Tensor | None,
 ) -> Estimate:
     """Predictions and losses at the displaced outputs f + d."""
     likelihood = setting.likelihood
@@ -70,13 +74,20 @@ def linear(observed: Observed, setting: Setting) -> Estimate:
 
 
 def iterated(observed: Observed, setting: Setting) -> Estimate:
-    """d <- V e(f + d), from d = V e, for a few rounds."""
+    """d <- V e(f + d), from d = V e, for a few rounds; flagged where the rounds grow apart."""
     likelihood, posterior = setting.likelihood, setting.posterior
-    deviation = observed.trace.deviation(observed.residual, posterior, setting.total)
+    first = deviation = observed.trace.deviation(observed.residual, posterior, setting.total)
+    change = deviation.norm(dim=1)
+    diverging = _none_flagged(observed)
     for _ in range(setting.rounds):
         residual = likelihood.residual(observed.outputs + deviation, observed.targets).detach()
-        deviation = observed.trace.deviation(residual, posterior)
-    return _displaced(observed, setting, deviation, _none_flagged(observed), None)
+        moved = observed.trace.deviation(residual, posterior)
+        before, change = change, (moved - deviation).norm(dim=1)
+        diverging = ~(change <= before)  # also true for NaN
+        deviation = moved
+    lost = ~torch.isfinite(deviation).all(1, keepdim=True)
+    deviation = torch.where(lost, first, deviation)
+    return _displaced(observed, setting, deviation, diverging | lost[:, 0], None)
 
 
 def variance(observed: Observed, posterior: Posterior) -> Tensor:
@@ -99,7 +110,12 @@ def corrected(observed: Observed, setting: Setting) -> Estimate:
     spread = covariance @ factor
     eigenvalues, vectors = torch.linalg.eigh(factor.mT @ spread)
     flagged = (eigenvalues > GUARD).any(1)
-    held = 1 / (1 - eigenvalues.clamp(max=GUARD))
+    # an eigenvalue m of V L multiplies its direction by 1 / (1 - m) = 1 + m * held
+    held = torch.where(
+        eigenvalues > GUARD,
+        GUARD / ((1 - GUARD) * eigenvalues.clamp(min=GUARD)),
+        1 / (1 - eigenvalues.clamp(max=GUARD)),
+    )
     inner = vectors.mT @ (factor.mT @ plain[:, :, None])
     extra = spread @ (vectors @ (held[:, :, None] * inner))
     leverage = eigenvalues.sum(1)

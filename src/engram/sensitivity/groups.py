@@ -24,7 +24,7 @@ from engram.engine.prepare import device_of
 from engram.engine.session import Session, session
 from engram.errors import ArgumentError, TargetError
 from engram.likelihoods import Likelihood
-from engram.parameters import Named, inner, trainable
+from engram.parameters import Named, inner, square_norm, trainable
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.estimators import Setting, paper
@@ -158,9 +158,7 @@ def remove_classes(
         for label in labels.unique().tolist():
             chosen = (labels == label).nonzero()[:, 0]
             shares = torch.ones(len(chosen), dtype=torch.float64)
-            removals[label] = _remove(
-                opened, posterior, chosen, shares, estimator, evaluate_on, at
-            )
+            removals[label] = _remove(opened, posterior, chosen, shares, estimator, evaluate_on, at)
         return removals
 
 
@@ -203,7 +201,9 @@ def _check_group(
         raise ArgumentError("indices as integers", "a mask", "pass mask.nonzero()[:, 0]")
     if chosen.dim() != 1 or len(chosen) == 0 or chosen.is_floating_point():
         raise ArgumentError(
-            "a list of integer indices", f"{chosen.dtype} of shape {tuple(chosen.shape)}", "check it"
+            "a list of integer indices",
+            f"{chosen.dtype} of shape {tuple(chosen.shape)}",
+            "check it",
         )
     outside = (chosen < 0) | (chosen >= num_data)
     if outside.any():
@@ -241,7 +241,12 @@ def _remove(
     settings = {"estimator": estimator, "at": at}
     if estimator == "paper":
         return Removal(
-            chosen, shares, None, _paper_effect(opened, posterior, chosen, shares), None, False,
+            chosen,
+            shares,
+            None,
+            _paper_effect(opened, posterior, chosen, shares),
+            None,
+            False,
             settings,
         )
     group = Group(opened, posterior, chosen, shares)
@@ -277,7 +282,9 @@ class Group:
         }
 
     def _shares(self, indices: Tensor, like: Tensor) -> Tensor:
-        return torch.tensor([self.share_of[int(i)] for i in indices]).to(like)[:, None]
+        return torch.tensor([self.share_of[int(i)] for i in indices], dtype=torch.float64).to(like)[
+            :, None
+        ]
 
     def gradient(self) -> Named:
         """sum_j eps_j grad loss_j."""
@@ -312,15 +319,17 @@ class Group:
         conditioned = self.posterior.solve(residual)
         direction = dict(conditioned)
         square = first = inner(residual, conditioned)
-        tolerance = 1e-20 if next(iter(right.values())).dtype == torch.float64 else 1e-9
+        tolerance = 1e-28 if next(iter(right.values())).dtype == torch.float64 else 1e-9
+        prior = 0.01 * self.posterior.prior_precision
         for iteration in range(LARGEST_ITERATION):
             if square <= tolerance * first:
                 break
             full = self.posterior.multiply(direction)
             taken = self.curvature_times(direction)
             image = {n: full[n] - taken[n] for n in full}
-            curvature, length = inner(direction, image), inner(direction, full)
-            if curvature <= 0.01 * length:
+            curvature = inner(direction, image)
+            # whatever data remains, the precision should not fall far below the prior's
+            if curvature <= prior * square_norm(direction):
                 return (conditioned if iteration == 0 else solution), True
             step = square / curvature
             solution = {n: solution[n] + step * direction[n] for n in solution}
@@ -353,21 +362,25 @@ def _effect(opened: Session, batches: Iterator[Batch], delta: Named, at: str) ->
 
 
 def _outputs_at(model: nn.Module, parameters: Named, batch: Batch) -> Tensor:
-    with torch.no_grad():
-        if isinstance(batch.inputs, dict):
-            return as_outputs(functional_call(model, parameters, (), batch.inputs))
-        return as_outputs(functional_call(model, parameters, batch.inputs))
+    args, kwargs = ((), batch.inputs) if isinstance(batch.inputs, dict) else (batch.inputs, {})
+    try:
+        with torch.no_grad():
+            return as_outputs(functional_call(model, parameters, args, kwargs))
+    finally:
+        for module in model.modules():
+            if isinstance(module, nn.RNNBase):  # they keep a list of the weights they last saw
+                module._init_flat_weights()
 
 
-def _paper_effect(
-    opened: Session, posterior: Posterior, chosen: Tensor, shares: Tensor
-) -> Effect:
+def _paper_effect(opened: Session, posterior: Posterior, chosen: Tensor, shares: Tensor) -> Effect:
     """Each example moved by its own diag(V) e, as the authors' leave-one-class-out estimate."""
     share_of = dict(zip(chosen.tolist(), shares.tolist(), strict=True))
     setting = Setting(opened.likelihood, posterior, 0, {})
     parts: dict[str, list[Tensor]] = {}
     for observed in opened.passes("paper's estimate", chosen):
-        share = torch.tensor([share_of[int(i)] for i in observed.batch.indices])
+        share = torch.tensor(
+            [share_of[int(i)] for i in observed.batch.indices], dtype=torch.float64
+        )
         deviation = paper(observed, setting).deviation
         without = observed.outputs + share.to(deviation)[:, None] * deviation
         for name, value in {

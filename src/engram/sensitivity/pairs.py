@@ -67,12 +67,12 @@ def _gradients(opened: Session, data: Data | None, layout: Layout) -> Iterator[T
     for observed in source.passes("influence"):
         with torch.no_grad():
             arranged = observed.trace.arranged(observed.residual)
-            for found in per_example_gradients(
-                observed.trace.sites, arranged, names, CHUNK_BYTES
-            ):
+            for found in per_example_gradients(observed.trace.sites, arranged, names, CHUNK_BYTES):
                 lead = len(next(iter(found.values())))
                 filled = {
-                    name: found[name] if name in found else observed.residual.new_zeros(lead, *shape)
+                    name: found[name]
+                    if name in found
+                    else observed.residual.new_zeros(lead, *shape)
                     for name, shape in zip(layout.names, layout.shapes, strict=True)
                 }
                 yield layout.flatten(filled)

@@ -1,0 +1,51 @@
+"""A saved result in the terminal."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+
+import pandas as pd
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from engram.sensitivity.result import load
+
+
+class Ranking(str, Enum):
+    """Columns that examples can be ranked by, highest first."""
+
+    score = "score"
+    loo_loss = "loo_loss"
+    increase = "increase"
+    loss = "loss"
+    leverage = "leverage"
+
+
+def print_result(folder: Path, top: int, by: Ranking, console: Console) -> None:
+    """Print the summary of the result in a folder, and the examples that rank highest."""
+    result = load(folder)
+    console.print(str(result), highlight=False, soft_wrap=True)
+    console.print()
+    frame = result.to_frame().sort_values(by.value, ascending=False, kind="stable").head(top)
+    console.print(examples(frame, f"{len(frame)} examples with the highest {by.value}"))
+
+
+def examples(frame: pd.DataFrame, title: str) -> Table:
+    """One row per example, whole numbers as they are and others with four digits."""
+    # Without the usual padding all columns fit into 80 characters.
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
+    for name in (frame.index.name, *frame.columns):
+        table.add_column(str(name), justify="right")
+    for row in frame.itertuples():
+        table.add_row(*(_cell(value) for value in row))
+    return table
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return "" if value != value else f"{value:.4g}"  # NaN: not computed
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    return str(value)

@@ -1,0 +1,136 @@
+"""What the sensitivities say about the digits, each number beside the one it estimates."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+import engram
+from engram.demo.digits import NUM_CLASSES, Digits
+from engram.demo.settings import Settings
+from engram.demo.training import mean_loss, outputs, train
+from engram.sensitivity.groups import ClassRemovals
+
+
+@dataclass(frozen=True)
+class LossComparison:
+    """Mean losses, nats per example: estimated from the training data, measured on test data.
+
+    Args:
+        train: on the training data, with the labels as given, a share of them wrong.
+        estimated: leave-one-out, likewise.
+        measured: on test data, labels flipped at the same rate.
+        train_right, estimated_right: of the training examples whose label is right.
+        measured_right: on test data with their right labels.
+    """
+
+    train: float
+    estimated: float
+    measured: float
+    train_right: float
+    estimated_right: float
+    measured_right: float
+
+
+def compare_losses(
+    model: nn.Module, data: Digits, result: engram.Result, settings: Settings
+) -> LossComparison:
+    """Like with like: noisy labels against noisy labels, right ones against right ones."""
+    logits = outputs(model, data.test_inputs)
+    return LossComparison(
+        train=result.train_nll,
+        estimated=result.loo_nll,
+        measured=loss_with_flips(logits, data.test_labels, settings.flipped_share),
+        train_right=float(result.loss[~data.flipped].mean()),
+        estimated_right=float(result.loo_loss[~data.flipped].mean()),
+        measured_right=loss_with_flips(logits, data.test_labels, 0.0),
+    )
+
+
+def loss_with_flips(logits: Tensor, labels: Tensor, share: float) -> float:
+    """Mean loss if a share of the labels were flipped, averaged over which ones and to what."""
+    surprise = -logits.log_softmax(1)
+    right = surprise.gather(1, labels[:, None])[:, 0]
+    wrong = (surprise.sum(1) - right) / (NUM_CLASSES - 1)
+    return float(((1 - share) * right + share * wrong).mean())
+
+
+def flips_found(data: Digits, result: engram.Result) -> dict[str, float]:
+    """By ranking: how many flipped labels are among the top as many examples."""
+    count = int(data.flipped.sum())
+    rankings = {
+        "leave-one-out loss": result.loo_loss,
+        "its increase over the loss": result.loo_loss - result.loss,
+        "training loss": result.loss,
+        "score (how far the prediction moves)": result.score,
+    }
+    found: dict[str, float] = {
+        name: int(data.flipped[values.argsort(descending=True)[:count]].sum())
+        for name, values in rankings.items()
+    }
+    return found | {"chance": count * count / len(data.labels)}
+
+
+@dataclass(frozen=True)
+class ClassEffect:
+    """Change of mean losses without a class, nats per example: estimated, and by retraining."""
+
+    label: int
+    examples: int
+    own_estimated: float
+    own_retrained: float
+    test_estimated: float
+    test_retrained: float
+    flagged: bool
+
+
+def estimate_classes(model: nn.Module, data: Digits, settings: Settings) -> ClassRemovals:
+    """The effect of leaving out each class, by the full Gauss-Newton matrix.
+
+    A class is a tenth of the data: the step is long, so the curvature of what remains matters
+    (``corrected``), which asks for the exact matrix, and the model is taken as linear along it.
+    """
+    posterior = engram.laplace(
+        model,
+        data.train,
+        structure="full",
+        prior_precision=settings.prior_precision,
+        progress=False,
+    )
+    return engram.remove_classes(
+        model,
+        data.train,
+        posterior,
+        evaluate_on=data.test,
+        estimator="corrected",
+        at="linearised",
+        progress=False,
+    )
+
+
+def check_classes(
+    model: nn.Module, data: Digits, settings: Settings, removals: ClassRemovals
+) -> Iterator[ClassEffect]:
+    """Train again without each class and set the change beside its estimate."""
+    before = mean_loss(model, data.test)
+    for label, removal in removals.items():
+        kept = data.labels != label
+        own = data.inputs[~kept], data.labels[~kept]
+        other = copy.deepcopy(model)
+        losses = train(other, data.inputs[kept], data.labels[kept], settings, settings.refit_epochs)
+        deque(losses, maxlen=0)
+        evaluation = removal.evaluation
+        assert evaluation is not None
+        yield ClassEffect(
+            label=label,
+            examples=len(removal.indices),
+            own_estimated=removal.group.change,
+            own_retrained=mean_loss(other, own) - mean_loss(model, own),
+            test_estimated=evaluation.change,
+            test_retrained=mean_loss(other, data.test) - before,
+            flagged=removal.flagged,
+        )

@@ -1,0 +1,149 @@
+"""Against the truth: a converged net retrained without each of some examples."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.func import functional_call, grad, hessian, vmap
+
+import engram
+
+NUM_DATA, NUM_LEFT_OUT, PRIOR_PRECISION = 400, 60, 1.0
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    images, labels = load_digits(return_X_y=True)
+    return torch.tensor(images[:NUM_DATA]) / 16, torch.tensor(labels[:NUM_DATA])
+
+
+def objective(parameters: dict[str, Tensor], weights: Tensor) -> Tensor:
+    """Sum of weighted losses plus the regulariser; a weight of 0 leaves an example out."""
+    x, y = digits()
+    losses = nn.functional.cross_entropy(
+        functional_call(network(), parameters, (x,)), y, reduction="none"
+    )
+    squares = sum((p**2).sum() for p in parameters.values())
+    return (weights * losses).sum() + 0.5 * PRIOR_PRECISION * squares
+
+
+@functools.cache
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 12), nn.Tanh(), nn.Linear(12, 10)).double()
+
+
+def shapes() -> list[torch.Size]:
+    return [p.shape for p in network().parameters()]
+
+
+def named(vector: Tensor) -> dict[str, Tensor]:
+    parts = vector.split([s.numel() for s in shapes()], dim=-1)
+    names = [name for name, _ in network().named_parameters()]
+    return {n: p.unflatten(-1, s) for n, p, s in zip(names, parts, shapes(), strict=True)}
+
+
+def train() -> Tensor:
+    """L-BFGS from a random start, as a flat vector."""
+    start = torch.cat([p.detach().flatten() for p in network().parameters()])
+    vector = start.clone().requires_grad_()
+    optimizer = torch.optim.LBFGS(
+        [vector],
+        max_iter=3000,
+        history_size=30,
+        tolerance_grad=1e-6,
+        tolerance_change=0.0,
+        line_search_fn="strong_wolfe",
+    )
+    everything = torch.ones(NUM_DATA, dtype=torch.float64)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = objective(named(vector), everything)
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    return vector.detach()
+
+
+@functools.cache
+def truth() -> tuple[nn.Module, Tensor, Tensor, Tensor]:
+    """The trained net, which examples were left out, their true scores and loss increases.
+
+    All left-out copies are retrained together by damped Newton steps with the Hessian at the
+    trained net, until the gradient of each copy's own objective vanishes.
+    """
+    trained = train()
+    gradient = grad(lambda vector, weights: objective(named(vector), weights))
+    everything = torch.ones(NUM_DATA, dtype=torch.float64)
+    matrix = hessian(lambda vector: objective(named(vector), everything))(trained)
+    factor = torch.linalg.cholesky(matrix)
+    left_out = torch.randperm(NUM_DATA, generator=torch.Generator().manual_seed(1))[:NUM_LEFT_OUT]
+    weights = everything.expand(NUM_LEFT_OUT, -1).clone()
+    weights[torch.arange(NUM_LEFT_OUT), left_out] = 0.0
+    copies = trained.expand(NUM_LEFT_OUT, -1)
+    remaining = vmap(gradient)(copies, weights)
+    length = torch.ones(NUM_LEFT_OUT, 1, dtype=torch.float64)
+    for _ in range(300):
+        if float(remaining.norm(dim=1).max()) < 1e-6:
+            break
+        tried = copies - length * torch.cholesky_solve(remaining.mT, factor).mT
+        there = vmap(gradient)(tried, weights)
+        better = (there.norm(dim=1) < remaining.norm(dim=1))[:, None]
+        copies, remaining = (
+            torch.where(better, tried, copies),
+            torch.where(better, there, remaining),
+        )
+        length = torch.where(better, (2 * length).clamp(max=1), length / 2)
+    assert float(remaining.norm(dim=1).max()) < 1e-6
+    model = network()
+    torch.nn.utils.vector_to_parameters(trained, model.parameters())
+    x, y = digits()
+    x, y = x[left_out], y[left_out]
+    before = model(x).detach()
+    after = vmap(lambda v, one: functional_call(model, named(v), (one[None],))[0])(copies, x)
+    loss = functools.partial(nn.functional.cross_entropy, reduction="none")
+    scores = (after.softmax(1) - before.softmax(1)).abs().sum(1)
+    return model, left_out, scores.detach(), (loss(after, y) - loss(before, y)).detach()
+
+
+def pearson(a: Tensor, b: Tensor) -> float:
+    return float(torch.corrcoef(torch.stack([a, b]))[0, 1])
+
+
+def spearman(a: Tensor, b: Tensor) -> float:
+    return pearson(a.argsort().argsort().double(), b.argsort().argsort().double())
+
+
+@pytest.mark.parametrize(
+    ("structure", "estimator", "ranks", "values"),
+    [("full", "corrected", 0.995, 0.99), ("kronecker", "linear", 0.98, 0.95)],
+)
+def test_scores_match_retraining(
+    structure: str, estimator: str, ranks: float, values: float
+) -> None:
+    model, left_out, scores, _ = truth()
+    data = digits()
+    posterior = engram.laplace(
+        model, data, structure=structure, prior_precision=PRIOR_PRECISION, progress=False
+    )
+    result = engram.sensitivities(model, data, posterior, estimator=estimator, progress=False)
+    estimated = result.score[left_out]
+    assert spearman(estimated, scores) >= ranks
+    assert pearson(estimated, scores) >= values
+    assert result.diagnostics.relative_gradient < 1e-5
+
+
+def test_loss_increase_matches_retraining() -> None:
+    model, left_out, _, increases = truth()
+    posterior = engram.laplace(
+        model, digits(), structure="full", prior_precision=PRIOR_PRECISION, progress=False
+    )
+    result = engram.sensitivities(
+        model, digits(), posterior, estimator="iterated", rounds=5, progress=False
+    )
+    assert pearson((result.loo_loss - result.loss)[left_out], increases) >= 0.98
