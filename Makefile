@@ -11,7 +11,7 @@ RUNTIME_STAMP := $(VENV)/.runtime
 TEST_STAMP := $(VENV)/.test
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format typecheck unit constraints clean distclean
+.PHONY: help demo test lint format typecheck unit bench-speed constraints clean distclean
 
 help:
 	@echo "make demo         install engram and run its demonstration"
@@ -20,6 +20,7 @@ help:
 	@echo "make format       ruff: apply the formatting and the safe fixes"
 	@echo "make typecheck    mypy, strict, over src"
 	@echo "make unit         pytest, doctests included"
+	@echo "make bench-speed  speed and memory as ratios, into docs/results; takes long"
 	@echo "make constraints  write constraints.txt anew from a fresh virtualenv"
 	@echo "make clean        remove caches and outputs; distclean removes the virtualenv too"
 
@@ -42,6 +43,12 @@ typecheck: $(TEST_STAMP)
 # One thread a process: two workers that each take every core are slower than one.
 unit: $(TEST_STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+# ENGRAM_DATA may name a folder with fmnist.npz; without it the images are random.
+bench-speed: $(TEST_STAMP)
+	$(BIN)/python -m benchmarks.speed
+	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.kfac_peers
 
 $(TORCH_STAMP): constraints.txt
 	$(PYTHON) -m venv $(VENV)

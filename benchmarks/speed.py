@@ -79,7 +79,8 @@ def slow_ways(model: nn.Module, data: Images) -> dict[str, Callable[[], Tensor]]
 
     def residual(inputs: Tensor, targets: Tensor) -> Tensor:
         with torch.no_grad():
-            return model(inputs).softmax(1) - nn.functional.one_hot(targets, 10)
+            outputs: Tensor = model(inputs)
+        return outputs.softmax(1) - nn.functional.one_hot(targets, 10)
 
     def by_jacobian() -> Tensor:
         inputs, targets = data.first(FEW["jacobian"])
@@ -126,7 +127,7 @@ def measure(net: str, data: Images, count: int, chosen: argparse.Namespace) -> d
         tasks[name] = partial(fit, model, structure="kronecker", curvature=curvature)
     tasks |= passes(trained(net, MANY_OUTPUTS, data, chosen.seed), data, f"_{MANY_OUTPUTS}")
     for task in tasks.values():
-        task(data.first(2 * BATCH_SIZE))
+        task(data.first(BATCH_SIZE))  # warm up
     ours = tasks["diagonal"](data.first(max(FEW.values())))
     assert isinstance(ours, engram.Result)
     ways, agreement = running(slow_ways(model, data), ours.deviation)

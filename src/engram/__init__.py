@@ -10,13 +10,15 @@ from engram.errors import EngramError
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import laplace
 from engram.sensitivity.examples import sensitivities
-from engram.sensitivity.groups import remove, remove_classes
+from engram.sensitivity.groups import ClassRemovals, Removal, remove, remove_classes
 from engram.sensitivity.pairs import influence
 from engram.sensitivity.result import Result, load
 
 __all__ = [
+    "ClassRemovals",
     "EngramError",
     "Posterior",
+    "Removal",
     "Result",
     "__version__",
     "influence",

@@ -213,6 +213,8 @@ def _classes(settings: Settings, data: Digits, model: nn.Module, console: Consol
         "change after retraining, taken together.",
         highlight=False,
     )
+    if any(effect.flagged for effect in effects):
+        console.print("* The precision without the class is not positive definite.")
 
 
 def _class_row(effect: ClassEffect) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from engram.batches import Inputs, call
 from engram.engine.plan import Plan
 from engram.engine.recorder import Recorder, Site
 from engram.engine.steps import add_total, deviations, inner_products
+from engram.engine.totals import GradientSum
 from engram.engine.units import replaced
 from engram.parameters import Named
 from engram.posteriors.gaussian import Posterior
@@ -57,7 +58,9 @@ class Trace:
             for site, g in zip(self.sites, found, strict=True)
         ]
 
-    def deviation(self, seed: Tensor, posterior: Posterior, total: Named | None = None) -> Tensor:
+    def deviation(
+        self, seed: Tensor, posterior: Posterior, total: GradientSum | None = None
+    ) -> Tensor:
         """J S^-1 J' seed, [B, K]; the gradients' sum is added to ``total``."""
         leaf = seed.detach().requires_grad_()
         with _kernels():
@@ -69,10 +72,10 @@ class Trace:
             ]
             for site in self.sites:
                 site.check_fresh()
-            moves = deviations(self.sites, arranged, posterior, {} if total is None else total)
+            moves = deviations(self.sites, arranged, posterior, total or GradientSum())
         return self._push(leaf, found, moves)
 
-    def add_gradient(self, seed: Tensor, posterior: Posterior, total: Named) -> None:
+    def add_gradient(self, seed: Tensor, posterior: Posterior, total: GradientSum) -> None:
         """Add the sum over examples of J' seed to ``total``, where the posterior covers it."""
         with torch.no_grad():
             add_total(self.sites, self.arranged(seed), posterior, total)

@@ -16,7 +16,7 @@ from torch import Tensor
 from engram.engine.layers import Linear
 from engram.engine.recorder import Site
 from engram.engine.rules import Call
-from engram.parameters import Named
+from engram.engine.totals import GradientSum
 from engram.posteriors.blocks import Block, EigenBlock
 
 
@@ -30,7 +30,7 @@ def applies(site: Site, blocks: tuple[Block, ...]) -> bool:
 
 
 def move(
-    site: Site, gradient: Tensor, block: EigenBlock, parts: Iterable[slice], total: Named
+    site: Site, gradient: Tensor, block: EigenBlock, parts: Iterable[slice], total: GradientSum
 ) -> Tensor:
     """How the site's output moves when every example takes its step; sums go to ``total``."""
     moved, summed = [], None
@@ -42,7 +42,7 @@ def move(
         summed = step.sum if summed is None else summed + step.sum
     assert summed is not None
     for name, value in block.named(block.from_basis(summed[None])).items():
-        total[name] = total[name] + value if name in total else value
+        total.add(name, value)
     return moved[0] if len(moved) == 1 else torch.cat(moved)
 
 

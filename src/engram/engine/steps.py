@@ -21,6 +21,7 @@ from engram.engine.layers import Convolution, Linear
 from engram.engine.norms import Embedding
 from engram.engine.recorder import Site
 from engram.engine.rules import Call
+from engram.engine.totals import GradientSum
 from engram.parameters import Named
 from engram.posteriors.blocks import Block, DenseBlock, EigenBlock
 from engram.posteriors.gaussian import Posterior
@@ -67,7 +68,10 @@ def _blocks_of(site: Site, posterior: Posterior) -> list[Block]:
 
 
 def deviations(
-    sites: Sequence[Site], gradients: Sequence[Tensor | None], posterior: Posterior, total: Named
+    sites: Sequence[Site],
+    gradients: Sequence[Tensor | None],
+    posterior: Posterior,
+    total: GradientSum,
 ) -> list[Tensor | None]:
     """How each site's output moves when every example takes its step S^-1 grad; None for no move.
 
@@ -98,13 +102,16 @@ def _add(total: Named, name: str, value: Tensor) -> None:
 
 
 def add_total(
-    sites: Sequence[Site], gradients: Sequence[Tensor | None], posterior: Posterior, total: Named
+    sites: Sequence[Site],
+    gradients: Sequence[Tensor | None],
+    posterior: Posterior,
+    total: GradientSum,
 ) -> None:
     """Add the sum of all examples' gradients to ``total``, by name."""
     names = set(posterior.block_of)
     for found in per_example_gradients(sites, gradients, names, CHUNK_BYTES):
         for name, value in found.items():
-            _add(total, name, value.sum(0))
+            total.add(name, value.sum(0))
 
 
 def _chunks(sites: Sequence[Site], blocks: Sequence[Block], copies: int = 1) -> Iterator[slice]:
@@ -118,13 +125,16 @@ def _chunks(sites: Sequence[Site], blocks: Sequence[Block], copies: int = 1) -> 
         yield slice(start, min(start + size, num_examples))
 
 
+def _rows(call: Call, gradient: Tensor, part: slice) -> Tensor:
+    return gradient[part.start * call.multiplicity : part.stop * call.multiplicity]
+
+
 def _narrow(site: Site, gradient: Tensor, part: slice) -> tuple[Call, Tensor]:
-    m = site.call.multiplicity
-    return site.call.narrow(part.start, part.stop), gradient[part.start * m : part.stop * m]
+    return site.call.narrow(part.start, part.stop), _rows(site.call, gradient, part)
 
 
 def _long_moves(
-    members: Sequence[tuple[Site, Tensor | None]], group: Group, total: Named
+    members: Sequence[tuple[Site, Tensor | None]], group: Group, total: GradientSum
 ) -> list[Tensor | None]:
     """Per-example gradients are built, chunk by chunk, solved, and put through the layer again."""
     alive = [(site, g) for site, g in members if g is not None]
@@ -133,7 +143,7 @@ def _long_moves(
         calls = [None if g is None else _narrow(site, g, part) for site, g in members]
         gradient = _named_gradient([site for site, _ in members], calls, group, part)
         for name, value in gradient.items():
-            _add(total, name, value.sum(0))
+            total.add(name, value.sum(0))
         step = equation.mean_deviation(lambda g: _solve(group.blocks, g), gradient)
         for kept, (site, _), narrowed in zip(parts, members, calls, strict=True):
             call = narrowed[0] if narrowed else site.call.narrow(part.start, part.stop)
@@ -170,7 +180,7 @@ def _solve(blocks: Sequence[Block], gradient: Named) -> Named:
 
 
 def _single_move(
-    site: Site, gradient: Tensor, blocks: tuple[Block, ...], total: Named
+    site: Site, gradient: Tensor, blocks: tuple[Block, ...], total: GradientSum
 ) -> Tensor | None:
     """Moves of a site by itself that have a shorter way than building every gradient."""
     if isinstance(site.rule, Embedding) and _plain_table(blocks):
@@ -184,7 +194,9 @@ def _single_move(
     return None
 
 
-def _rank_one_move(site: Site, gradient: Tensor, blocks: Sequence[Block], total: Named) -> Tensor:
+def _rank_one_move(
+    site: Site, gradient: Tensor, blocks: Sequence[Block], total: GradientSum
+) -> Tensor:
     """One position: the gradient r c' is never built."""
     rows, columns = _vectors(site, gradient)
     move = torch.zeros_like(rows)
@@ -192,9 +204,9 @@ def _rank_one_move(site: Site, gradient: Tensor, blocks: Sequence[Block], total:
         turned = block.rotate_rows(rows) * block.rank_one_gain(block_columns)
         move = move + block.unrotate_rows(turned)
     if "weight" in site.roles:
-        _add(total, site.roles["weight"], (rows.mT @ columns).reshape(site.call.shapes["weight"]))
+        total.add_outer(site.roles["weight"], site.call.shapes["weight"], rows, columns)
     if "bias" in site.roles:
-        _add(total, site.roles["bias"], rows.sum(0))
+        total.add(site.roles["bias"], rows.sum(0))
     return move.reshape(gradient.shape)
 
 
@@ -243,7 +255,7 @@ def _plain_table(blocks: Sequence[Block]) -> bool:
     return len(blocks) == 1 and isinstance(block, EigenBlock) and block.rows is None
 
 
-def _table_move(site: Site, gradient: Tensor, block: Block, total: Named) -> Tensor:
+def _table_move(site: Site, gradient: Tensor, block: Block, total: GradientSum) -> Tensor:
     rule = site.rule
     assert isinstance(rule, Embedding)
     assert isinstance(block, EigenBlock)
@@ -251,7 +263,7 @@ def _table_move(site: Site, gradient: Tensor, block: Block, total: Named) -> Ten
     width = picked.shape[-1]
     table = picked.new_zeros(site.call.shapes["weight"])
     table.index_add_(0, tokens.flatten(), picked.flatten(0, 1))
-    _add(total, site.roles["weight"], table)
+    total.add(site.roles["weight"], table)
     basis = block.columns
     turned = picked if basis is None else picked @ basis[0]
     same = (tokens[:, :, None] == tokens[:, None, :]).to(picked.dtype)
@@ -313,16 +325,15 @@ def _long_products(
 ) -> None:
     members = [sites[p] for p in group.positions]
     for part in _chunks(members, group.blocks, copies=len(gradients)):
+        calls = [site.call.narrow(part.start, part.stop) for site in members]
         stacks: list[Named] = []
         for per_site in gradients:
             given = [per_site[p] for p in group.positions]
-            calls = [
-                None if g is None else _narrow(site, g, part)
-                for site, g in zip(members, given, strict=True)
+            narrowed = [
+                None if g is None else (call, _rows(call, g, part))
+                for call, g in zip(calls, given, strict=True)
             ]
-            stacks.append(_named_gradient(members, calls, group, part))
+            stacks.append(_named_gradient(members, narrowed, group, part))
         for block in group.blocks:
             stacked = {n: torch.stack([s[n] for s in stacks], dim=1) for n in block.names}
-            solved = block.solve(stacked)
-            left, right = block.layout.flatten(stacked), block.layout.flatten(solved)
-            result[part] += left @ right.mT
+            result[part] += block.inner_products(stacked)

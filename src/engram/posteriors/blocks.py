@@ -107,6 +107,11 @@ class EigenBlock:
         """S^-1/2 v, with v as coordinates in the eigenbasis: turns white noise into samples."""
         return self.named(self.from_basis(self.matrix(vectors) * self.covariance.sqrt()))
 
+    def inner_products(self, vectors: Mapping[str, Tensor]) -> Tensor:
+        """<v_r, S^-1 v_s> for [..., R, *shape], as [..., R, R]; no rotation back is needed."""
+        turned = self.to_basis(self.matrix(vectors)).flatten(-3)
+        return turned @ (turned * self.covariance.flatten()).mT
+
     def _scaled(self, vectors: Mapping[str, Tensor], scale: Tensor) -> Named:
         return self.named(self.from_basis(self.to_basis(self.matrix(vectors)) * scale))
 
@@ -207,6 +212,11 @@ class DenseBlock:
     def multiply(self, vectors: Mapping[str, Tensor]) -> Named:
         """S v."""
         return self._apply(vectors, "multiply")
+
+    def inner_products(self, vectors: Mapping[str, Tensor]) -> Tensor:
+        """<v_r, S^-1 v_s> for [..., R, *shape], as [..., R, R]."""
+        flat = self.layout.flatten(vectors)
+        return flat @ self.layout.flatten(self.solve(vectors)).mT
 
     def square_root_solve(self, vectors: Mapping[str, Tensor]) -> Named:
         """C^-T v with S = C C': turns white noise into samples."""

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from engram.engine.prepare import Coverage
-from engram.engine.session import Session
-from engram.parameters import Named, inner, square_norm, trainable
+from engram.engine.session import Observed, Session
+from engram.engine.totals import GradientSum
+from engram.parameters import square_norm, trainable
 from engram.posteriors.gaussian import Posterior
 
-LEVERAGE_SAMPLE = 512
+LEVERAGE_SAMPLE = 256
 EXACT_RANK = 16  # up to here the trace is taken over the root of Lambda, beyond by probes
 PROBES = 16
 
@@ -25,24 +26,27 @@ class Diagnostics:
 
     Args:
         leverage_examples: how many examples' leverages were computed.
-        share_above_one: share of them above the number of outputs' limit of 1 per direction; an
-            exact Gauss-Newton posterior has none.
+        share_above_one: share of them above 1. With one output the exact Gauss-Newton posterior
+            has none; with more, an example can use up one parameter per independent output.
+        share_inconsistent: share of them with an eigenvalue of V Lambda above 1, which the exact
+            Gauss-Newton posterior never has: the example would hold more information than all
+            data. NaN where there are too many outputs to take eigenvalues.
         effective_parameters: sum of the leverages over all examples; its standard error comes
             from having computed only some.
         gradient_norm: norm of the gradient of the full objective, sum of losses plus regulariser.
-        relative_gradient: that norm over the norms of its two parts; 0 at a minimum.
-        natural_step: length of the next step in posterior standard deviations.
+        relative_gradient: that norm over the norms of its two parts; 0 at a minimum. For large
+            layers both are estimated within some 20 % from a random sketch.
         parameters_exact, parameters_fallback, parameters_frozen, parameters_unused: shares.
         flagged_share: share of examples at which the estimator was held by its guard.
     """
 
     leverage_examples: int
     share_above_one: float
+    share_inconsistent: float
     effective_parameters: float
     effective_parameters_error: float
     gradient_norm: float
     relative_gradient: float
-    natural_step: float
     parameters_exact: float
     parameters_fallback: float
     parameters_frozen: float
@@ -60,9 +64,10 @@ class Diagnostics:
             [
                 f"effective parameters  {self.effective_parameters:.4g}{spread}",
                 f"leverages above 1     {self.share_above_one:.1%}"
-                f" of {self.leverage_examples:,} examples",
+                f" of {self.leverage_examples:,} examples;"
+                f" inconsistent {self.share_inconsistent:.1%}",
                 f"relative gradient     {self.relative_gradient:.2g}"
-                f" (0 at a minimum; next step {self.natural_step:.2g} posterior sd)",
+                " (0 at a minimum, 1 far from one)",
                 f"parameters            {self.parameters_exact:.1%} by rule,"
                 f" {self.parameters_fallback:.1%} by fallback,"
                 f" {self.parameters_frozen:.1%} frozen, {self.parameters_unused:.1%} unused",
@@ -71,50 +76,76 @@ class Diagnostics:
         )
 
 
-def sampled_leverages(session: Session, posterior: Posterior, seed: int) -> tuple[Tensor, Tensor]:
-    """Leverages tr(V Lambda) of a random subset: (indices, leverages)."""
+@dataclass(frozen=True)
+class Leverages:
+    """tr(V Lambda) and the largest eigenvalue of V Lambda, [N], NaN where not computed."""
+
+    trace: Tensor
+    largest: Tensor
+
+    @classmethod
+    def of_all(cls, eigenvalues: Tensor) -> Leverages:
+        """From the eigenvalues of every example, [N, R]."""
+        return cls(eigenvalues.sum(1), eigenvalues.amax(1))
+
+
+def sampled_leverages(session: Session, posterior: Posterior, seed: int) -> Leverages:
+    """Leverages of a random subset of the examples."""
     count = session.batches.num_data
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(count, generator=generator)[:LEVERAGE_SAMPLE].sort().values
-    found = []
+    traces, largest = [], []
     for observed in session.passes("leverages", chosen):
         with torch.no_grad():
-            found.append(_leverage(observed, session, posterior, seed))
-    return chosen, torch.cat(found)
+            trace, top = _leverage(observed, session, posterior, seed)
+        traces.append(trace.cpu())
+        largest.append(top.cpu())
+    return Leverages(_spread(traces, chosen, count), _spread(largest, chosen, count))
 
 
-def _leverage(observed: Any, session: Session, posterior: Posterior, seed: int) -> Tensor:
+def _spread(parts: list[Tensor], chosen: Tensor, count: int) -> Tensor:
+    values = torch.cat(parts)
+    result = torch.full((count,), math.nan, dtype=values.dtype)
+    result[chosen] = values
+    return result
+
+
+def _leverage(
+    observed: Observed, session: Session, posterior: Posterior, seed: int
+) -> tuple[Tensor, Tensor]:
     likelihood = session.likelihood
     outputs, targets = observed.outputs, observed.targets
     if outputs.shape[1] <= EXACT_RANK:
         vectors = likelihood.hessian_factor(outputs, targets)
         products = observed.trace.inner_products(vectors, posterior)
-        return torch.diagonal(products, dim1=1, dim2=2).sum(1).cpu()
+        eigenvalues = torch.linalg.eigvalsh(products)
+        return eigenvalues.sum(1), eigenvalues.amax(1)
     generator = torch.Generator(device=outputs.device).manual_seed(seed)
     total = torch.zeros(len(outputs), dtype=outputs.dtype, device=outputs.device)
     for _ in range(PROBES):
         probe = likelihood.sampled_residual(outputs, targets, generator)[:, :, None]
         total += observed.trace.inner_products(probe, posterior)[:, 0, 0]
-    return (total / PROBES).cpu()
+    return total / PROBES, torch.full_like(total, math.nan)
 
 
 def diagnose(
     model: nn.Module,
     posterior: Posterior,
     coverage: Coverage,
-    total_gradient: Named,
-    leverage: Tensor,
+    total_gradient: GradientSum,
+    leverages: Leverages,
     flagged: Tensor,
 ) -> Diagnostics:
     """Put the diagnostics together.
 
     Args:
         total_gradient: sum of the losses' gradients over all examples.
-        leverage: [N], NaN where it was not computed.
+        leverages: of all or some examples.
         flagged: [N], where the guard held.
     """
-    known = leverage[~leverage.isnan()].double()
-    count, num_data = len(known), len(leverage)
+    known = leverages.trace[~leverages.trace.isnan()].double()
+    largest = leverages.largest[~leverages.largest.isnan()].double()
+    count, num_data = len(known), len(leverages.trace)
     mean = float(known.mean()) if count else math.nan
     error = 0.0
     if 1 < count < num_data:
@@ -124,11 +155,11 @@ def diagnose(
     return Diagnostics(
         leverage_examples=count,
         share_above_one=float((known > 1).double().mean()) if count else math.nan,
+        share_inconsistent=float((largest > 1).double().mean()) if len(largest) else math.nan,
         effective_parameters=num_data * mean,
         effective_parameters_error=error,
         gradient_norm=norms[0],
         relative_gradient=norms[1],
-        natural_step=norms[2],
         parameters_exact=coverage.exact / entries,
         parameters_fallback=coverage.fallback / entries,
         parameters_frozen=coverage.frozen / entries,
@@ -138,13 +169,10 @@ def diagnose(
 
 
 def _convergence(
-    model: nn.Module, posterior: Posterior, total_gradient: Named
-) -> tuple[float, float, float]:
+    model: nn.Module, posterior: Posterior, total_gradient: GradientSum
+) -> tuple[float, float]:
     parameters = {n: p.detach() for n, p in trainable(model).items() if n in posterior.block_of}
-    regulariser = {n: posterior.prior_precision * p for n, p in parameters.items()}
-    losses = {n: total_gradient.get(n, torch.zeros_like(p)) for n, p in parameters.items()}
-    objective = {n: losses[n] + regulariser[n] for n in parameters}
-    norm = math.sqrt(square_norm(objective))
-    parts = math.sqrt(square_norm(losses)) + math.sqrt(square_norm(regulariser))
-    step = math.sqrt(max(inner(objective, posterior.solve(objective)), 0.0))
-    return norm, norm / parts if parts > 0 else 0.0, step
+    losses, objective = total_gradient.square_norms(parameters, posterior.prior_precision)
+    regulariser = posterior.prior_precision * math.sqrt(square_norm(parameters))
+    norm, parts = math.sqrt(objective), math.sqrt(losses) + regulariser
+    return norm, norm / parts if parts > 0 else 0.0

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from engram.engine.session import Observed
+from engram.engine.totals import GradientSum
 from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
-from engram.parameters import Named
 from engram.posteriors.gaussian import Posterior
 
 GUARD = 0.99  # largest eigenvalue of V Lambda that is taken at its word
@@ -35,7 +35,7 @@ class Estimate:
     prediction_deviation: Tensor
     loo_loss: Tensor
     flagged: Tensor
-    leverage: Tensor | None = None
+    eigenvalues: Tensor | None = None  # of V Lambda, [B, R], where the rule has them
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Setting:
     likelihood: Likelihood
     posterior: Posterior
     rounds: int
-    total: Named  # the sum of gradients over the data is collected here
+    total: GradientSum  # the sum of gradients over the data is collected here
 
 
 def _displaced(
@@ -53,14 +53,14 @@ def _displaced(
     setting: Setting,
     deviation: Tensor,
     flagged: Tensor,
-    leverage: Tensor | None,
+    eigenvalues: Tensor | None,
 ) -> Estimate:
     """Predictions and losses at the displaced outputs f + d."""
     likelihood = setting.likelihood
     displaced = observed.outputs + deviation
     change = likelihood.mean(displaced) - likelihood.mean(observed.outputs)
     loo_loss = likelihood.loss(displaced, observed.targets).detach()
-    return Estimate(deviation, change, loo_loss, flagged, leverage)
+    return Estimate(deviation, change, loo_loss, flagged, eigenvalues)
 
 
 def _none_flagged(observed: Observed) -> Tensor:
@@ -118,8 +118,7 @@ def corrected(observed: Observed, setting: Setting) -> Estimate:
     )
     inner = vectors.mT @ (factor.mT @ plain[:, :, None])
     extra = spread @ (vectors @ (held[:, :, None] * inner))
-    leverage = eigenvalues.sum(1)
-    return _displaced(observed, setting, plain + extra[:, :, 0], flagged, leverage)
+    return _displaced(observed, setting, plain + extra[:, :, 0], flagged, eigenvalues)
 
 
 def _corrected_by_iteration(observed: Observed, setting: Setting) -> tuple[Tensor, Tensor]:
@@ -175,8 +174,8 @@ def paper(observed: Observed, setting: Setting) -> Estimate:
     change = setting.likelihood.mean_derivative(observed.outputs) * deviation
     loss = setting.likelihood.loss(observed.outputs + deviation, observed.targets).detach()
     factor = setting.likelihood.hessian_factor(observed.outputs, observed.targets)
-    leverage = ((covariance @ factor) * factor).sum((1, 2))
-    return Estimate(deviation, change, loss, _none_flagged(observed), leverage)
+    eigenvalues = torch.linalg.eigvalsh(factor.mT @ covariance @ factor)
+    return Estimate(deviation, change, loss, _none_flagged(observed), eigenvalues)
 
 
 Estimator = Callable[[Observed, Setting], Estimate]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from engram.batches import Data
-from engram.engine.session import Session, session
+from engram.engine.session import session
+from engram.engine.totals import GradientSum
 from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
-from engram.parameters import Named
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
-from engram.sensitivity.diagnostics import diagnose, sampled_leverages
+from engram.sensitivity.diagnostics import Leverages, diagnose, sampled_leverages
 from engram.sensitivity.estimators import Setting, estimator_named
 from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import Result, joined
@@ -60,10 +59,10 @@ def sensitivities(
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
     with session(model, data, likelihood, batch_size, progress) as opened:
-        total: Named = {}
+        total = GradientSum()
         setting = Setting(opened.likelihood, posterior, rounds, total)
         parts: dict[str, list[Tensor]] = {}
-        leverages: list[Tensor] = []
+        eigenvalues: list[Tensor] = []
         for observed in opened.passes("sensitivities"):
             estimate = rule(observed, setting)
             for name, value in {
@@ -77,12 +76,15 @@ def sensitivities(
                 "flagged": estimate.flagged,
             }.items():
                 parts.setdefault(name, []).append(value.detach().cpu())
-            if estimate.leverage is not None:
-                leverages.append(estimate.leverage)
+            if estimate.eigenvalues is not None:
+                eigenvalues.append(estimate.eigenvalues)
         tensors = {name: joined(values) for name, values in parts.items()}
-        leverage = _all_leverages(opened, posterior, leverages, tensors["loss"], seed)
+        if eigenvalues:
+            leverages = Leverages.of_all(joined(eigenvalues))
+        else:
+            leverages = sampled_leverages(opened, posterior, seed)
         diagnostics = diagnose(
-            model, posterior, opened.engine.coverage, total, leverage, tensors["flagged"]
+            model, posterior, opened.engine.coverage, total, leverages, tensors["flagged"]
         )
         settings = {
             "estimator": estimator,
@@ -98,20 +100,8 @@ def sensitivities(
         return Result(
             **tensors,
             score=tensors["prediction_deviation"].abs().sum(1),
-            leverage=leverage,
+            leverage=leverages.trace,
             diagnostics=diagnostics,
             coverage=opened.engine.coverage.ways,
             provenance=provenance(model, settings),
         )
-
-
-def _all_leverages(
-    opened: Session, posterior: Posterior, found: list[Tensor], like: Tensor, seed: int
-) -> Tensor:
-    """[N]: from the estimator where it has them, otherwise of a random subset, else NaN."""
-    if found:
-        return joined(found)
-    result = torch.full_like(like, math.nan)
-    chosen, values = sampled_leverages(opened, posterior, seed)
-    result[chosen] = values.to(result.dtype)
-    return result

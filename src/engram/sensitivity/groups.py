@@ -22,9 +22,11 @@ from engram import equation
 from engram.batches import Batch, Batches, Data, as_outputs
 from engram.engine.prepare import device_of
 from engram.engine.session import Session, session
+from engram.engine.totals import GradientSum
 from engram.errors import ArgumentError, TargetError
 from engram.likelihoods import Likelihood
 from engram.parameters import Named, inner, square_norm, trainable
+from engram.posteriors.blocks import DenseBlock
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.estimators import Setting, paper
@@ -91,7 +93,7 @@ def remove(
     *,
     likelihood: str | Likelihood = "categorical",
     weights: Sequence[float] | Tensor | None = None,
-    estimator: str = "corrected",
+    estimator: str | None = None,
     evaluate_on: Data | None = None,
     at: str = "displaced",
     batch_size: int | None = None,
@@ -106,13 +108,16 @@ def remove(
         indices: the group; all examples if not given (then give ``weights``).
         weights: share of each that is taken out; 1 is removal, -1 counts the example twice.
         estimator: ``corrected`` with the precision of the remaining data, ``linear`` with that of
-            all data, ``paper`` for each example by itself without cross terms.
+            all data, ``paper`` for each example by itself without cross terms. If not given,
+            ``corrected`` where the precision is dense, else ``linear``: what is subtracted from an
+            approximate precision need not have been in it.
         evaluate_on: another data set, for instance a test set, to see the effect on.
         at: ``displaced`` runs the model at the moved parameters, ``linearised`` a tangent pass.
     """
-    _check_choices(estimator, at, evaluate_on)
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
+    estimator = _chosen_estimator(estimator, posterior)
+    _check_choices(estimator, at, evaluate_on)
     with session(model, data, likelihood, batch_size, progress) as opened:
         chosen, shares = _check_group(indices, weights, opened.batches.num_data)
         return _remove(opened, posterior, chosen, shares, estimator, evaluate_on, at)
@@ -142,16 +147,17 @@ def remove_classes(
     posterior: Posterior | Any,
     *,
     likelihood: str | Likelihood = "categorical",
-    estimator: str = "corrected",
+    estimator: str | None = None,
     evaluate_on: Data | None = None,
     at: str = "displaced",
     batch_size: int | None = None,
     progress: bool = True,
 ) -> ClassRemovals:
     """Estimate the effect of leaving out each class in turn; arguments as for :func:`remove`."""
-    _check_choices(estimator, at, evaluate_on)
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
+    estimator = _chosen_estimator(estimator, posterior)
+    _check_choices(estimator, at, evaluate_on)
     with session(model, data, likelihood, batch_size, progress) as opened:
         labels = _labels(opened.batches)
         removals = ClassRemovals()
@@ -174,6 +180,13 @@ def _labels(batches: Batches) -> Tensor:
             "use engram.remove with the indices of each group",
         )
     return labels.long()
+
+
+def _chosen_estimator(estimator: str | None, posterior: Posterior) -> str:
+    if estimator is not None:
+        return estimator
+    dense = all(isinstance(block, DenseBlock) for block in posterior.blocks)
+    return "corrected" if dense else "linear"
 
 
 def _check_choices(estimator: str, at: str, evaluate_on: Data | None) -> None:
@@ -375,7 +388,7 @@ def _outputs_at(model: nn.Module, parameters: Named, batch: Batch) -> Tensor:
 def _paper_effect(opened: Session, posterior: Posterior, chosen: Tensor, shares: Tensor) -> Effect:
     """Each example moved by its own diag(V) e, as the authors' leave-one-class-out estimate."""
     share_of = dict(zip(chosen.tolist(), shares.tolist(), strict=True))
-    setting = Setting(opened.likelihood, posterior, 0, {})
+    setting = Setting(opened.likelihood, posterior, 0, GradientSum())
     parts: dict[str, list[Tensor]] = {}
     for observed in opened.passes("paper's estimate", chosen):
         share = torch.tensor(

@@ -86,11 +86,17 @@ class Result:
         """Mean leave-one-out loss: the estimate of the test loss, nats per example."""
         return float(self.loo_loss.double().mean())
 
-    def top(self, count: int = 20) -> pd.DataFrame:
-        """The most sensitive examples, highest score first."""
+    def top(self, count: int = 20, by: str = "score") -> pd.DataFrame:
+        """The examples that come first in a column of :meth:`to_frame`, highest first.
+
+        ``score`` finds what the model depends on most, ``loo_loss`` likely label errors.
+        """
+        frame = self.to_frame()
         if count < 1:
             raise ArgumentError("at least 1 example", repr(count), "ask for top(20)")
-        return self.to_frame().sort_values("score", ascending=False, kind="stable").head(count)
+        if by not in frame.columns:
+            raise ArgumentError(f"by to be one of {', '.join(frame)}", repr(by), 'use "score"')
+        return frame.sort_values(by, ascending=False, kind="stable").head(count)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per example, indexed by its position in the data."""

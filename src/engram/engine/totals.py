@@ -1,0 +1,67 @@
+r"""The sum of all examples' gradients, exact where it is cheap and sketched where it is not.
+
+For a large matrix at one position the exact sum :math:`\sum_i r_i c_i'` costs as much as the weight
+gradients of a training step. Its norm, which is all that the diagnosis needs, is estimated from
+:math:`P' (\sum_i r_i c_i') Q` with random P, Q of a few columns: unbiased for the squared norm,
+zero when the sum is zero, and within some 20 % otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from engram.parameters import Named
+
+SKETCH = 32
+
+
+class GradientSum:
+    """Collects gradients by parameter name."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.exact: Named = {}
+        self.sketched: Named = {}
+        self._probes: dict[str, tuple[Tensor, Tensor]] = {}
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Add a gradient that is there anyway."""
+        self.exact[name] = self.exact[name] + value if name in self.exact else value
+
+    def add_outer(self, name: str, shape: torch.Size, rows: Tensor, columns: Tensor) -> None:
+        """Add sum_i r_i c_i' for rows [B, O] and columns [B, I]."""
+        outputs, inputs = rows.shape[1], columns.shape[1]
+        if outputs * inputs <= 4 * SKETCH * (outputs + inputs):
+            self.add(name, (rows.mT @ columns).reshape(shape))
+            return
+        left, right = self._probe(name, rows, columns)
+        value = (rows @ left).mT @ (columns @ right)
+        self.sketched[name] = self.sketched[name] + value if name in self.sketched else value
+
+    def _probe(self, name: str, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        if name not in self._probes:
+            sides = [
+                torch.randn(size, SKETCH, generator=self._generator).to(rows) / math.sqrt(SKETCH)
+                for size in (rows.shape[1], columns.shape[1])
+            ]
+            self._probes[name] = (sides[0], sides[1])
+        return self._probes[name]
+
+    def square_norms(self, parameters: Mapping[str, Tensor], delta: float) -> tuple[float, float]:
+        """Squared norms of the sum, and of the sum plus delta times the parameters."""
+        losses = objective = 0.0
+        for name, parameter in parameters.items():
+            if name in self.sketched:
+                left, right = self._probes[name]
+                value = self.sketched[name]
+                regulariser = delta * left.mT @ parameter.reshape(left.shape[0], -1) @ right
+            else:
+                value = self.exact.get(name, torch.zeros_like(parameter))
+                regulariser = delta * parameter
+            losses += float(value.double().square().sum())
+            objective += float((value.double() + regulariser.double()).square().sum())
+        return losses, objective
