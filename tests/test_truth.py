@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.func import functional_call, grad, hessian, vmap
+from torch.func import functional_call, grad_and_value, hessian, vmap
 
 import engram
 
@@ -78,7 +78,11 @@ def truth() -> tuple[nn.Module, Tensor, Tensor, Tensor]:
     trained net, until the gradient of each copy's own objective vanishes.
     """
     trained = train()
-    gradient = grad(lambda vector, weights: objective(named(vector), weights))
+
+    def both(vector: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        slope, value = grad_and_value(lambda v: objective(named(v), weights))(vector)
+        return value, slope
+
     everything = torch.ones(NUM_DATA, dtype=torch.float64)
     matrix = hessian(lambda vector: objective(named(vector), everything))(trained)
     factor = torch.linalg.cholesky(matrix)
@@ -86,19 +90,20 @@ def truth() -> tuple[nn.Module, Tensor, Tensor, Tensor]:
     weights = everything.expand(NUM_LEFT_OUT, -1).clone()
     weights[torch.arange(NUM_LEFT_OUT), left_out] = 0.0
     copies = trained.expand(NUM_LEFT_OUT, -1)
-    remaining = vmap(gradient)(copies, weights)
-    length = torch.ones(NUM_LEFT_OUT, 1, dtype=torch.float64)
-    for _ in range(300):
+    value, remaining = vmap(both)(copies, weights)
+    length = torch.ones(NUM_LEFT_OUT, dtype=torch.float64)
+    for _ in range(400):
         if float(remaining.norm(dim=1).max()) < 1e-6:
             break
-        tried = copies - length * torch.cholesky_solve(remaining.mT, factor).mT
-        there = vmap(gradient)(tried, weights)
-        better = (there.norm(dim=1) < remaining.norm(dim=1))[:, None]
-        copies, remaining = (
-            torch.where(better, tried, copies),
-            torch.where(better, there, remaining),
-        )
+        step = torch.cholesky_solve(remaining.mT, factor).mT
+        tried = copies - length[:, None] * step
+        there, slope = vmap(both)(tried, weights)
+        better = there <= value * (1 + 1e-13)
+        copies = torch.where(better[:, None], tried, copies)
+        remaining = torch.where(better[:, None], slope, remaining)
+        value = torch.where(better, there, value)
         length = torch.where(better, (2 * length).clamp(max=1), length / 2)
+    print(_, remaining.norm(dim=1).sort().values[-8:], length.min())
     assert float(remaining.norm(dim=1).max()) < 1e-6
     model = network()
     torch.nn.utils.vector_to_parameters(trained, model.parameters())

@@ -19,8 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engram.batches import Inputs, call
 from engram.engine.plan import Plan
+from engram.engine.products import inner_products
 from engram.engine.recorder import Recorder, Site
-from engram.engine.steps import add_total, deviations, inner_products
+from engram.engine.steps import add_total, deviations
 from engram.engine.totals import GradientSum
 from engram.engine.units import replaced
 from engram.parameters import Named

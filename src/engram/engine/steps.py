@@ -1,8 +1,7 @@
 r"""From output gradients at the sites to what the posterior makes of them.
 
 Sites that share a block of the precision (or a tied weight) form a group and are solved together.
-For each group there are two questions: how each site's output moves,
-:math:`J S^{-1} J' e`, and the inner products :math:`\langle J' u, S^{-1} J' v\rangle`.
+The question here is how each site's output moves, :math:`J S^{-1} J' e`.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ DENSE_CHUNK_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
-class Group:
+class SiteGroup:
     """Sites solved together, by their positions, and the blocks that cover them."""
 
     positions: tuple[int, ...]
     blocks: tuple[Block, ...]
 
 
-def group_sites(sites: Sequence[Site], posterior: Posterior) -> list[Group]:
+def group_sites(sites: Sequence[Site], posterior: Posterior) -> list[SiteGroup]:
     """Sites joined wherever they share a block or a parameter; sites with no block are left out."""
     groups: list[tuple[set[int], set[str], list[Block]]] = []
     for position, site in enumerate(sites):
@@ -55,7 +54,7 @@ def group_sites(sites: Sequence[Site], posterior: Posterior) -> list[Group]:
             names |= other[1]
             blocks += [b for b in other[2] if all(b is not mine for mine in blocks)]
         groups.append((positions, names, blocks))
-    return [Group(tuple(sorted(p)), tuple(b)) for p, _, b in groups]
+    return [SiteGroup(tuple(sorted(p)), tuple(b)) for p, _, b in groups]
 
 
 def _blocks_of(site: Site, posterior: Posterior) -> list[Block]:
@@ -114,7 +113,7 @@ def add_total(
             total.add(name, value.sum(0))
 
 
-def _chunks(sites: Sequence[Site], blocks: Sequence[Block], copies: int = 1) -> Iterator[slice]:
+def chunks(sites: Sequence[Site], blocks: Sequence[Block], copies: int = 1) -> Iterator[slice]:
     """Slices of the batch whose temporaries fit the budget."""
     dense = any(isinstance(block, DenseBlock) for block in blocks)
     budget = DENSE_CHUNK_BYTES if dense else CHUNK_BYTES
@@ -125,23 +124,23 @@ def _chunks(sites: Sequence[Site], blocks: Sequence[Block], copies: int = 1) -> 
         yield slice(start, min(start + size, num_examples))
 
 
-def _rows(call: Call, gradient: Tensor, part: slice) -> Tensor:
+def rows_of(call: Call, gradient: Tensor, part: slice) -> Tensor:
     return gradient[part.start * call.multiplicity : part.stop * call.multiplicity]
 
 
 def _narrow(site: Site, gradient: Tensor, part: slice) -> tuple[Call, Tensor]:
-    return site.call.narrow(part.start, part.stop), _rows(site.call, gradient, part)
+    return site.call.narrow(part.start, part.stop), rows_of(site.call, gradient, part)
 
 
 def _long_moves(
-    members: Sequence[tuple[Site, Tensor | None]], group: Group, total: GradientSum
+    members: Sequence[tuple[Site, Tensor | None]], group: SiteGroup, total: GradientSum
 ) -> list[Tensor | None]:
     """Per-example gradients are built, chunk by chunk, solved, and put through the layer again."""
     alive = [(site, g) for site, g in members if g is not None]
     parts: list[list[Tensor]] = [[] for _ in members]
-    for part in _chunks([site for site, _ in alive], group.blocks):
+    for part in chunks([site for site, _ in alive], group.blocks):
         calls = [None if g is None else _narrow(site, g, part) for site, g in members]
-        gradient = _named_gradient([site for site, _ in members], calls, group, part)
+        gradient = named_gradient([site for site, _ in members], calls, group, part)
         for name, value in gradient.items():
             total.add(name, value.sum(0))
         step = equation.mean_deviation(lambda g: _solve(group.blocks, g), gradient)
@@ -152,10 +151,10 @@ def _long_moves(
     return [kept[0] if len(kept) == 1 else torch.cat(kept) for kept in parts]
 
 
-def _named_gradient(
+def named_gradient(
     sites: Sequence[Site],
     calls: Sequence[tuple[Call, Tensor] | None],
-    group: Group,
+    group: SiteGroup,
     part: slice,
 ) -> Named:
     gradient: Named = {}
@@ -185,12 +184,12 @@ def _single_move(
     """Moves of a site by itself that have a shorter way than building every gradient."""
     if isinstance(site.rule, Embedding) and _plain_table(blocks):
         return _table_move(site, gradient, blocks[0], total)
-    if _is_rank_one(site, blocks):
+    if is_rank_one(site, blocks):
         return _rank_one_move(site, gradient, blocks, total)
     if isinstance(site.rule, (Linear, Convolution)) and rotated.applies(site, blocks):
         block = blocks[0]
         assert isinstance(block, EigenBlock)
-        return rotated.move(site, gradient, block, _chunks([site], blocks), total)
+        return rotated.move(site, gradient, block, chunks([site], blocks), total)
     return None
 
 
@@ -198,10 +197,10 @@ def _rank_one_move(
     site: Site, gradient: Tensor, blocks: Sequence[Block], total: GradientSum
 ) -> Tensor:
     """One position: the gradient r c' is never built."""
-    rows, columns = _vectors(site, gradient)
+    rows, columns = vectors(site, gradient)
     move = torch.zeros_like(rows)
-    for block, block_columns in _block_columns(site, columns, blocks):
-        turned = block.rotate_rows(rows) * block.rank_one_gain(block_columns)
+    for block, seen in block_columns(site, columns, blocks):
+        turned = block.rotate_rows(rows) * block.rank_one_gain(seen)
         move = move + block.unrotate_rows(turned)
     if "weight" in site.roles:
         total.add_outer(site.roles["weight"], site.call.shapes["weight"], rows, columns)
@@ -210,7 +209,7 @@ def _rank_one_move(
     return move.reshape(gradient.shape)
 
 
-def _is_rank_one(site: Site, blocks: Sequence[Block]) -> bool:
+def is_rank_one(site: Site, blocks: Sequence[Block]) -> bool:
     rule = site.rule
     if not all(isinstance(b, EigenBlock) for b in blocks):
         return False
@@ -231,13 +230,13 @@ def num_positions(site: Site) -> int:
     return call.multiplicity if whole else 2
 
 
-def _vectors(site: Site, gradient: Tensor) -> tuple[Tensor, Tensor]:
+def vectors(site: Site, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """r [B, O] and c [B, I] of a site with one position."""
     call = site.call
     return gradient.reshape(call.num_examples, -1), call.input.reshape(call.num_examples, -1)
 
 
-def _block_columns(
+def block_columns(
     site: Site, columns: Tensor, blocks: Sequence[Block]
 ) -> Iterator[tuple[EigenBlock, Tensor]]:
     """The columns that each block sees: inputs, a constant 1 for the bias, or both."""
@@ -270,70 +269,3 @@ def _table_move(site: Site, gradient: Tensor, block: Block, total: GradientSum) 
     moved = (same @ turned) * block.covariance.reshape(-1, width)[tokens]
     moved = moved if basis is None else moved @ basis[0].mT
     return moved.reshape(gradient.shape)
-
-
-def inner_products(
-    sites: Sequence[Site], gradients: Sequence[Sequence[Tensor | None]], posterior: Posterior
-) -> Tensor:
-    """<J' u_r, S^-1 J' u_s> for R output vectors per example, [B, R, R].
-
-    Args:
-        sites: as recorded.
-        gradients: for each of the R vectors, the gradient at each site's output, examples first.
-        posterior: gives S.
-    """
-    count = len(gradients)
-    call = sites[0].call
-    result = next(g for g in gradients[0] if g is not None).new_zeros(
-        call.num_examples, count, count
-    )
-    for group in group_sites(sites, posterior):
-        if all(gradients[0][p] is None for p in group.positions):
-            continue
-        short = None
-        if len(group.positions) == 1:
-            short = _short_products(group, sites, gradients)
-        if short is not None:
-            result += short
-        else:
-            _long_products(group, sites, gradients, result)
-    return result
-
-
-def _short_products(
-    group: Group, sites: Sequence[Site], gradients: Sequence[Sequence[Tensor | None]]
-) -> Tensor | None:
-    position = group.positions[0]
-    site = sites[position]
-    if not _is_rank_one(site, group.blocks):
-        return None
-    given = [g[position] for g in gradients]
-    rows = torch.stack([_vectors(site, g)[0] for g in given if g is not None], dim=1)
-    columns = site.call.input.reshape(site.call.num_examples, -1)
-    result = rows.new_zeros(rows.shape[0], rows.shape[1], rows.shape[1])
-    for block, block_columns in _block_columns(site, columns, group.blocks):
-        turned = block.rotate_rows(rows)
-        result += (turned * block.rank_one_gain(block_columns)[:, None, :]) @ turned.mT
-    return result
-
-
-def _long_products(
-    group: Group,
-    sites: Sequence[Site],
-    gradients: Sequence[Sequence[Tensor | None]],
-    result: Tensor,
-) -> None:
-    members = [sites[p] for p in group.positions]
-    for part in _chunks(members, group.blocks, copies=len(gradients)):
-        calls = [site.call.narrow(part.start, part.stop) for site in members]
-        stacks: list[Named] = []
-        for per_site in gradients:
-            given = [per_site[p] for p in group.positions]
-            narrowed = [
-                None if g is None else (call, _rows(call, g, part))
-                for call, g in zip(calls, given, strict=True)
-            ]
-            stacks.append(_named_gradient(members, narrowed, group, part))
-        for block in group.blocks:
-            stacked = {n: torch.stack([s[n] for s in stacks], dim=1) for n in block.names}
-            result[part] += block.inner_products(stacked)

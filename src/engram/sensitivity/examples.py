@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from engram.batches import Data
@@ -46,6 +45,7 @@ def sensitivities(
         progress: show a bar when it takes longer than a few seconds.
 
     Example:
+        >>> import torch
         >>> from engram import laplace
         >>> model = nn.Linear(3, 2)
         >>> data = (torch.randn(20, 3), torch.randint(0, 2, (20,)))

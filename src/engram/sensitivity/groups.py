@@ -9,48 +9,28 @@ Any data set is then evaluated at :math:`\theta + \Delta\theta`, or linearised.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from engram import equation
-from engram.batches import Batch, Batches, Data, as_outputs
-from engram.engine.prepare import device_of
+from engram.batches import Batches, Data
 from engram.engine.session import Session, session
-from engram.engine.totals import GradientSum
 from engram.errors import ArgumentError, TargetError
 from engram.likelihoods import Likelihood
-from engram.parameters import Named, inner, square_norm, trainable
+from engram.parameters import Named
 from engram.posteriors.blocks import DenseBlock
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
-from engram.sensitivity.estimators import Setting, paper
-from engram.sensitivity.result import joined
+from engram.sensitivity.effects import Effect, effect, paper_effect
+from engram.sensitivity.remaining import LeftOut
 
 ESTIMATORS = ("linear", "corrected", "paper")
 PLACES = ("displaced", "linearised")
-LARGEST_ITERATION = 200
-
-
-@dataclass(frozen=True, eq=False)
-class Effect:
-    """Outputs and losses of some examples with the group and without it; nats per example."""
-
-    indices: Tensor
-    outputs: Tensor
-    outputs_without: Tensor
-    loss: Tensor
-    loss_without: Tensor
-
-    @property
-    def change(self) -> float:
-        """Mean loss without the group minus with it."""
-        return float((self.loss_without - self.loss).double().mean())
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,12 +237,12 @@ def _remove(
             chosen,
             shares,
             None,
-            _paper_effect(opened, posterior, chosen, shares),
+            paper_effect(opened, posterior, chosen, shares),
             None,
             False,
             settings,
         )
-    group = Group(opened, posterior, chosen, shares)
+    group = LeftOut(opened, posterior, chosen, shares)
     gradient = group.gradient()
     flagged = False
 
@@ -274,134 +254,9 @@ def _remove(
         return solution
 
     delta = equation.mean_deviation(solve, gradient)
-    own = _effect(opened, opened.batches.subset(chosen), delta, at)
+    own = effect(opened, opened.batches.subset(chosen), delta, at)
     evaluation = None
     if evaluate_on is not None:
         batches = Batches(evaluate_on, opened.batches.batch_size)
-        evaluation = _effect(opened, iter(batches), delta, at)
+        evaluation = effect(opened, iter(batches), delta, at)
     return Removal(chosen, shares, delta, own, evaluation, flagged, settings)
-
-
-class Group:
-    """The left-out examples: their weighted gradient and curvature."""
-
-    def __init__(
-        self, opened: Session, posterior: Posterior, chosen: Tensor, shares: Tensor
-    ) -> None:
-        self.opened, self.posterior, self.chosen = opened, posterior, chosen
-        self.share_of = dict(zip(chosen.tolist(), shares.tolist(), strict=True))
-        self.parameters = {
-            n: p for n, p in trainable(opened.model).items() if n in posterior.block_of
-        }
-
-    def _shares(self, indices: Tensor, like: Tensor) -> Tensor:
-        return torch.tensor([self.share_of[int(i)] for i in indices], dtype=torch.float64).to(like)[
-            :, None
-        ]
-
-    def gradient(self) -> Named:
-        """sum_j eps_j grad loss_j."""
-        total = {n: torch.zeros_like(p) for n, p in self.parameters.items()}
-        for observed in self.opened.passes("gradient of the group", self.chosen):
-            seed = self._shares(observed.batch.indices, observed.residual) * observed.residual
-            for name, value in observed.trace.pull_back(seed, self.parameters).items():
-                total[name] += value
-        return total
-
-    def curvature_times(self, vector: Named) -> Named:
-        """sum_j eps_j J_j' Lambda_j J_j v."""
-        total = {n: torch.zeros_like(p) for n, p in self.parameters.items()}
-        for observed in self.opened.passes("curvature of the group", self.chosen):
-            moved = observed.trace.tangent(vector)
-            weighted = self.opened.likelihood.hessian_times(
-                observed.outputs, observed.targets, moved
-            )
-            seed = self._shares(observed.batch.indices, weighted) * weighted
-            for name, value in observed.trace.pull_back(seed, self.parameters).items():
-                total[name] += value
-        return total
-
-    def solve_remaining(self, right: Named) -> tuple[Named, bool]:
-        """(S - curvature of the group)^-1 right, by conjugate gradients preconditioned with S.
-
-        Where the remaining precision is not positive in some direction, the solution so far is
-        returned and flagged: never an exploding number.
-        """
-        solution = {n: torch.zeros_like(v) for n, v in right.items()}
-        residual = dict(right)
-        conditioned = self.posterior.solve(residual)
-        direction = dict(conditioned)
-        square = first = inner(residual, conditioned)
-        tolerance = 1e-28 if next(iter(right.values())).dtype == torch.float64 else 1e-9
-        prior = 0.01 * self.posterior.prior_precision
-        for iteration in range(LARGEST_ITERATION):
-            if square <= tolerance * first:
-                break
-            full = self.posterior.multiply(direction)
-            taken = self.curvature_times(direction)
-            image = {n: full[n] - taken[n] for n in full}
-            curvature = inner(direction, image)
-            # whatever data remains, the precision should not fall far below the prior's
-            if curvature <= prior * square_norm(direction):
-                return (conditioned if iteration == 0 else solution), True
-            step = square / curvature
-            solution = {n: solution[n] + step * direction[n] for n in solution}
-            residual = {n: residual[n] - step * image[n] for n in residual}
-            conditioned = self.posterior.solve(residual)
-            before, square = square, inner(residual, conditioned)
-            direction = {n: conditioned[n] + square / before * direction[n] for n in direction}
-        return solution, False
-
-
-def _effect(opened: Session, batches: Iterator[Batch], delta: Named, at: str) -> Effect:
-    parts: dict[str, list[Tensor]] = {}
-    moved = {n: p.detach() + delta[n] for n, p in trainable(opened.model).items() if n in delta}
-    for batch in batches:
-        observed = opened.observe(batch)
-        if at == "linearised":
-            without = observed.outputs + observed.trace.tangent(delta)
-        else:
-            without = _outputs_at(opened.model, moved, batch.to(device_of(opened.model)))
-        loss_without = opened.likelihood.loss(without, observed.targets)
-        for name, value in {
-            "indices": observed.batch.indices,
-            "outputs": observed.outputs,
-            "outputs_without": without,
-            "loss": observed.loss,
-            "loss_without": loss_without,
-        }.items():
-            parts.setdefault(name, []).append(value)
-    return Effect(**{name: joined(values) for name, values in parts.items()})
-
-
-def _outputs_at(model: nn.Module, parameters: Named, batch: Batch) -> Tensor:
-    args, kwargs = ((), batch.inputs) if isinstance(batch.inputs, dict) else (batch.inputs, {})
-    try:
-        with torch.no_grad():
-            return as_outputs(functional_call(model, parameters, args, kwargs))
-    finally:
-        for module in model.modules():
-            if isinstance(module, nn.RNNBase):  # they keep a list of the weights they last saw
-                module._init_flat_weights()
-
-
-def _paper_effect(opened: Session, posterior: Posterior, chosen: Tensor, shares: Tensor) -> Effect:
-    """Each example moved by its own diag(V) e, as the authors' leave-one-class-out estimate."""
-    share_of = dict(zip(chosen.tolist(), shares.tolist(), strict=True))
-    setting = Setting(opened.likelihood, posterior, 0, GradientSum())
-    parts: dict[str, list[Tensor]] = {}
-    for observed in opened.passes("paper's estimate", chosen):
-        share = torch.tensor(
-            [share_of[int(i)] for i in observed.batch.indices], dtype=torch.float64
-        )
-        deviation = paper(observed, setting).deviation
-        without = observed.outputs + share.to(deviation)[:, None] * deviation
-        for name, value in {
-            "indices": observed.batch.indices,
-            "outputs": observed.outputs,
-            "outputs_without": without,
-            "loss": observed.loss,
-            "loss_without": opened.likelihood.loss(without, observed.targets),
-        }.items():
-            parts.setdefault(name, []).append(value)
-    return Effect(**{name: joined(values) for name, values in parts.items()})

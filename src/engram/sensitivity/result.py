@@ -95,7 +95,9 @@ class Result:
         if count < 1:
             raise ArgumentError("at least 1 example", repr(count), "ask for top(20)")
         if by not in frame.columns:
-            raise ArgumentError(f"by to be one of {', '.join(frame)}", repr(by), 'use "score"')
+            raise ArgumentError(
+                f"by to be one of {', '.join(map(str, frame.columns))}", repr(by), 'use "score"'
+            )
         return frame.sort_values(by, ascending=False, kind="stable").head(count)
 
     def to_frame(self) -> pd.DataFrame:

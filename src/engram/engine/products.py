@@ -1,0 +1,93 @@
+r"""Inner products of per-example gradients in the posterior's covariance.
+
+:math:`u_r' J S^{-1} J' u_s` for several output vectors per example gives the prediction variance
+without a Jacobian: gradients are built for one group of sites and a few examples at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engram.engine.recorder import Site
+from engram.engine.steps import (
+    SiteGroup,
+    block_columns,
+    chunks,
+    group_sites,
+    is_rank_one,
+    named_gradient,
+    rows_of,
+    vectors,
+)
+from engram.parameters import Named
+from engram.posteriors.gaussian import Posterior
+
+
+def inner_products(
+    sites: Sequence[Site], gradients: Sequence[Sequence[Tensor | None]], posterior: Posterior
+) -> Tensor:
+    """<J' u_r, S^-1 J' u_s> for R output vectors per example, [B, R, R].
+
+    Args:
+        sites: as recorded.
+        gradients: for each of the R vectors, the gradient at each site's output, examples first.
+        posterior: gives S.
+    """
+    count = len(gradients)
+    call = sites[0].call
+    result = next(g for g in gradients[0] if g is not None).new_zeros(
+        call.num_examples, count, count
+    )
+    for group in group_sites(sites, posterior):
+        if all(gradients[0][p] is None for p in group.positions):
+            continue
+        short = None
+        if len(group.positions) == 1:
+            short = _short_products(group, sites, gradients)
+        if short is not None:
+            result += short
+        else:
+            _long_products(group, sites, gradients, result)
+    return result
+
+
+def _short_products(
+    group: SiteGroup, sites: Sequence[Site], gradients: Sequence[Sequence[Tensor | None]]
+) -> Tensor | None:
+    position = group.positions[0]
+    site = sites[position]
+    if not is_rank_one(site, group.blocks):
+        return None
+    given = [g[position] for g in gradients]
+    rows = torch.stack([vectors(site, g)[0] for g in given if g is not None], dim=1)
+    columns = site.call.input.reshape(site.call.num_examples, -1)
+    result = rows.new_zeros(rows.shape[0], rows.shape[1], rows.shape[1])
+    for block, seen in block_columns(site, columns, group.blocks):
+        turned = block.rotate_rows(rows)
+        result += (turned * block.rank_one_gain(seen)[:, None, :]) @ turned.mT
+    return result
+
+
+def _long_products(
+    group: SiteGroup,
+    sites: Sequence[Site],
+    gradients: Sequence[Sequence[Tensor | None]],
+    result: Tensor,
+) -> None:
+    members = [sites[p] for p in group.positions]
+    for part in chunks(members, group.blocks, copies=len(gradients)):
+        calls = [site.call.narrow(part.start, part.stop) for site in members]
+        stacks: list[Named] = []
+        for per_site in gradients:
+            given = [per_site[p] for p in group.positions]
+            narrowed = [
+                None if g is None else (call, rows_of(call, g, part))
+                for call, g in zip(calls, given, strict=True)
+            ]
+            stacks.append(named_gradient(members, narrowed, group, part))
+        for block in group.blocks:
+            stacked = {n: torch.stack([s[n] for s in stacks], dim=1) for n in block.names}
+            result[part] += block.inner_products(stacked)

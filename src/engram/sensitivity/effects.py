@@ -1,0 +1,93 @@
+"""What a change of the parameters does to outputs and losses of any data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from engram.batches import Batch, as_outputs
+from engram.engine.session import Observed, Session
+from engram.engine.totals import GradientSum
+from engram.parameters import Named, trainable
+from engram.posteriors.gaussian import Posterior
+from engram.sensitivity.estimators import Setting, paper
+from engram.sensitivity.result import joined
+
+
+@dataclass(frozen=True, eq=False)
+class Effect:
+    """Outputs and losses of some examples with the group and without it; nats per example."""
+
+    indices: Tensor
+    outputs: Tensor
+    outputs_without: Tensor
+    loss: Tensor
+    loss_without: Tensor
+
+    @property
+    def change(self) -> float:
+        """Mean loss without the group minus with it."""
+        return float((self.loss_without - self.loss).double().mean())
+
+
+def effect(opened: Session, batches: Iterator[Batch], delta: Named, at: str) -> Effect:
+    """The effect of a change of the parameters, at the moved parameters or linearised."""
+    moved = {n: p.detach() + delta[n] for n, p in trainable(opened.model).items() if n in delta}
+    collected = _Collected(opened)
+    for batch in batches:
+        observed = opened.observe(batch)
+        if at == "linearised":
+            without = observed.outputs + observed.trace.tangent(delta)
+        else:
+            without = _outputs_at(opened.model, moved, observed.batch)
+        collected.add(observed, without)
+    return collected.effect()
+
+
+def paper_effect(opened: Session, posterior: Posterior, chosen: Tensor, shares: Tensor) -> Effect:
+    """Each example moved by its own diag(V) e, as the authors' leave-one-class-out estimate."""
+    share_of = dict(zip(chosen.tolist(), shares.tolist(), strict=True))
+    setting = Setting(opened.likelihood, posterior, 0, GradientSum())
+    collected = _Collected(opened)
+    for observed in opened.passes("paper's estimate", chosen):
+        share = [share_of[int(i)] for i in observed.batch.indices]
+        deviation = paper(observed, setting).deviation
+        weighted = torch.tensor(share, dtype=torch.float64).to(deviation)[:, None] * deviation
+        collected.add(observed, observed.outputs + weighted)
+    return collected.effect()
+
+
+class _Collected:
+    """Batches of an effect, put together."""
+
+    def __init__(self, opened: Session) -> None:
+        self.likelihood = opened.likelihood
+        self.parts: dict[str, list[Tensor]] = {}
+
+    def add(self, observed: Observed, without: Tensor) -> None:
+        for name, value in {
+            "indices": observed.batch.indices,
+            "outputs": observed.outputs,
+            "outputs_without": without,
+            "loss": observed.loss,
+            "loss_without": self.likelihood.loss(without, observed.targets),
+        }.items():
+            self.parts.setdefault(name, []).append(value)
+
+    def effect(self) -> Effect:
+        return Effect(**{name: joined(values) for name, values in self.parts.items()})
+
+
+def _outputs_at(model: nn.Module, parameters: Named, batch: Batch) -> Tensor:
+    args, kwargs = ((), batch.inputs) if isinstance(batch.inputs, dict) else (batch.inputs, {})
+    try:
+        with torch.no_grad():
+            return as_outputs(functional_call(model, parameters, args, kwargs))
+    finally:
+        for module in model.modules():
+            if isinstance(module, nn.RNNBase):  # they keep a list of the weights they last saw
+                module._init_flat_weights()

@@ -1,0 +1,83 @@
+"""The precision of the data that remains when a group is left out, and solving with it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engram.engine.session import Session
+from engram.parameters import Named, inner, square_norm, trainable
+from engram.posteriors.gaussian import Posterior
+
+LARGEST_ITERATION = 200
+
+
+class LeftOut:
+    """The left-out examples: their weighted gradient and curvature."""
+
+    def __init__(
+        self, opened: Session, posterior: Posterior, chosen: Tensor, shares: Tensor
+    ) -> None:
+        self.opened, self.posterior, self.chosen = opened, posterior, chosen
+        self.share_of = dict(zip(chosen.tolist(), shares.tolist(), strict=True))
+        self.parameters = {
+            n: p for n, p in trainable(opened.model).items() if n in posterior.block_of
+        }
+
+    def _shares(self, indices: Tensor, like: Tensor) -> Tensor:
+        return torch.tensor([self.share_of[int(i)] for i in indices], dtype=torch.float64).to(like)[
+            :, None
+        ]
+
+    def gradient(self) -> Named:
+        """sum_j eps_j grad loss_j."""
+        total = {n: torch.zeros_like(p) for n, p in self.parameters.items()}
+        for observed in self.opened.passes("gradient of the group", self.chosen):
+            seed = self._shares(observed.batch.indices, observed.residual) * observed.residual
+            for name, value in observed.trace.pull_back(seed, self.parameters).items():
+                total[name] += value
+        return total
+
+    def curvature_times(self, vector: Named) -> Named:
+        """sum_j eps_j J_j' Lambda_j J_j v."""
+        total = {n: torch.zeros_like(p) for n, p in self.parameters.items()}
+        for observed in self.opened.passes("curvature of the group", self.chosen):
+            moved = observed.trace.tangent(vector)
+            weighted = self.opened.likelihood.hessian_times(
+                observed.outputs, observed.targets, moved
+            )
+            seed = self._shares(observed.batch.indices, weighted) * weighted
+            for name, value in observed.trace.pull_back(seed, self.parameters).items():
+                total[name] += value
+        return total
+
+    def solve_remaining(self, right: Named) -> tuple[Named, bool]:
+        """(S - curvature of the group)^-1 right, by conjugate gradients preconditioned with S.
+
+        Where the remaining precision is not positive in some direction, the solution so far is
+        returned and flagged: never an exploding number.
+        """
+        solution = {n: torch.zeros_like(v) for n, v in right.items()}
+        residual = dict(right)
+        conditioned = self.posterior.solve(residual)
+        direction = dict(conditioned)
+        square = first = inner(residual, conditioned)
+        tolerance = 1e-28 if next(iter(right.values())).dtype == torch.float64 else 1e-9
+        prior = 0.01 * self.posterior.prior_precision
+        for iteration in range(LARGEST_ITERATION):
+            if square <= tolerance * first:
+                break
+            full = self.posterior.multiply(direction)
+            taken = self.curvature_times(direction)
+            image = {n: full[n] - taken[n] for n in full}
+            curvature = inner(direction, image)
+            # whatever data remains, the precision should not fall far below the prior's
+            if curvature <= prior * square_norm(direction):
+                return (conditioned if iteration == 0 else solution), True
+            step = square / curvature
+            solution = {n: solution[n] + step * direction[n] for n in solution}
+            residual = {n: residual[n] - step * image[n] for n in residual}
+            conditioned = self.posterior.solve(residual)
+            before, square = square, inner(residual, conditioned)
+            direction = {n: conditioned[n] + square / before * direction[n] for n in direction}
+        return solution, False
