@@ -152,7 +152,8 @@ def _square(vectors: Tensor) -> Tensor:
     if vectors.shape[1] > 1:
         flat = vectors.transpose(0, 1).flatten(1, 2)
         return flat.mT @ flat
-    if vectors.shape[2] == 1 or vectors.stride(-1) == 1:
+    # patches come with positions last; above this size a copy is cheaper than a product for each
+    if vectors.shape[2] == 1 or vectors.stride(-1) == 1 or vectors.shape[3] >= 128:
         return _halved_square(vectors.reshape(-1, vectors.shape[-1]))[None]
     return torch.bmm(vectors[:, 0].mT, vectors[:, 0]).sum(0, keepdim=True)
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from engram.engine import rotated
+from engram.engine.layers import Convolution, Linear
 from engram.engine.recorder import Site
 from engram.engine.steps import (
     SiteGroup,
@@ -23,6 +25,7 @@ from engram.engine.steps import (
     vectors,
 )
 from engram.parameters import Named
+from engram.posteriors.blocks import EigenBlock
 from engram.posteriors.gaussian import Posterior
 
 
@@ -59,16 +62,26 @@ def _short_products(
 ) -> Tensor | None:
     position = group.positions[0]
     site = sites[position]
-    if not is_rank_one(site, group.blocks):
-        return None
     given = [g[position] for g in gradients]
-    rows = torch.stack([vectors(site, g)[0] for g in given if g is not None], dim=1)
+    present = [g for g in given if g is not None]
+    if not is_rank_one(site, group.blocks):
+        return _rotated_products(group, site, present)
+    rows = torch.stack([vectors(site, g)[0] for g in present], dim=1)
     columns = site.call.input.reshape(site.call.num_examples, -1)
     result = rows.new_zeros(rows.shape[0], rows.shape[1], rows.shape[1])
     for block, seen in block_columns(site, columns, group.blocks):
         turned = block.rotate_rows(rows)
         result += (turned * block.rank_one_gain(seen)[:, None, :]) @ turned.mT
     return result
+
+
+def _rotated_products(group: SiteGroup, site: Site, gradients: Sequence[Tensor]) -> Tensor | None:
+    block = group.blocks[0]
+    if not isinstance(site.rule, (Linear, Convolution)) or not rotated.applies(site, group.blocks):
+        return None
+    assert isinstance(block, EigenBlock)
+    parts = chunks([site], group.blocks, copies=len(gradients))
+    return rotated.inner_products(site, gradients, block, parts)
 
 
 def _long_products(

@@ -8,7 +8,7 @@ so the cost never depends on how many positions a layer has alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -44,6 +44,20 @@ def move(
     for name, value in block.named(block.from_basis(summed[None])).items():
         total.add(name, value)
     return moved[0] if len(moved) == 1 else torch.cat(moved)
+
+
+def inner_products(
+    site: Site, gradients: Sequence[Tensor], block: EigenBlock, parts: Iterable[slice]
+) -> Tensor:
+    """<J' u_r, S^-1 J' u_s>, [B, R, R]: the columns are rotated once for all R vectors."""
+    found = []
+    m = site.call.multiplicity
+    for part in parts:
+        call = site.call.narrow(part.start, part.stop)
+        step = _Step(site, call, block)
+        turned = step.turned([g[part.start * m : part.stop * m] for g in gradients])
+        found.append(turned @ (turned * block.covariance.flatten()).mT)
+    return torch.cat(found)
 
 
 class _Step:
@@ -83,6 +97,28 @@ class _Step:
             moved = moved @ self.row_basis.mT
         return self._placed(moved, gradient)
 
+    def turned(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Q_r' G Q_c of several gradients per example, [b, R, O * I]."""
+        rule, call = self.rule, self.call
+        rows = torch.stack(
+            [rule.rows(call, g)[:, 0] for g in gradients],  # type: ignore[attr-defined]
+            dim=1,
+        )
+        columns = rule.columns(call, gradients[0])[:, 0]  # type: ignore[attr-defined]
+        positions, inputs = columns.shape[1:]
+        turn_columns = positions < rows.shape[1] * rows.shape[3]
+        turn_rows = positions < inputs
+        if turn_rows:
+            rows = rows @ self.row_basis
+        if turn_columns:
+            columns = self._turned(columns)
+        wide = rows.transpose(1, 2).flatten(2)  # [b, T, R * O]: one product for all vectors
+        matrix = self._columns_done(torch.bmm(wide.mT, columns), wide, turn_columns)
+        matrix = matrix.unflatten(1, (rows.shape[1], -1))
+        if not turn_rows:
+            matrix = self.row_basis.mT @ matrix
+        return matrix.flatten(2)
+
     def _turned(self, columns: Tensor) -> Tensor:
         if not self.with_bias:
             return columns @ self.column_basis
@@ -92,12 +128,16 @@ class _Step:
         self, rows: Tensor, columns: Tensor, turn_rows: bool, turn_columns: bool
     ) -> Tensor:
         """Q_r' G Q_c, [b, O, I], from whatever has not been rotated yet."""
-        matrix = torch.bmm(rows.mT, columns)
-        if not turn_columns:
-            if self.with_bias:
-                matrix = torch.cat([matrix, rows.sum(1)[:, :, None]], dim=2)
-            matrix = matrix @ self.column_basis
+        matrix = self._columns_done(torch.bmm(rows.mT, columns), rows, turn_columns)
         return matrix if turn_rows else self.row_basis.mT @ matrix
+
+    def _columns_done(self, matrix: Tensor, rows: Tensor, turned: bool) -> Tensor:
+        """G Q_c: nothing to do where the columns were rotated before the product."""
+        if turned:
+            return matrix
+        if self.with_bias:
+            matrix = torch.cat([matrix, rows.sum(1)[:, :, None]], dim=2)
+        return matrix @ self.column_basis
 
     def _plain_product(self, columns: Tensor, matrix: Tensor) -> Tensor:
         if not self.with_bias:

@@ -64,14 +64,17 @@ class Session:
         residual = self.likelihood.residual(trace.outputs, targets).detach()
         return Observed(batch, trace, targets, loss, residual)
 
-    def passes(self, description: str, indices: Tensor | None = None) -> Iterator[Observed]:
+    def passes(
+        self, description: str, indices: Tensor | None = None, batch_size: int | None = None
+    ) -> Iterator[Observed]:
         """Every batch in order, or those of the given examples, behind a progress bar."""
+        size = batch_size or self.batches.batch_size
         if indices is None:
             source: Iterator[Batch] = iter(self.batches)
             length = len(self.batches)
         else:
-            source = self.batches.subset(indices)
-            length = -(-len(indices) // self.batches.batch_size)
+            source = self.batches.subset(indices, size)
+            length = -(-len(indices) // size)
         for batch in tqdm(
             source, description, length, disable=not self.progress, delay=2.0, leave=False
         ):

@@ -95,12 +95,17 @@ def sampled_leverages(session: Session, posterior: Posterior, seed: int) -> Leve
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(count, generator=generator)[:LEVERAGE_SAMPLE].sort().values
     traces, largest = [], []
-    for observed in session.passes("leverages", chosen):
+    for observed in session.passes("leverages", chosen, _batch_size(session)):
         with torch.no_grad():
             trace, top = _leverage(observed, session, posterior, seed)
         traces.append(trace.cpu())
         largest.append(top.cpu())
     return Leverages(_spread(traces, chosen, count), _spread(largest, chosen, count))
+
+
+def _batch_size(session: Session) -> int:
+    """Fewer examples at a time: each needs a gradient per output vector at every site."""
+    return max(1, session.batches.batch_size // 8)
 
 
 def _spread(parts: list[Tensor], chosen: Tensor, count: int) -> Tensor:
