@@ -9,7 +9,7 @@ Since :math:`g_l = (\partial f / \partial z_l)' e` is linear in e, that sum is t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -112,18 +112,6 @@ class Trace:
                 [g for g, _ in used], leaf, [t for _, t in used], allow_unused=True
             )
         return torch.zeros_like(leaf) if pushed is None else pushed.detach()
-
-    def pull_back(self, seed: Tensor, parameters: Mapping[str, Tensor]) -> Named:
-        """J' seed, summed over the batch, by parameter name."""
-        found = torch.autograd.grad(
-            self.graph,
-            list(parameters.values()),
-            seed,
-            retain_graph=True,
-            allow_unused=True,
-            materialize_grads=True,
-        )
-        return dict(zip(parameters, found, strict=True))
 
     def inner_products(self, seeds: Tensor, posterior: Posterior) -> Tensor:
         """u_r' J S^-1 J' u_s for output vectors [B, K, R], as [B, R, R]."""

@@ -50,6 +50,7 @@ class Plan:
 
     touches: tuple[Touch, ...]
     units: dict[str, Unit] = field(default_factory=dict)
+    linear_convolutions: bool = True
 
     def ways(self) -> dict[str, str]:
         """For each parameter that is used: rule, copies or unit."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +87,12 @@ def prepare(model: nn.Module, batches: Batches) -> Engine:
     units: set[str] = set()
     while True:
         plan = make_plan(model, probe.select(slice(0, 2)).inputs, probe.inputs, units)
-        wrong = _disagreements(model, plan, probe)
+        try:
+            wrong = _disagreements(model, plan, probe)
+        except RuntimeError:
+            # a checkpoint runs the model again in its backward pass and wants the same operations
+            plan = replace(plan, linear_convolutions=False)
+            wrong = _disagreements(model, plan, probe)
         if not wrong:
             return Engine(model, plan, _coverage(model, plan))
         if set(plan.units) == {""}:

@@ -11,9 +11,11 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from engram.engine.convolve import convolve
+from engram.engine.layers import Convolution
 from engram.engine.plan import Interceptor, Plan, Scaling, Touch, tensors
 from engram.engine.registry import RULES, bind
-from engram.engine.rules import Call, Copies, Function, Rule
+from engram.engine.rules import Bound, Call, Copies, Function, Rule
 from engram.errors import EngineError
 from engram.parameters import trainable
 
@@ -120,7 +122,7 @@ class Recorder(Interceptor):
         bound = bind(function, args, kwargs)
         assert bound is not None
         assert touch.output is not None
-        result: Tensor = function(*args, **kwargs)
+        result = self._run(bound, function, args, kwargs)
         roles = {
             role: self.name_of[id(p)]
             for role, p in bound.parameters.items()
@@ -142,6 +144,19 @@ class Recorder(Interceptor):
             )
         )
         return result
+
+    def _run(
+        self, bound: Bound, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor:
+        """The operation itself, or a convolution whose second derivative is cheaper."""
+        linear = self.plan.linear_convolutions and bound.input.requires_grad
+        if linear and isinstance(RULES[function], Convolution):
+            given = bound.parameters
+            result = convolve(bound.input, given["weight"], given.get("bias"), bound.settings)
+            if result is not None:
+                return result
+        plain: Tensor = function(*args, **kwargs)
+        return plain
 
     def _check_examples(self, found: int) -> None:
         if found != self.num_examples:

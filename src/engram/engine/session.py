@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from engram.batches import Batch, Batches, Data
+from engram.batches import Batch, Batches, Data, call
 from engram.engine.passes import Trace
 from engram.engine.prepare import Engine, device_of, prepare, undisturbed
 from engram.errors import ArgumentError, NonFiniteError
 from engram.likelihoods import Likelihood, resolve
+from engram.parameters import Named
 
 LARGEST_BATCH = 256
 MEMORY_SHARE = 0.25
@@ -63,6 +64,19 @@ class Session:
         _check_finite("losses", loss[:, None], batch)
         residual = self.likelihood.residual(trace.outputs, targets).detach()
         return Observed(batch, trace, targets, loss, residual)
+
+    def pull_back(self, batch: Batch, seed: Tensor, parameters: Mapping[str, Tensor]) -> Named:
+        """J' seed, summed over the batch, by parameter name: a plain backward pass."""
+        with torch.enable_grad():
+            outputs = call(self.model, batch.inputs)
+        found = torch.autograd.grad(
+            outputs,
+            list(parameters.values()),
+            seed,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        return dict(zip(parameters, found, strict=True))
 
     def passes(
         self, description: str, indices: Tensor | None = None, batch_size: int | None = None

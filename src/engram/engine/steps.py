@@ -198,10 +198,18 @@ def _rank_one_move(
 ) -> Tensor:
     """One position: the gradient r c' is never built."""
     rows, columns = vectors(site, gradient)
-    move = torch.zeros_like(rows)
+    move: Tensor | None = None
+    plain_gain: Tensor | None = None
     for block, seen in block_columns(site, columns, blocks):
-        turned = block.rotate_rows(rows) * block.rank_one_gain(seen)
-        move = move + block.unrotate_rows(turned)
+        gain = block.rank_one_gain(seen)
+        if block.rows is None:
+            plain_gain = gain if plain_gain is None else plain_gain + gain
+            continue
+        turned = block.unrotate_rows(block.rotate_rows(rows) * gain)
+        move = turned if move is None else move + turned
+    if plain_gain is not None:
+        move = rows * plain_gain if move is None else move + rows * plain_gain
+    assert move is not None
     if "weight" in site.roles:
         total.add_outer(site.roles["weight"], site.call.shapes["weight"], rows, columns)
     if "bias" in site.roles:
@@ -246,7 +254,7 @@ def block_columns(
         if len(block.names) == 2:
             yield block, torch.cat([columns, one], dim=1)
         else:
-            yield block, columns if block.names[0] == site.roles.get("weight") else one
+            yield block, columns if block.names[0] == site.roles.get("weight") else one[:1]
 
 
 def _plain_table(blocks: Sequence[Block]) -> bool:

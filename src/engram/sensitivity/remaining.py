@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engram.engine.session import Session
+from engram.engine.session import Observed, Session
 from engram.parameters import Named, inner, square_norm, trainable
 from engram.posteriors.gaussian import Posterior
 
@@ -29,12 +29,15 @@ class LeftOut:
             :, None
         ]
 
+    def _pulled_back(self, observed: Observed, seed: Tensor) -> Named:
+        return self.opened.pull_back(observed.batch, seed, self.parameters)
+
     def gradient(self) -> Named:
         """sum_j eps_j grad loss_j."""
         total = {n: torch.zeros_like(p) for n, p in self.parameters.items()}
         for observed in self.opened.passes("gradient of the group", self.chosen):
             seed = self._shares(observed.batch.indices, observed.residual) * observed.residual
-            for name, value in observed.trace.pull_back(seed, self.parameters).items():
+            for name, value in self._pulled_back(observed, seed).items():
                 total[name] += value
         return total
 
@@ -47,7 +50,7 @@ class LeftOut:
                 observed.outputs, observed.targets, moved
             )
             seed = self._shares(observed.batch.indices, weighted) * weighted
-            for name, value in observed.trace.pull_back(seed, self.parameters).items():
+            for name, value in self._pulled_back(observed, seed).items():
                 total[name] += value
         return total
 
