@@ -34,11 +34,16 @@ class Trace:
 
     outputs: Tensor
     sites: list[Site]
-    graph: Tensor = field(repr=False)
+    graph: Tensor | None = field(repr=False)
+
+    def release(self) -> None:
+        """Let go of the graph and of what was recorded; the outputs stay."""
+        self.graph = None
+        self.sites = []
 
     def gradients(self, seed: Tensor, create_graph: bool = False) -> list[Tensor | None]:
         """Gradient of <seed, f> at every site's output, in that output's layout."""
-        if not self.sites:
+        if not self.sites or self.graph is None:
             return []
         return list(
             torch.autograd.grad(

@@ -85,7 +85,7 @@ class _Step:
             columns = self._turned(columns)
         matrix = self._to_basis(rows, columns, turn_rows, turn_columns)
         self.sum = matrix.sum(0)
-        matrix = matrix * self.block.covariance[0]
+        matrix *= self.block.covariance[0]
         if not turn_rows:
             matrix = self.row_basis @ matrix
         if turn_columns:
@@ -122,7 +122,9 @@ class _Step:
     def _turned(self, columns: Tensor) -> Tensor:
         if not self.with_bias:
             return columns @ self.column_basis
-        return columns @ self.column_basis[:-1] + self.column_basis[-1]
+        flat = columns.reshape(-1, columns.shape[-1])
+        turned = torch.addmm(self.column_basis[-1], flat, self.column_basis[:-1])
+        return turned.unflatten(0, columns.shape[:2])
 
     def _to_basis(
         self, rows: Tensor, columns: Tensor, turn_rows: bool, turn_columns: bool

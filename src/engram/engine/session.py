@@ -20,6 +20,7 @@ from engram.parameters import Named
 
 LARGEST_BATCH = 256
 MEMORY_SHARE = 0.25
+WORKING_SET = 768 * 2**20  # larger batches are split: no slower, and twice the memory of training
 COPIES_OF_ACTIVATIONS = 8  # inputs, gradients, their graph, moves and temporaries of a pass
 
 
@@ -47,6 +48,7 @@ class Session:
     batches: Batches
     likelihood: Likelihood
     progress: bool
+    largest_part: int
 
     @property
     def model(self) -> nn.Module:
@@ -92,7 +94,10 @@ class Session:
         for batch in tqdm(
             source, description, length, disable=not self.progress, delay=2.0, leave=False
         ):
-            yield self.observe(batch)
+            for start in range(0, len(batch), self.largest_part):
+                observed = self.observe(batch.select(slice(start, start + self.largest_part)))
+                yield observed
+                observed.trace.release()  # before the next forward pass, not after it
 
 
 def _check_inputs(batch: Batch) -> None:
@@ -128,14 +133,14 @@ def available_bytes(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def _fitting_batch_size(engine: Engine, batches: Batches) -> int:
-    """As many examples as fit in a share of the free memory, from the tensors of one of them."""
+def _fitting_examples(engine: Engine, batches: Batches) -> int:
+    """How many examples a pass should hold at once, from the tensors of one of them."""
     device = device_of(engine.model)
     trace = engine.trace(batches.take(torch.zeros(1, dtype=torch.long)).to(device))
     entries = sum(site.call.input.numel() for site in trace.sites) + trace.outputs.numel()
     per_example = COPIES_OF_ACTIVATIONS * entries * trace.outputs.element_size()
-    fitting = int(MEMORY_SHARE * available_bytes(device) / max(per_example, 1))
-    return max(1, min(LARGEST_BATCH, fitting, batches.num_data))
+    budget = min(WORKING_SET, MEMORY_SHARE * available_bytes(device))
+    return max(1, int(budget / max(per_example, 1)))
 
 
 @contextmanager
@@ -153,6 +158,6 @@ def session(
     batches = Batches(data, batch_size or 1)
     with undisturbed(model):
         engine = prepare(model, batches)
-        if batch_size is None:
-            batches = Batches(data, _fitting_batch_size(engine, batches))
-        yield Session(engine, batches, chosen, progress)
+        fitting = _fitting_examples(engine, batches)
+        size = batch_size or min(LARGEST_BATCH, fitting, batches.num_data)
+        yield Session(engine, Batches(data, size), chosen, progress, fitting)

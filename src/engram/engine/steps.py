@@ -27,7 +27,7 @@ from engram.posteriors.gaussian import Posterior
 
 # Temporaries of this size stay in the processor's cache and are reused by the allocator; measured
 # 2 to 3 times faster on convolutions than one buffer for the whole batch.
-CHUNK_BYTES = 4 * 2**20
+CHUNK_BYTES = 6 * 2**20
 DENSE_CHUNK_BYTES = 256 * 2**20
 
 

@@ -47,7 +47,7 @@ def laplace(
         prior_precision: delta of the regulariser delta/2 |theta|^2 on the sum of the losses.
         curvature: ``ggn`` exact, ``fisher`` with one sampled label per example, ``empirical``, or
             ``hessian`` (exact Hessian; ``full`` and ``last_layer``).
-        batch_size: examples at a time; chosen from the free memory if not given.
+        batch_size: most examples at a time; chosen from the free memory if not given.
         seed: of the sampled labels.
         progress: show a bar when it takes longer than a few seconds.
 

@@ -40,7 +40,7 @@ def sensitivities(
         likelihood: a name or an object.
         estimator: ``linear``, ``corrected``, ``iterated`` or ``paper``.
         rounds: of ``iterated``.
-        batch_size: examples at a time; chosen from the free memory if not given.
+        batch_size: most examples at a time; chosen from the free memory if not given.
         seed: of the choice of examples whose leverage is computed.
         progress: show a bar when it takes longer than a few seconds.
 

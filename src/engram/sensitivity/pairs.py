@@ -8,12 +8,13 @@ is how much the loss of i grows, to first order, when j is left out.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engram.batches import Data
+from engram.batches import Batches, Data
 from engram.engine.gradients import per_example_gradients
 from engram.engine.session import Session, session
 from engram.likelihoods import Likelihood
@@ -57,12 +58,9 @@ def influence(
 
 def _gradients(opened: Session, data: Data | None, layout: Layout) -> Iterator[Tensor]:
     """Flat per-example gradients of the losses, [b, P], of the session's or of other data."""
-    from engram.batches import Batches
-
     source = opened
     if data is not None:
-        batches = Batches(data, opened.batches.batch_size)
-        source = Session(opened.engine, batches, opened.likelihood, opened.progress)
+        source = replace(opened, batches=Batches(data, opened.batches.batch_size))
     names = set(layout.names)
     for observed in source.passes("influence"):
         with torch.no_grad():
