@@ -50,6 +50,13 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+def training_layers(model: nn.Module) -> list[str]:
+    """Kinds of layers in train mode that behave otherwise in eval mode."""
+    kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+    found = (m for m in model.modules() if isinstance(m, kinds) and m.training)
+    return sorted({type(module).__name__ for module in found})
+
+
 def device_of(model: nn.Module) -> torch.device:
     """Where the model's parameters are."""
     parameter = next(model.parameters(), None)

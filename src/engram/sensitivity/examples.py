@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from engram.batches import Data
+from engram.engine.prepare import training_layers
 from engram.engine.session import session
 from engram.engine.totals import GradientSum
 from engram.errors import ArgumentError
@@ -58,6 +59,7 @@ def sensitivities(
         raise ArgumentError("rounds of 0 or more", repr(rounds), "use rounds=3")
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
+    switched = training_layers(model)
     with session(model, data, likelihood, batch_size, progress) as opened:
         total = GradientSum()
         setting = Setting(opened.likelihood, posterior, rounds, total)
@@ -96,6 +98,7 @@ def sensitivities(
             "batch_size": opened.batches.batch_size,
             "seed": seed,
             "num_data": opened.batches.num_data,
+            "in_eval_mode": switched,
         }
         return Result(
             **tensors,

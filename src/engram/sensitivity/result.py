@@ -148,6 +148,9 @@ class Result:
             str(self.diagnostics),
             "sign                  without the example minus with it",
         ]
+        if settings.get("in_eval_mode"):
+            layers = ", ".join(settings["in_eval_mode"])
+            lines.append(f"note                  {layers} in eval mode for this; as before now")
         return "\n".join(lines)
 
 
