@@ -9,6 +9,7 @@ from engram._version import __version__
 from engram.errors import EngramError
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import laplace
+from engram.posteriors.optimizers import posterior_of
 from engram.sensitivity.examples import sensitivities
 from engram.sensitivity.groups import ClassRemovals, Removal, remove, remove_classes
 from engram.sensitivity.pairs import influence
@@ -25,6 +26,7 @@ __all__ = [
     "laplace",
     "likelihoods",
     "load",
+    "posterior_of",
     "remove",
     "remove_classes",
     "sensitivities",
