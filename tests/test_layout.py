@@ -10,6 +10,7 @@ ORDER = (
     {"_version", "errors", "parameters", "equation", "likelihoods", "batches"},
     {"posteriors", "curvature", "engine"},
     {"sensitivity"},
+    {"tracking"},
     {"demo"},
     {"cli"},
 )

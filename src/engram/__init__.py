@@ -14,6 +14,7 @@ from engram.sensitivity.examples import sensitivities
 from engram.sensitivity.groups import ClassRemovals, Removal, remove, remove_classes
 from engram.sensitivity.pairs import influence
 from engram.sensitivity.result import Result, load
+from engram.tracking.tracker import Tracker
 
 __all__ = [
     "ClassRemovals",
@@ -21,6 +22,7 @@ __all__ = [
     "Posterior",
     "Removal",
     "Result",
+    "Tracker",
     "__version__",
     "influence",
     "laplace",

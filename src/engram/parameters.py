@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from engram.errors import NonFiniteError
+
 Named = dict[str, Tensor]
 
 
@@ -35,6 +37,17 @@ def square_norm(vectors: Mapping[str, Tensor]) -> float:
 def inner(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
     """Inner product of two named vectors."""
     return float(sum((left[name].double() * right[name].double()).sum() for name in left))
+
+
+def check_finite_weights(model: nn.Module) -> None:
+    """NonFiniteError if a weight is NaN or infinite."""
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise NonFiniteError(
+                "finite weights",
+                f"NaN or infinity in the parameter {name!r}",
+                "restore an earlier checkpoint, or lower the learning rate",
+            )
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from engram.batches import Batch, Batches, Inputs, call
 from engram.engine.passes import Trace, trace
 from engram.engine.plan import Plan, make_plan, outermost
-from engram.errors import EngineError, NonFiniteError
-from engram.parameters import Named, count, frozen, trainable
+from engram.errors import EngineError
+from engram.parameters import Named, check_finite_weights, count, frozen, trainable
 
 
 @dataclass(frozen=True)
@@ -136,17 +136,6 @@ def _wider(name: str, units: set[str]) -> str:
     owner = name.rpartition(".")[0]
     holder = next((u for u in units if u == owner or owner.startswith(u + ".")), None)
     return owner if holder is None else holder.rpartition(".")[0]
-
-
-def check_finite_weights(model: nn.Module) -> None:
-    """NonFiniteError if a weight is NaN or infinite."""
-    for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise NonFiniteError(
-                "finite weights",
-                f"NaN or infinity in the parameter {name!r}",
-                "restore an earlier checkpoint, or lower the learning rate",
-            )
 
 
 def _single_gradients(model: nn.Module, inputs: Inputs, seed: Tensor) -> Named:

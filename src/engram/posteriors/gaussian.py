@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.errors import ArgumentError, ModelMismatchError
-from engram.parameters import Named, trainable
+from engram.parameters import Named, check_finite_weights, trainable
 from engram.posteriors.blocks import Block
 
 
@@ -106,6 +106,7 @@ class Posterior:
 
     def check_model(self, model: nn.Module) -> None:
         """Raise unless this posterior belongs to the model as it is now."""
+        check_finite_weights(model)
         parameters = trainable(model)
         expected = {name: tuple(p.shape) for name, p in parameters.items()}
         got = {name: tuple(m.shape) for name, m in self.mean.items()}

@@ -1,0 +1,1 @@
+"""Sensitivities while a model trains: their history, and when to stop."""

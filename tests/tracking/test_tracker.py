@@ -1,0 +1,141 @@
+"""The tracker beside a training loop."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import engram
+from engram.errors import ArgumentError, DataError
+from engram.tracking.history import History, Record
+
+
+def data(seed: int = 0, num_data: int = 40) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(num_data, 4, generator=generator)
+    return x, (x[:, 0] + 0.5 * x[:, 1] > 0).long()
+
+
+def setting() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    return model, torch.optim.Adam(model.parameters(), lr=0.05, weight_decay=0.01)
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(data()[0]), data()[1]).backward()
+    optimizer.step()
+
+
+def test_update_is_the_estimate_of_the_moment() -> None:
+    model, optimizer = setting()
+    tracker = engram.Tracker(model, optimizer, data(), validation=data(1))
+    for epoch in range(4):
+        train_step(model, optimizer)
+        result = tracker.update(step=10 * epoch)
+    posterior = engram.posterior_of(optimizer, model, num_data=40)
+    expected = engram.sensitivities(model, data(), posterior, progress=False)
+    assert result is not None
+    assert result.loo_loss.equal(expected.loo_loss)
+    with torch.no_grad():
+        validation = float(nn.functional.cross_entropy(model(data(1)[0]), data(1)[1]))
+    frame = tracker.history.to_frame()
+    assert list(frame.index) == [0, 10, 20, 30]
+    assert frame["estimate"].iloc[-1] == pytest.approx(expected.loo_nll)
+    assert frame["validation"].iloc[-1] == pytest.approx(validation, rel=1e-5)
+    assert tracker.history.score_matrix().shape == (4, 40)
+    assert tracker.history.score_matrix()[-1].equal(expected.score)
+
+
+def test_stops_when_the_estimate_has_not_improved() -> None:
+    model, optimizer = setting()
+    tracker = engram.Tracker(model, optimizer, data(), patience=2)
+    assert not tracker.should_stop
+    assert tracker.best_step is None
+    for step, estimate in enumerate([3.0, 1.0, 2.0]):
+        tracker.history.add(Record(step, 0.5, estimate), torch.zeros(40))
+    assert not tracker.should_stop
+    tracker.history.add(Record(3, 0.5, math.nan), None)
+    assert tracker.should_stop
+    assert tracker.best_step == 1
+
+
+def test_a_loss_that_is_not_finite_is_recorded_and_training_goes_on() -> None:
+    model, optimizer = setting()
+    tracker = engram.Tracker(model, optimizer, data())
+    train_step(model, optimizer)
+    assert tracker.update() is not None
+    good = model[0].weight.detach().clone()
+    with torch.no_grad():
+        model[0].weight[0, 0] = math.nan
+    before = model[0].weight.detach().clone()
+    assert tracker.update() is None
+    assert torch.equal(model[0].weight.isnan(), before.isnan())
+    with torch.no_grad():
+        model[0].weight.copy_(good)
+    assert tracker.update() is not None
+    assert [record.finite for record in tracker.history] == [True, False, True]
+
+
+def test_history_goes_on_after_a_restart(tmp_path: Path) -> None:
+    model, optimizer = setting()
+    tracker = engram.Tracker(model, optimizer, data())
+    for _ in range(2):
+        train_step(model, optimizer)
+        tracker.update()
+    tracker.save(tmp_path)
+    again = engram.Tracker(model, optimizer, data())
+    again.resume(tmp_path)
+    train_step(model, optimizer)
+    again.update()
+    assert len(again.history) == 3
+    assert again.history.to_frame()["estimate"].iloc[:2].tolist() == pytest.approx(
+        tracker.history.to_frame()["estimate"].tolist()
+    )
+    assert again.history.score_matrix()[:2].equal(tracker.history.score_matrix())
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "kronecker"])
+def test_curvature_can_be_fitted_at_every_update(structure: str) -> None:
+    model, _ = setting()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracker = engram.Tracker(model, optimizer, data(), posterior=structure, prior_precision=0.5)
+    train_step(model, optimizer)
+    result = tracker.update()
+    posterior = engram.laplace(
+        model, data(), structure=structure, prior_precision=0.5, progress=False
+    )
+    expected = engram.sensitivities(model, data(), posterior, progress=False)
+    assert result is not None
+    assert result.loo_loss.equal(expected.loo_loss)
+
+
+def test_figures_show_the_history() -> None:
+    model, optimizer = setting()
+    tracker = engram.Tracker(model, optimizer, data(), validation=data(1))
+    with pytest.raises(DataError, match="update"):
+        tracker.figure()
+    for _ in range(3):
+        train_step(model, optimizer)
+        tracker.update()
+    lines = tracker.figure().axes[0].get_lines()
+    labels = [line.get_label() for line in lines]
+    assert {"training", "validation", "estimate"} <= set(labels)
+    assert len(tracker.score_figure(groups=10).axes[0].get_lines()) == 3
+
+
+def test_bad_settings_say_what_to_do(tmp_path: Path) -> None:
+    model, optimizer = setting()
+    with pytest.raises(ArgumentError, match="one of optimizer"):
+        engram.Tracker(model, optimizer, data(), posterior="hessian")
+    with pytest.raises(ArgumentError, match="prior_precision"):
+        engram.Tracker(model, optimizer, data(), posterior="kronecker")
+    with pytest.raises(ArgumentError, match="patience"):
+        engram.Tracker(model, optimizer, data(), patience=0)
+    with pytest.raises(DataError, match=r"history\.json"):
+        History.load(tmp_path)
