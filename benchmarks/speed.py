@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable
 from copy import deepcopy
@@ -172,6 +173,20 @@ def summary(
     }
 
 
+def measured_before(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
+    """Nets that an earlier run with the same versions and rounds has left in this folder."""
+    path = folder / "speed.json"
+    if not path.is_file():
+        return {}
+    earlier = json.loads(path.read_text())
+    same = all(
+        earlier["environment"].get(k) == record["environment"].get(k)
+        for k in ("engram", "torch", "python", "threads", "seed")
+    )
+    nets: dict[str, Any] = earlier["nets"] if same and earlier["clock"] == record["clock"] else {}
+    return nets
+
+
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__)
@@ -201,6 +216,7 @@ def main() -> None:
         "clock": chosen.clock,
         "nets": {},
     }
+    record["nets"] |= measured_before(chosen.output, record)
     for net, count in counts.items():
         print(f"{net}, {count} examples", file=sys.stderr, flush=True)
         record["nets"][net] = measure(net, data, count, chosen)

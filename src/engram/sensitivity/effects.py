@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +14,8 @@ from engram.engine.session import Observed, Session
 from engram.engine.totals import GradientSum
 from engram.parameters import Named, trainable
 from engram.posteriors.gaussian import Posterior
+from engram.sensitivity.columns import Columns
 from engram.sensitivity.estimators import Setting, paper
-from engram.sensitivity.result import joined
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,10 +34,12 @@ class Effect:
         return float((self.loss_without - self.loss).double().mean())
 
 
-def effect(opened: Session, batches: Iterator[Batch], delta: Named, at: str) -> Effect:
+def effect(
+    opened: Session, batches: Iterable[Batch], num_rows: int, delta: Named, at: str
+) -> Effect:
     """The effect of a change of the parameters, at the moved parameters or linearised."""
     moved = {n: p.detach() + delta[n] for n, p in trainable(opened.model).items() if n in delta}
-    collected = _Collected(opened)
+    collected = _Collected(opened, num_rows)
     for batch in batches:
         observed = opened.observe(batch)
         if at == "linearised":
@@ -52,7 +54,7 @@ def paper_effect(opened: Session, posterior: Posterior, chosen: Tensor, shares: 
     """Each example moved by its own diag(V) e, as the authors' leave-one-class-out estimate."""
     share_of = dict(zip(chosen.tolist(), shares.tolist(), strict=True))
     setting = Setting(opened.likelihood, posterior, 0, GradientSum())
-    collected = _Collected(opened)
+    collected = _Collected(opened, len(chosen))
     for observed in opened.passes("paper's estimate", chosen):
         share = [share_of[int(i)] for i in observed.batch.indices]
         deviation = paper(observed, setting).deviation
@@ -64,22 +66,23 @@ def paper_effect(opened: Session, posterior: Posterior, chosen: Tensor, shares: 
 class _Collected:
     """Batches of an effect, put together."""
 
-    def __init__(self, opened: Session) -> None:
+    def __init__(self, opened: Session, num_rows: int) -> None:
         self.likelihood = opened.likelihood
-        self.parts: dict[str, list[Tensor]] = {}
+        self.columns = Columns(num_rows)
 
     def add(self, observed: Observed, without: Tensor) -> None:
-        for name, value in {
-            "indices": observed.batch.indices,
-            "outputs": observed.outputs,
-            "outputs_without": without,
-            "loss": observed.loss,
-            "loss_without": self.likelihood.loss(without, observed.targets),
-        }.items():
-            self.parts.setdefault(name, []).append(value)
+        self.columns.add(
+            {
+                "indices": observed.batch.indices,
+                "outputs": observed.outputs,
+                "outputs_without": without,
+                "loss": observed.loss,
+                "loss_without": self.likelihood.loss(without, observed.targets),
+            }
+        )
 
     def effect(self) -> Effect:
-        return Effect(**{name: joined(values) for name, values in self.parts.items()})
+        return Effect(**self.columns.tensors)
 
 
 def _outputs_at(model: nn.Module, parameters: Named, batch: Batch) -> Tensor:

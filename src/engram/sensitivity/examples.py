@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from engram.batches import Data
 from engram.engine.prepare import training_layers
@@ -14,10 +14,11 @@ from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
+from engram.sensitivity.columns import Columns
 from engram.sensitivity.diagnostics import Leverages, diagnose, sampled_leverages
 from engram.sensitivity.estimators import Setting, estimator_named
 from engram.sensitivity.provenance import provenance
-from engram.sensitivity.result import Result, joined
+from engram.sensitivity.result import Result
 
 
 def sensitivities(
@@ -63,28 +64,29 @@ def sensitivities(
     with session(model, data, likelihood, batch_size, progress) as opened:
         total = GradientSum()
         setting = Setting(opened.likelihood, posterior, rounds, total)
-        parts: dict[str, list[Tensor]] = {}
-        eigenvalues: list[Tensor] = []
+        columns = Columns(opened.batches.num_data)
         for observed in opened.passes("sensitivities"):
             estimate = rule(observed, setting)
-            for name, value in {
+            rows = {
                 "indices": observed.batch.indices,
                 "targets": observed.batch.targets,
                 "outputs": observed.outputs,
                 "deviation": estimate.deviation,
                 "prediction_deviation": estimate.prediction_deviation,
+                "score": estimate.prediction_deviation.abs().sum(1),
                 "loss": observed.loss,
                 "loo_loss": estimate.loo_loss,
                 "flagged": estimate.flagged,
-            }.items():
-                parts.setdefault(name, []).append(value.detach().cpu())
+            }
             if estimate.eigenvalues is not None:
-                eigenvalues.append(estimate.eigenvalues)
-        tensors = {name: joined(values) for name, values in parts.items()}
-        if eigenvalues:
-            leverages = Leverages.of_all(joined(eigenvalues))
-        else:
+                rows["eigenvalues"] = estimate.eigenvalues
+            columns.add(rows)
+        tensors = columns.tensors
+        eigenvalues = tensors.pop("eigenvalues", None)
+        if eigenvalues is None:
             leverages = sampled_leverages(opened, posterior, seed)
+        else:
+            leverages = Leverages.of_all(eigenvalues)
         diagnostics = diagnose(
             model, posterior, opened.engine.coverage, total, leverages, tensors["flagged"]
         )
@@ -102,7 +104,6 @@ def sensitivities(
         }
         return Result(
             **tensors,
-            score=tensors["prediction_deviation"].abs().sum(1),
             leverage=leverages.trace,
             diagnostics=diagnostics,
             coverage=opened.engine.coverage.ways,

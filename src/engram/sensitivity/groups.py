@@ -254,9 +254,9 @@ def _remove(
         return solution
 
     delta = equation.mean_deviation(solve, gradient)
-    own = effect(opened, opened.batches.subset(chosen), delta, at)
+    own = effect(opened, opened.batches.subset(chosen), len(chosen), delta, at)
     evaluation = None
     if evaluate_on is not None:
         batches = Batches(evaluate_on, opened.batches.batch_size)
-        evaluation = effect(opened, iter(batches), delta, at)
+        evaluation = effect(opened, batches, batches.num_data, delta, at)
     return Removal(chosen, shares, delta, own, evaluation, flagged, settings)

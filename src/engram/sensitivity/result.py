@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -178,8 +177,3 @@ def load(folder: str | Path) -> Result:
         coverage=description["coverage"],
         provenance=description["provenance"],
     )
-
-
-def joined(parts: list[Tensor]) -> Tensor:
-    """Batches on the CPU, one after the other."""
-    return torch.cat([part.detach().cpu() for part in parts])

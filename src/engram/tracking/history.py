@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import torch
@@ -104,9 +103,10 @@ class History:
                 f"format {description.get('format')!r}",
                 "read it with the version of engram that wrote it",
             )
-        rows: list[dict[str, Any]] = description["records"]
+        losses = ("train", "estimate", "validation")
         records = [
-            Record(**{k: math.nan if v is None else v for k, v in row.items()}) for row in rows
+            Record(row["step"], *(math.nan if row[k] is None else row[k] for k in losses))
+            for row in description["records"]
         ]
         matrix = load_file(path / "scores.safetensors")["scores"]
         return cls(records, list(matrix.unbind(0)) if len(records) else [])
