@@ -2,6 +2,7 @@
 
 import copy
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -60,6 +61,8 @@ def laplace(data=None, model=None, **settings):
 def sensitivities(data=None, model=None, fitted=None, **settings):
     fitted = posterior("mlp", "diagonal") if fitted is None else fitted
     data, model = (X, Y) if data is None else data, MLP.model if model is None else model
+    if "likelihood" in settings:  # as if read off an optimizer, which knows no likelihood
+        fitted = replace(fitted, settings={})
     return engram.sensitivities(model, data, fitted, progress=False, **settings)
 
 
@@ -290,3 +293,10 @@ def test_outputs_that_are_not_one_row_an_example():
     model = nn.Linear(4, 3).double()
     with Refusal(EngramError, "output|shape"):
         laplace((torch.randn(7, 2, 4).double(), Y), model)
+
+
+def test_posterior_of_another_likelihood():
+    fitted = laplace(likelihood="categorical")
+    other = engram.likelihoods.from_loss(overflowing)
+    with Refusal(ModelMismatchError, "categorical", "same likelihood"):
+        engram.sensitivities(MLP.model, (X, Y), fitted, likelihood=other)

@@ -190,3 +190,25 @@ def test_bad_input_says_what_to_do() -> None:
         engram.posterior_of(without, model, num_data=NUM_DATA)
     with pytest.raises(ArgumentError, match="num_data"):
         engram.posterior_of(adam, model, num_data=0)
+
+
+def test_a_summed_loss_gives_the_same_posterior() -> None:
+    found = []
+    for reduction in ("mean", "sum"):
+        model = network()
+        factor = NUM_DATA if reduction == "sum" else 1
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.0, weight_decay=factor * DECAY)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            outputs = model(data()[0])
+            nn.functional.cross_entropy(outputs, data()[1], reduction=reduction).backward()
+            optimizer.step()
+        found.append(
+            engram.posterior_of(
+                optimizer, model, num_data=NUM_DATA, reduction=reduction, batch_size=NUM_DATA
+            )
+        )
+    assert found[0].prior_precision == pytest.approx(found[1].prior_precision)
+    assert found[0].log_determinant() == pytest.approx(found[1].log_determinant())
+    with pytest.raises(ArgumentError, match="batch_size"):
+        engram.posterior_of(optimizer, model, num_data=NUM_DATA, reduction="sum")

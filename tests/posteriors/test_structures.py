@@ -86,13 +86,15 @@ def test_sampled_fisher_repeats_with_the_seed():
     assert first.log_determinant() != other.log_determinant()
 
 
+@pytest.mark.parametrize("name", ["conv1d", "conv_transpose2d", "embedding"])
 @pytest.mark.parametrize("structure", ["isotropic", "diagonal", "kronecker", "ekfac", "full"])
-def test_batches_do_not_matter(structure):
-    expected = posterior("conv1d", structure)
-    case = CASES["conv1d"]
+def test_batches_do_not_matter(structure, name):
+    expected = posterior(name, structure)
+    case = CASES[name]
     fitted = engram.laplace(
         case.model,
         case.data,
+        likelihood=case.public_likelihood,
         structure=structure,
         prior_precision=case.prior_precision,
         batch_size=2,

@@ -94,7 +94,9 @@ def test_top_orders_by_score():
     result = sensitivities(MLP, posterior("mlp", "kronecker"))
     frame = result.to_frame()
     assert len(frame) == 7
-    assert len(result.top(3)) == 3
+    assert list(result.top(3).index) == result.score.argsort(descending=True)[:3].tolist()
+    by_loss = result.top(7, by="loo_loss").index
+    assert list(by_loss) == result.loo_loss.argsort(descending=True).tolist()
 
 
 def test_a_saved_result_comes_back(tmp_path):
@@ -111,4 +113,5 @@ def test_iterated_that_diverges_is_flagged():
     fitted = posterior("mlp_poisson", "diagonal", prior_precision=1e-2)
     result = sensitivities(case, fitted, estimator="iterated", rounds=6)
     runaway = ~torch.isfinite(result.loo_loss) | (result.deviation.abs().amax(1) > 1e6)
+    assert result.flagged.any(), "expected a case in which some rounds grow apart"
     assert not (runaway & ~result.flagged).any(), "expected each runaway example flagged"

@@ -133,7 +133,8 @@ def test_a_contradicted_group_is_guarded():
     case = CASES["mlp_gaussian"]
     spread = variance(case.dense, precision("mlp_gaussian", "diagonal", prior_precision=1e-3))
     assert torch.linalg.eigvals(spread @ case.dense.output_hessian).real.max() > 1
-    removal = remove(case, fitted, indices=list(range(7)), at="linearised")
+    removal = remove(case, fitted, indices=list(range(7)), at="linearised", estimator="corrected")
+    assert removal.flagged
     assert torch.isfinite(case.dense.flatten(removal.delta)).all()
 
 

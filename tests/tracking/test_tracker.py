@@ -60,7 +60,7 @@ def test_stops_when_the_estimate_has_not_improved() -> None:
     for step, estimate in enumerate([3.0, 1.0, 2.0]):
         tracker.history.add(Record(step, 0.5, estimate), torch.zeros(40))
     assert not tracker.should_stop
-    tracker.history.add(Record(3, 0.5, math.nan), None)
+    tracker.history.add(Record(3, 0.5, math.nan), torch.full((40,), math.nan))
     assert tracker.should_stop
     assert tracker.best_step == 1
 

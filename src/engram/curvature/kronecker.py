@@ -33,7 +33,11 @@ class Factors:
     columns: Tensor | None = None
     counts: Tensor | None = None
     positions: int = 0
-    last_call: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether both sides have been seen."""
+        return self.counts is not None or self.rows is not None
 
     def block(self, prior_precision: float, dtype: torch.dtype) -> EigenBlock:
         """The precision in its eigenbasis: products of eigenvalues over M, plus delta."""
@@ -71,6 +75,11 @@ class KroneckerFactors:
         """Parameters that have Kronecker factors."""
         return {name for factors in self.layers.values() for name in factors.layout.names}
 
+    def drop_unused(self) -> None:
+        """Forget layers whose output reaches no output of the model: they have no gradients."""
+        used = {n: f for n, f in self.layers.items() if f.columns is not None and f.complete}
+        self.layers = used
+
     def update_columns(self, trace: Trace) -> None:
         """Add a batch's inputs; once per batch."""
         uses = Counter(name for site in trace.sites for name in site.names)
@@ -84,8 +93,8 @@ class KroneckerFactors:
             elif isinstance(site.rule, (Linear, Convolution)):
                 self._add_columns(site, site.rule, factors)
 
-    def update_rows(self, trace: Trace, gradients: Sequence[Tensor | None]) -> None:
-        """Add the gradients of one output vector of the batch."""
+    def update_rows(self, trace: Trace, gradients: Sequence[Tensor | None], number: int) -> None:
+        """Add the gradients of the batch's output vector of this number."""
         for site, gradient in zip(trace.sites, gradients, strict=True):
             factors = self.layers.get(site.roles.get("weight", ""))
             if factors is None or gradient is None:
@@ -97,7 +106,7 @@ class KroneckerFactors:
                 rows = site.rule.rows(site.call, gradient)
                 factors.rows = _sum(factors.rows, _square(rows))
             elif isinstance(site.rule, MatrixRule):
-                self._add_transposed(site, site.rule, gradient, factors)
+                self._add_transposed(site, site.rule, gradient, factors, number)
 
     def _layout(self, site: Site, uses: Counter[str]) -> Layout | None:
         if "weight" not in site.roles or any(uses[name] > 1 for name in site.names):
@@ -136,13 +145,12 @@ class KroneckerFactors:
             factors.columns = _sum(factors.columns, square)
 
     def _add_transposed(
-        self, site: Site, rule: MatrixRule, gradient: Tensor, factors: Factors
+        self, site: Site, rule: MatrixRule, gradient: Tensor, factors: Factors, number: int
     ) -> None:
         """Rows are inputs here, and columns change with the gradient."""
         rows, columns = rule.rows(site.call, gradient), rule.columns(site.call, gradient)
         factors.columns = _sum(factors.columns, _square(columns))
-        if id(site.call) != factors.last_call:
-            factors.last_call = id(site.call)
+        if number == 0:  # the inputs are the same for every output vector
             factors.positions += rows.shape[0] * rows.shape[2]
             factors.rows = _sum(factors.rows, _square(rows))
 

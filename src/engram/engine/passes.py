@@ -142,4 +142,5 @@ def trace(model: nn.Module, plan: Plan, inputs: Inputs, num_examples: int) -> Tr
         replaced(model, plan.units, recorder, recorder.copy_of),
     ):
         outputs = call(model, inputs)
+    recorder.check_complete()
     return Trace(outputs.detach(), recorder.sites, outputs)

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from engram.batches import Batch, Batches, call
 from engram.engine.passes import Trace, trace
 from engram.engine.plan import Plan, make_plan, outermost
-from engram.errors import EngineError
+from engram.errors import EngineError, EngramError
 from engram.parameters import Named, check_finite_weights, count, frozen, trainable
 
 
@@ -82,6 +82,19 @@ def prepare(model: nn.Module, batches: Batches) -> Engine:
 
     Call inside :func:`undisturbed`.
     """
+    try:
+        return _prepare(model, batches)
+    except EngramError:
+        raise
+    except Exception as error:
+        raise EngineError(
+            "a model that runs on the first examples of the data and can be differentiated twice",
+            f"{type(error).__name__}: {error}",
+            "check shapes and types of the inputs; docs/errors-and-limits.md lists what is covered",
+        ) from error
+
+
+def _prepare(model: nn.Module, batches: Batches) -> Engine:
     parameters = trainable(model)
     if not parameters:
         raise EngineError(
@@ -96,13 +109,15 @@ def prepare(model: nn.Module, batches: Batches) -> Engine:
     while True:
         plan = make_plan(model, probe.select(slice(0, 2)).inputs, probe.inputs, units)
         try:
-            wrong = _disagreements(model, plan, probe)
+            wrong, used = _disagreements(model, plan, probe)
+        except EngramError:
+            raise
         except RuntimeError:
             # a checkpoint runs the model again in its backward pass and wants the same operations
             plan = replace(plan, linear_convolutions=False)
-            wrong = _disagreements(model, plan, probe)
+            wrong, used = _disagreements(model, plan, probe)
         if not wrong:
-            return Engine(model, plan, _coverage(model, plan))
+            return Engine(model, plan, _coverage(model, plan, used))
         if set(plan.units) == {""}:
             raise EngineError(
                 "per-example gradients that agree with autograd",
@@ -115,13 +130,19 @@ def prepare(model: nn.Module, batches: Batches) -> Engine:
 def _check_independent(model: nn.Module, probe: Batch) -> None:
     """An example's outputs must not depend on which others are in its batch."""
     with torch.no_grad():
-        together = call(model, probe.inputs)
+        together, again = call(model, probe.inputs), call(model, probe.inputs)
         alone = torch.cat(
             [call(model, probe.select(slice(i, i + 1)).inputs) for i in range(len(probe))]
         )
     if not torch.isfinite(together).all():
         return  # reported with the example's index when its batch comes
-    tolerance = 2e-2 if together.dtype != torch.float64 else 1e-8
+    if not torch.allclose(together, again, rtol=1e-3, atol=1e-6):
+        raise EngineError(
+            "a model whose outputs are the same each time in eval mode",
+            "a random forward",
+            "use nn.Dropout, which eval mode switches off, and draw no noise in forward",
+        )
+    tolerance = 1e-8 if together.dtype == torch.float64 else 2e-2
     if together.shape != alone.shape or not torch.allclose(
         together, alone, rtol=tolerance, atol=tolerance * float(alone.abs().max())
     ):
@@ -164,8 +185,8 @@ def _plain_gradients(model: nn.Module, probe: Batch, seed: Tensor) -> list[Named
     return result
 
 
-def _disagreements(model: nn.Module, plan: Plan, probe: Batch) -> list[str]:
-    """Parameters whose per-example gradients differ from autograd's."""
+def _disagreements(model: nn.Module, plan: Plan, probe: Batch) -> tuple[list[str], set[str]]:
+    """Parameters whose per-example gradients differ from autograd's, and those with any."""
     recorded = trace(model, plan, probe.inputs, len(probe))
     generator = torch.Generator().manual_seed(0)
     seed = torch.randn(recorded.outputs.shape, generator=generator, dtype=torch.float64).to(
@@ -180,7 +201,7 @@ def _disagreements(model: nn.Module, plan: Plan, probe: Batch) -> list[str]:
                 name = site.roles[role]
                 ours[name] = ours[name] + value if name in ours else value
     if not torch.isfinite(recorded.outputs).all():
-        return []  # reported with the example's index when its batch comes
+        return [], set(ours)  # reported with the example's index when its batch comes
     tolerance = 1e-3 if recorded.outputs.dtype != torch.float64 else 1e-8
     wrong: dict[str, None] = {}
     for i, theirs in enumerate(_plain_gradients(model, probe, seed)):
@@ -190,11 +211,11 @@ def _disagreements(model: nn.Module, plan: Plan, probe: Batch) -> list[str]:
             limit = tolerance * (float(expected.norm()) + 1e-3 * scale)
             if not float((got - expected).norm()) <= limit:
                 wrong[name] = None
-    return list(wrong)
+    return list(wrong), set(ours)
 
 
-def _coverage(model: nn.Module, plan: Plan) -> Coverage:
-    ways = plan.ways()
+def _coverage(model: nn.Module, plan: Plan, used: set[str]) -> Coverage:
+    ways = {name: way for name, way in plan.ways().items() if name in used}
     parameters = trainable(model)
     sizes = {"rule": 0, "fallback": 0, "unused": 0}
     for name, parameter in parameters.items():

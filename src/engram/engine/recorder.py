@@ -90,7 +90,7 @@ class Recorder(Interceptor):
         if not any(id(t) in self.name_of or id(t) in self.derived for t in leaves):
             return function(*args, **kwargs)
         result = None
-        if not self._expects(function):
+        if not self._expects(function, leaves):
             result = function(*args, **kwargs)
             if not tensors(result):
                 return result
@@ -105,15 +105,23 @@ class Recorder(Interceptor):
         }[touch.kind]
         return handler(touch, function, args, kwargs)
 
-    def _expects(self, function: Function) -> bool:
-        touches = self.plan.touches
-        return self.position < len(touches) and touches[self.position].function == function
+    def _expects(self, function: Function, leaves: list[Tensor]) -> bool:
+        if self.position >= len(self.plan.touches):
+            return False
+        touch = self.plan.touches[self.position]
+        names = {self.name_of[id(t)] for t in leaves if id(t) in self.name_of}
+        return touch.function == function and names <= set(touch.names)
+
+    def check_complete(self) -> None:
+        """Every planned operation must have come."""
+        if self.position < len(self.plan.touches):
+            self._mismatch(self.plan.touches[self.position].function)
 
     def _mismatch(self, function: Function) -> None:
         raise EngineError(
             "a model that runs the same operations for every batch",
             f"another order of operations at {getattr(function, '__name__', function)!r}",
-            "remove branches that depend on the data from forward",
+            "remove branches that depend on the data from forward, and pad sequences to one length",
         )
 
     def _by_rule(
@@ -163,7 +171,7 @@ class Recorder(Interceptor):
             raise EngineError(
                 f"a batch dimension of {self.num_examples} at every layer",
                 f"{found}",
-                "keep one row per example inside the model",
+                "keep one row per example inside the model, and pad sequences to one length",
             )
 
     def copy_of(self, name: str) -> Tensor:

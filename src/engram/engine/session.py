@@ -152,12 +152,13 @@ def session(
     progress: bool = True,
 ) -> Iterator[Session]:
     """Open the model for passes; it is as before when this ends, also after an exception."""
-    if batch_size is not None and batch_size < 1:
-        raise ArgumentError("a batch_size of at least 1", repr(batch_size), "leave it out")
+    if batch_size is not None and not (isinstance(batch_size, int) and batch_size >= 1):
+        raise ArgumentError("a whole batch_size of at least 1", repr(batch_size), "leave it out")
     chosen = resolve(likelihood)
     batches = Batches(data, batch_size or 1)
     with undisturbed(model):
         engine = prepare(model, batches)
         fitting = _fitting_examples(engine, batches)
         size = batch_size or min(LARGEST_BATCH, fitting, batches.num_data)
-        yield Session(engine, Batches(data, size), chosen, progress, fitting)
+        part = min(fitting, batch_size or fitting)
+        yield Session(engine, Batches(data, size), chosen, progress, part)

@@ -16,7 +16,10 @@ from engram.posteriors.blocks import Block
 
 def check_prior_precision(value: float) -> float:
     """Delta must be a positive number."""
-    number = float(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
     if not number > 0 or number == float("inf"):
         raise ArgumentError(
             "a positive prior_precision (delta of the regulariser delta/2 |theta|^2 added to the "
@@ -119,12 +122,28 @@ class Posterior:
                 "fit the posterior on the model that you pass",
             )
         for name, parameter in parameters.items():
+            if parameter.dtype != self.mean[name].dtype:
+                raise ModelMismatchError(
+                    f"a posterior of type {parameter.dtype}, as the model's parameters",
+                    f"{self.mean[name].dtype} for {name!r}",
+                    "fit the posterior again after changing the model's type",
+                )
             if not torch.equal(parameter.detach(), self.mean[name].to(parameter.device)):
                 raise ModelMismatchError(
                     "a posterior fitted at the model's present weights",
                     f"other weights in {name!r} (another model, or trained since)",
                     "fit the posterior again after training, or restore the weights",
                 )
+
+    def check_likelihood(self, likelihood: object) -> None:
+        """Raise if this posterior was fitted with another likelihood."""
+        fitted = self.settings.get("likelihood")
+        if fitted is not None and fitted != repr(likelihood):
+            raise ModelMismatchError(
+                f"the likelihood that the posterior was fitted with, {fitted}",
+                repr(likelihood),
+                "pass the same likelihood to both calls",
+            )
 
     def __repr__(self) -> str:
         return (

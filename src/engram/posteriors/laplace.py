@@ -59,7 +59,7 @@ def laplace(
     """
     prior_precision = check_prior_precision(prior_precision)
     check_curvature(curvature)
-    fit = STRUCTURES.get(structure)
+    fit = STRUCTURES.get(structure) if isinstance(structure, str) else None
     if fit is None:
         raise ArgumentError(
             f"structure to be one of {', '.join(STRUCTURES)}", repr(structure), 'use "kronecker"'
@@ -138,12 +138,13 @@ def _kronecker_factors(fit: Fit) -> tuple[tuple[EigenBlock, ...], tuple[EigenBlo
     def each(observed: Observed, gradients: Gradients, number: int) -> None:
         if number == 0:
             factors.update_columns(observed.trace)
-        factors.update_rows(observed.trace, gradients)
+        factors.update_rows(observed.trace, gradients, number)
         rest = set(fit.parameters) - factors.covered()
         if rest:
             moments.update(observed.trace, gradients, rest)
 
     fit.passes("curvature", each)
+    factors.drop_unused()
     blocks = tuple(f.block(fit.delta, fit.dtype) for f in factors.layers.values())
     rest = [name for name in fit.parameters if name not in factors.covered()]
     return blocks, fit.diagonal(moments, rest)
@@ -207,8 +208,15 @@ def _full(fit: Fit) -> tuple[Block, ...]:
 
 
 def _last_layer(fit: Fit) -> tuple[Block, ...]:
+    """The layer whose result is the model's output, or comes last before it."""
     first = next(fit.session.passes("curvature"))
-    return _dense(fit, list(first.trace.sites[-1].names))
+    with torch.no_grad():
+        gradients = first.trace.gradients(first.residual)
+    used = [s for s, g in zip(first.trace.sites, gradients, strict=True) if g is not None]
+    owner = used[-1].names[-1].rpartition(".")[0]
+    reaching = {name for site in used for name in site.names}
+    names = [n for n in fit.parameters if n.rpartition(".")[0] == owner and n in reaching]
+    return _dense(fit, names)
 
 
 STRUCTURES: dict[str, Callable[[Fit], tuple[Block, ...]]] = {

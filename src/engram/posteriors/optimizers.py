@@ -35,17 +35,17 @@ from engram.posteriors.gaussian import Posterior, check_prior_precision
 
 @dataclass(frozen=True)
 class Reading:
-    """What an adapter sees of one parameter: its group's settings, its state, and N and delta."""
+    """What an adapter sees of one parameter: its group's settings, its state, scale and delta."""
 
     parameter: Tensor
     group: Mapping[str, Any]
     state: Mapping[str, Any]
-    num_data: int
+    scale: float  # N for a loss averaged over the batch, N / batch size for a sum
     prior_precision: float
 
     def scaled(self, root: Tensor) -> Tensor:
-        """N root + delta."""
-        return self.num_data * root + self.prior_precision
+        """N root + delta, for gradients of the mean loss."""
+        return self.scale * root + self.prior_precision
 
 
 Adapter = Callable[[Reading], Tensor]
@@ -104,6 +104,7 @@ def posterior_of(
     num_data: int,
     prior_precision: float | None = None,
     reduction: str = "mean",
+    batch_size: int | None = None,
 ) -> Posterior:
     r"""The Gaussian posterior in an optimizer's state, at the model's present weights.
 
@@ -112,8 +113,9 @@ def posterior_of(
         model: whose parameters it trains.
         num_data: N, the number of training examples.
         prior_precision: delta; if not given, what the optimizer's weight decay means: N times it
-            for a loss averaged over examples, itself for a sum.
-        reduction: of the training loss, ``mean`` or ``sum``.
+            for a loss averaged over the batch, N / batch_size times it for a sum.
+        reduction: of the training loss over a batch, ``mean`` or ``sum``.
+        batch_size: of training; needed for ``sum`` only.
 
     Example:
         >>> model = nn.Linear(2, 1)
@@ -127,10 +129,15 @@ def posterior_of(
         raise ArgumentError('reduction "mean" or "sum"', repr(reduction), "see your loss function")
     if num_data < 1:
         raise ArgumentError("num_data of at least 1", repr(num_data), "count the training examples")
+    if reduction == "sum" and not batch_size:
+        raise ArgumentError(
+            'the training batch_size with reduction="sum"', "none", "pass batch_size"
+        )
+    scale = num_data / (batch_size or 1) if reduction == "sum" else float(num_data)
     parameters = trainable(model)
     _check_owner(optimizer, parameters)
-    used = _prior(optimizer, num_data, prior_precision, reduction)
-    found = dict(_precisions(optimizer, parameters, num_data, used))
+    used = _prior(optimizer, scale, prior_precision)
+    found = dict(_precisions(optimizer, parameters, scale, used))
     blocks = tuple(diagonal_block(n, found[n].detach()) for n in parameters if n in found)
     mean = {name: p.detach().clone() for name, p in parameters.items()}
     name = type(optimizer).__name__
@@ -154,9 +161,7 @@ def _check_owner(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> None
         )
 
 
-def _prior(
-    optimizer: Optimizer, num_data: int, prior_precision: float | None, reduction: str
-) -> float:
+def _prior(optimizer: Optimizer, scale: float, prior_precision: float | None) -> float:
     if prior_precision is not None:
         return check_prior_precision(prior_precision)
     decays = {float(group.get("weight_decay", 0.0)) for group in optimizer.param_groups}
@@ -166,11 +171,11 @@ def _prior(
             f"weight decays {sorted(decays)}",
             "pass prior_precision (num_data times the weight decay of the mean loss)",
         )
-    return check_prior_precision(decays.pop() * (num_data if reduction == "mean" else 1))
+    return check_prior_precision(decays.pop() * scale)
 
 
 def _precisions(
-    optimizer: Optimizer, parameters: Mapping[str, Tensor], num_data: int, delta: float
+    optimizer: Optimizer, parameters: Mapping[str, Tensor], scale: float, delta: float
 ) -> Iterator[tuple[str, Tensor]]:
     """Name and precision of every parameter that has been stepped."""
     if type(optimizer).__name__ == "IVON":
@@ -185,7 +190,7 @@ def _precisions(
             if id(parameter) not in names or (not state and adapter is not _identity):
                 continue
             stepped = True
-            reading = Reading(parameter.detach(), group, state, num_data, delta)
+            reading = Reading(parameter.detach(), group, state, scale, delta)
             yield names[id(parameter)], adapter(reading)
     if not stepped:
         raise PosteriorError(

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+HALVES = (torch.bfloat16, torch.float16)  # too coarse for losses, and unknown to pandas
+
 
 class Columns:
     """Named columns on the CPU, each allocated once: with many outputs they are the bulk.
@@ -27,7 +29,8 @@ class Columns:
     def add(self, rows: Mapping[str, Tensor]) -> None:
         """Append the rows of one batch, the same names every time."""
         count = len(next(iter(rows.values())))
-        for name, value in rows.items():
+        for name, tensor in rows.items():
+            value = tensor.float() if tensor.dtype in HALVES else tensor
             if name not in self.tensors:
                 self.tensors[name] = torch.empty(self.num_rows, *value.shape[1:], dtype=value.dtype)
             self.tensors[name][self.filled : self.filled + count].copy_(value.detach())

@@ -14,6 +14,7 @@ from engram.engine.session import Observed, Session
 from engram.engine.totals import GradientSum
 from engram.parameters import square_norm, trainable
 from engram.posteriors.gaussian import Posterior
+from engram.sensitivity.estimators import eigen
 
 LEVERAGE_SAMPLE = 256
 EXACT_RANK = 16  # up to here the trace is taken over the root of Lambda, beyond by probes
@@ -123,7 +124,7 @@ def _leverage(
     if outputs.shape[1] <= EXACT_RANK:
         vectors = likelihood.hessian_factor(outputs, targets)
         products = observed.trace.inner_products(vectors, posterior)
-        eigenvalues = torch.linalg.eigvalsh(products)
+        eigenvalues = eigen(products)[0]
         return eigenvalues.sum(1), eigenvalues.amax(1)
     generator = torch.Generator(device=outputs.device).manual_seed(seed)
     total = torch.zeros(len(outputs), dtype=outputs.dtype, device=outputs.device)

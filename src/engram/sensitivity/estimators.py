@@ -97,6 +97,13 @@ def variance(observed: Observed, posterior: Posterior) -> Tensor:
     return observed.trace.inner_products(identity.expand(len(outputs), -1, -1), posterior)
 
 
+def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and vectors of symmetric matrices; half precision is widened for it."""
+    wide = matrix if matrix.dtype == torch.float64 else matrix.float()
+    values, vectors = torch.linalg.eigh(wide)
+    return values.to(matrix.dtype), vectors.to(matrix.dtype)
+
+
 def corrected(observed: Observed, setting: Setting) -> Estimate:
     """d = (I - V Lambda)^-1 V e, with eigenvalues of V Lambda held below the guard."""
     observed.trace.add_gradient(observed.residual, setting.posterior, setting.total)
@@ -108,7 +115,7 @@ def corrected(observed: Observed, setting: Setting) -> Estimate:
     plain = (covariance @ observed.residual[:, :, None])[:, :, 0]
     # (I - V L)^-1 V e = V e + V F (I - F' V F)^-1 F' V e for L = F F', with a symmetric inverse
     spread = covariance @ factor
-    eigenvalues, vectors = torch.linalg.eigh(factor.mT @ spread)
+    eigenvalues, vectors = eigen(factor.mT @ spread)
     flagged = (eigenvalues > GUARD).any(1)
     # an eigenvalue m of V L multiplies its direction by 1 / (1 - m) = 1 + m * held
     held = torch.where(
@@ -174,7 +181,7 @@ def paper(observed: Observed, setting: Setting) -> Estimate:
     change = setting.likelihood.mean_derivative(observed.outputs) * deviation
     loss = setting.likelihood.loss(observed.outputs + deviation, observed.targets).detach()
     factor = setting.likelihood.hessian_factor(observed.outputs, observed.targets)
-    eigenvalues = torch.linalg.eigvalsh(factor.mT @ covariance @ factor)
+    eigenvalues = eigen(factor.mT @ covariance @ factor)[0]
     return Estimate(deviation, change, loss, _none_flagged(observed), eigenvalues)
 
 
@@ -190,7 +197,7 @@ ESTIMATORS: dict[str, Estimator] = {
 
 def estimator_named(name: str) -> Estimator:
     """The rule with this name."""
-    if name not in ESTIMATORS:
+    if not isinstance(name, str) or name not in ESTIMATORS:
         raise ArgumentError(
             f"estimator to be one of {', '.join(ESTIMATORS)}", repr(name), 'use "linear"'
         )

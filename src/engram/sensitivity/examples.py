@@ -62,6 +62,7 @@ def sensitivities(
     posterior.check_model(model)
     switched = training_layers(model)
     with session(model, data, likelihood, batch_size, progress) as opened:
+        posterior.check_likelihood(opened.likelihood)
         total = GradientSum()
         setting = Setting(opened.likelihood, posterior, rounds, total)
         columns = Columns(opened.batches.num_data)

@@ -99,6 +99,7 @@ def remove(
     estimator = _chosen_estimator(estimator, posterior)
     _check_choices(estimator, at, evaluate_on)
     with session(model, data, likelihood, batch_size, progress) as opened:
+        posterior.check_likelihood(opened.likelihood)
         chosen, shares = _check_group(indices, weights, opened.batches.num_data)
         return _remove(opened, posterior, chosen, shares, estimator, evaluate_on, at)
 
@@ -139,6 +140,7 @@ def remove_classes(
     estimator = _chosen_estimator(estimator, posterior)
     _check_choices(estimator, at, evaluate_on)
     with session(model, data, likelihood, batch_size, progress) as opened:
+        posterior.check_likelihood(opened.likelihood)
         labels = _labels(opened.batches)
         removals = ClassRemovals()
         for label in labels.unique().tolist():
@@ -189,10 +191,17 @@ def _check_group(
     weights: Sequence[float] | Tensor | None,
     num_data: int,
 ) -> tuple[Tensor, Tensor]:
-    chosen = torch.arange(num_data) if indices is None else torch.as_tensor(indices).cpu()
+    try:
+        chosen = torch.arange(num_data) if indices is None else torch.as_tensor(indices).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(
+            "a list of integer indices", repr(indices)[:80], "pass a list or a tensor"
+        ) from error
     if chosen.dtype == torch.bool:
         raise ArgumentError("indices as integers", "a mask", "pass mask.nonzero()[:, 0]")
-    if chosen.dim() != 1 or len(chosen) == 0 or chosen.is_floating_point():
+    if chosen.numel() == 0:
+        raise ArgumentError("at least one index", "none", "name the examples to leave out")
+    if chosen.dim() != 1 or chosen.is_floating_point():
         raise ArgumentError(
             "a list of integer indices",
             f"{chosen.dtype} of shape {tuple(chosen.shape)}",

@@ -48,6 +48,7 @@ def influence(
     posterior.check_model(model)
     layout = Layout.of({n: p for n, p in trainable(model).items() if n in posterior.block_of})
     with session(model, train, likelihood, batch_size, progress) as opened:
+        posterior.check_likelihood(opened.likelihood)
         columns = []
         for gradient in _gradients(opened, test, layout):
             step = layout.flatten(posterior.solve(layout.unflatten(gradient)))

@@ -83,4 +83,4 @@ class LeftOut:
             conditioned = self.posterior.solve(residual)
             before, square = square, inner(residual, conditioned)
             direction = {n: conditioned[n] + square / before * direction[n] for n in direction}
-        return solution, False
+        return solution, square > 1e-6 * first

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -161,14 +162,17 @@ def load(folder: str | Path) -> Result:
         raise DataError(
             "a folder written by result.save", f"{path} without {missing[0]}", "check the path"
         )
-    description = json.loads((path / "result.json").read_text())
+    try:
+        description = json.loads((path / "result.json").read_text())
+        tensors: dict[str, Tensor] = load_file(path / "result.safetensors")
+    except (ValueError, SafetensorError) as error:
+        raise DataError("an undamaged result", f"{path}: {error}", "save it again") from error
     if description.get("format") != FORMAT:
         raise DataError(
             f"a result in format {FORMAT}",
             f"format {description.get('format')!r}",
             "read it with the version of engram that wrote it",
         )
-    tensors: dict[str, Tensor] = load_file(path / "result.safetensors")
     names = {f.name for f in fields(Diagnostics)}
     diagnostics = Diagnostics(**{k: v for k, v in description["diagnostics"].items() if k in names})
     return Result(

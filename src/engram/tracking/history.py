@@ -40,11 +40,9 @@ class History:
     records: list[Record] = field(default_factory=list)
     scores: list[Tensor] = field(default_factory=list)
 
-    def add(self, record: Record, scores: Tensor | None) -> None:
-        """Append an update; one that could not be made has no scores."""
+    def add(self, record: Record, scores: Tensor) -> None:
+        """Append an update; the scores of one that could not be made are NaN."""
         self.records.append(record)
-        if scores is None:
-            scores = torch.full_like(self.scores[-1], math.nan) if self.scores else torch.empty(0)
         self.scores.append(scores.to(torch.float32))
 
     def __len__(self) -> int:

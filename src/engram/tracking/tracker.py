@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engram.batches import Batches, Data, call
 from engram.engine.prepare import device_of, undisturbed
-from engram.errors import ArgumentError, NonFiniteError
+from engram.errors import ArgumentError, NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood, resolve
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import STRUCTURES, laplace
@@ -101,12 +102,22 @@ class Tracker:
             result = sensitivities(
                 self.model, self.data, self.posterior(), likelihood=self.likelihood, **chosen
             )
-        except NonFiniteError:
-            self.history.add(Record(number, math.nan, math.nan), None)
+        except (NonFiniteError, PosteriorError):
+            if all(torch.isfinite(p).all() for p in self._watched()):
+                raise
+            nothing = torch.full((self.num_data,), math.nan)
+            self.history.add(Record(number, math.nan, math.nan), nothing)
             return None
         record = Record(number, result.train_nll, result.loo_nll, self._validation_loss())
         self.history.add(record, result.score)
         return result
+
+    def _watched(self) -> Iterator[Tensor]:
+        """Weights and optimizer state, wherever training may have lost its way."""
+        yield from self.model.parameters()
+        for state in self.optimizer.state.values():
+            if isinstance(state, dict):
+                yield from (v for v in state.values() if isinstance(v, Tensor))
 
     def posterior(self) -> Posterior:
         """The posterior at the present weights."""
