@@ -89,3 +89,28 @@ def test_half_precision_gives_a_result_in_single() -> None:
 def test_inputs_that_do_not_fit_the_model_get_a_typed_error() -> None:
     with pytest.raises(EngramError, match=r"got RuntimeError: .*shapes cannot be multiplied"):
         engram.laplace(nn.Linear(7, 3), (X, Y))
+
+
+TOKENS = torch.arange(27).reshape(9, 3) % 5
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (nn.Sequential(nn.EmbeddingBag(5, 4), nn.Linear(4, 3)), "_embedding_bag_backward"),
+        (
+            nn.Sequential(nn.Embedding(5, 4, max_norm=0.1), nn.Flatten(), nn.Linear(12, 3)),
+            "max_norm",
+        ),
+    ],
+)
+def test_layers_that_are_not_covered_are_named(model: nn.Module, words: str) -> None:
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(EngineError, match=words):
+        engram.laplace(model, (TOKENS, Y))
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+
+
+def test_complex_parameters_are_refused() -> None:
+    with pytest.raises(EngineError, match="real parameters"):
+        engram.laplace(nn.Linear(4, 3, dtype=torch.complex64), (X, Y))

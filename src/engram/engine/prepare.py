@@ -101,6 +101,7 @@ def _prepare(model: nn.Module, batches: Batches) -> Engine:
             "a model with trainable parameters", "none that requires gradients", "unfreeze some"
         )
     check_finite_weights(model)
+    _check_kinds(model)
     first = batches.take(torch.arange(min(3, batches.num_data)))
     positions = torch.arange(3) % len(first)
     probe = first.select(positions).to(device_of(model))
@@ -125,6 +126,22 @@ def _prepare(model: nn.Module, batches: Batches) -> Engine:
                 "report the model; custom autograd functions need a backward that can be mapped",
             )
         units = outermost(set(plan.units) | {_wider(name, set(plan.units)) for name in wrong})
+
+
+def _check_kinds(model: nn.Module) -> None:
+    """What cannot be handled whatever the data: found before the model is run."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_complex():
+            raise EngineError(
+                "real parameters", f"complex numbers in {name!r}", "split them in two"
+            )
+    for name, module in model.named_modules():
+        if getattr(module, "max_norm", None) is not None:
+            raise EngineError(
+                "layers that leave their weights as they are",
+                f"{name!r} with max_norm, which rescales them in every forward pass",
+                "set max_norm=None after training",
+            )
 
 
 def _check_independent(model: nn.Module, probe: Batch) -> None:
@@ -200,6 +217,8 @@ def _disagreements(model: nn.Module, plan: Plan, probe: Batch) -> tuple[list[str
             for role, value in site.rule.gradient(site.call, gradient).items():
                 name = site.roles[role]
                 ours[name] = ours[name] + value if name in ours else value
+    # what has no second derivative shows here, not in the first pass over the data
+    recorded.tangent({name: torch.ones_like(p) for name, p in trainable(model).items()})
     if not torch.isfinite(recorded.outputs).all():
         return [], set(ours)  # reported with the example's index when its batch comes
     tolerance = 1e-3 if recorded.outputs.dtype != torch.float64 else 1e-8
