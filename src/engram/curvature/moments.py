@@ -20,6 +20,8 @@ from engram.engine.steps import CHUNK_BYTES, num_positions
 from engram.parameters import Layout, Named
 from engram.posteriors.blocks import EigenBlock
 
+ROWS_BYTES = 256 * 2**20  # gradients held at once: enough for one efficient product
+
 
 def _uses(sites: Sequence[Site]) -> Counter[str]:
     return Counter(name for site in sites for name in site.names)
@@ -112,12 +114,17 @@ class OuterMoments:
         names = set(self.layout.names)
         rows: list[Tensor] = []
         for per_site in gradients:
-            for found in per_example_gradients(trace.sites, per_site, names, 2**40):
-                filled = self._filled(found)
-                rows.append(self.layout.flatten(filled))
+            for found in per_example_gradients(trace.sites, per_site, names, ROWS_BYTES):
+                rows.append(self.layout.flatten(self._filled(found)))
+                if sum(r.numel() * r.element_size() for r in rows) >= ROWS_BYTES:
+                    self._add(rows)
+                    rows = []
         if rows:
-            stacked = torch.cat(rows)
-            self.matrix += stacked.mT @ stacked
+            self._add(rows)
+
+    def _add(self, rows: list[Tensor]) -> None:
+        stacked = torch.cat(rows)
+        self.matrix += stacked.mT @ stacked
 
     def _filled(self, found: Named) -> Named:
         reference = next(iter(found.values()))

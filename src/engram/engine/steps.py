@@ -273,7 +273,13 @@ def _table_move(site: Site, gradient: Tensor, block: Block, total: GradientSum) 
     total.add(site.roles["weight"], table)
     basis = block.columns
     turned = picked if basis is None else picked @ basis[0]
-    same = (tokens[:, :, None] == tokens[:, None, :]).to(picked.dtype)
-    moved = (same @ turned) * block.covariance.reshape(-1, width)[tokens]
+    size = max(1, CHUNK_BYTES // (picked.element_size() * tokens.shape[1] ** 2))
+    moved = torch.cat(
+        [
+            (some[:, :, None] == some[:, None, :]).to(picked.dtype) @ part
+            for some, part in zip(tokens.split(size), turned.split(size), strict=True)
+        ]
+    )
+    moved = moved * block.covariance.reshape(-1, width)[tokens]
     moved = moved if basis is None else moved @ basis[0].mT
     return moved.reshape(gradient.shape)
