@@ -27,7 +27,7 @@ from engram.engine import functional
 MANY_OUTPUTS = 1000
 FIT_EXAMPLES = 1024  # of the posteriors; a pass costs the same however they were fitted
 LEVERAGE_EXAMPLES = 256  # sizes below this would not carry the whole fixed cost
-EXAMPLES = {"mlp": FULL_SIZE, "lenet5": FULL_SIZE, "resnet20": 2048, "transformer": 15360}
+EXAMPLES = {"mlp": FULL_SIZE, "lenet5": FULL_SIZE, "transformer": 4096, "resnet20": 1024}
 FEW = {"jacobian": 16, "functional": 64}  # examples for the ways too slow for an epoch
 
 Data = tuple[Tensor, Tensor]

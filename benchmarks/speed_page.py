@@ -87,7 +87,7 @@ sizes (the number of examples shown and about a quarter of it).
 ## A pass with the `linear` estimator
 
 `engram.sensitivities` as a user calls it, diagnostics included. The fixed cost (planning, leverages
-of 512 examples) is in epochs of {FULL_SIZE:,} examples.
+of 256 examples) is in epochs of {FULL_SIZE:,} examples.
 
 {_passes(nets)}
 

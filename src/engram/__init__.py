@@ -14,6 +14,7 @@ from engram.sensitivity.examples import sensitivities
 from engram.sensitivity.groups import ClassRemovals, Removal, remove, remove_classes
 from engram.sensitivity.pairs import influence
 from engram.sensitivity.result import Result, load
+from engram.sensitivity.variances import prediction_variance
 from engram.tracking.tracker import Tracker
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "likelihoods",
     "load",
     "posterior_of",
+    "prediction_variance",
     "remove",
     "remove_classes",
     "sensitivities",

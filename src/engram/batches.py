@@ -130,7 +130,12 @@ class Batches:
                 start += len(batch)
             return
         for start in range(0, self.num_data, self.batch_size):
-            yield self.take(torch.arange(start, min(start + self.batch_size, self.num_data)))
+            indices = torch.arange(start, min(start + self.batch_size, self.num_data))
+            if _is_tensors(self.data):  # in order: views instead of copies
+                part = tuple(t[start : start + self.batch_size] for t in self.data)
+                yield _to_batch(part, 0, indices)
+            else:
+                yield self.take(indices)
 
     def take(self, indices: Tensor) -> Batch:
         """The examples with these indices, in this order."""

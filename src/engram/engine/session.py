@@ -95,7 +95,9 @@ class Session:
             source, description, length, disable=not self.progress, delay=2.0, leave=False
         ):
             for start in range(0, len(batch), self.largest_part):
-                observed = self.observe(batch.select(slice(start, start + self.largest_part)))
+                whole = len(batch) <= self.largest_part
+                part = batch if whole else batch.select(slice(start, start + self.largest_part))
+                observed = self.observe(part)
                 yield observed
                 observed.trace.release()  # before the next forward pass, not after it
 

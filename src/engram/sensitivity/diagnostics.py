@@ -36,7 +36,7 @@ class Diagnostics:
             from having computed only some.
         gradient_norm: norm of the gradient of the full objective, sum of losses plus regulariser.
         relative_gradient: that norm over the norms of its two parts; 0 at a minimum. For large
-            layers both are estimated within some 20 % from a random sketch.
+            layers both are estimated within some 30 % from a random sketch.
         parameters_exact, parameters_fallback, parameters_frozen, parameters_unused: shares.
         flagged_share: share of examples at which the estimator was held by its guard.
     """
