@@ -80,7 +80,8 @@ def _rotated_products(group: SiteGroup, site: Site, gradients: Sequence[Tensor])
     if not isinstance(site.rule, (Linear, Convolution)) or not rotated.applies(site, group.blocks):
         return None
     assert isinstance(block, EigenBlock)
-    parts = chunks([site], group.blocks, copies=len(gradients))
+    # the patches, most of the memory, are there once for all vectors
+    parts = chunks([site], group.blocks, copies=2)
     return rotated.inner_products(site, gradients, block, parts)
 
 
