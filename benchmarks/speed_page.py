@@ -73,11 +73,12 @@ def _slow_ways(nets: Nets) -> str:
 def page(record: dict[str, Any]) -> str:
     """The Markdown page."""
     nets = record["nets"]
+    rounds = ", ".join(f"{n}: {len(f['seconds'][0]['rounds'])}" for n, f in nets.items())
     return f"""# Speed
 
 Every figure is a multiple of one plain training epoch (forward, cross entropy, backward, Adam step;
 batch size {record["batch_size"]}) over the same examples, timed in turns with it in one run: the
-median of {record["repeats"]} rounds, {record["clock"]} clock. Data: {record["data"]}.
+medians over rounds ({rounds}), {record["clock"]} clock. Data: {record["data"]}.
 {conditions(record["environment"])}
 A figure above its bar is bold. Written by `python -m benchmarks.speed`.
 

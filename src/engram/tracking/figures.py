@@ -42,7 +42,9 @@ def score_figure(history: History, groups: int) -> Figure:
     matrix = history.score_matrix()
     order = matrix[-1].argsort()
     figure, axes = _axes(
-        "Evolution of sensitivities", "examples, least to most sensitive at the end", "mean score"
+        "Evolution of sensitivities",
+        "groups of examples, least to most sensitive at the end",
+        "mean score",
     )
     shown = sorted({round(i * (len(matrix) - 1) / 3) for i in range(4)})
     for position, update in enumerate(shown):
