@@ -1,0 +1,183 @@
+r"""Gaussian marginals of the outputs, and what leaving an example out does to its own.
+
+Output k of example i is :math:`N(m, v + r)`: v is what the data tell about it, r what they cannot
+(the conditional variance of a sparse Gaussian process; zero for a linear model). With
+:math:`e, \beta` the derivatives of its expected loss, the memory-perturbation equation gives
+
+- ``linear``: :math:`d = v e`, the variance as it is;
+- ``corrected``: :math:`d = v e / (1 - v \beta)`, variance :math:`v / (1 - v \beta)`;
+- ``iterated``: :math:`d = v\, e(m + d)`, solved by Newton's method from ``corrected``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engram.errors import ArgumentError, NonFiniteError
+from engram.likelihoods.expected import ExpectedLoss
+from engram.sensitivity.diagnostics import Diagnostics
+from engram.sensitivity.provenance import provenance
+from engram.sensitivity.result import Result
+
+ESTIMATORS = ("linear", "corrected", "iterated")
+GUARD = 0.99  # largest v beta taken at its word away from convergence
+CONVERGED_GUARD = 1 - 1e-9  # at convergence v beta is below 1 by construction
+ROUNDS = 8
+
+
+@dataclass(frozen=True)
+class Marginals:
+    """Outputs of N examples under a posterior, with the derivatives of their expected losses.
+
+    Attributes:
+        mean, variance, conditional_variance: m, v and r, [N, K].
+        residual, curvature: e and beta, [N, K].
+        targets: in the form that ``loss`` prepares.
+        loss: the expected loss.
+        guard: the largest v beta that is taken at its word.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    conditional_variance: Tensor
+    residual: Tensor
+    curvature: Tensor
+    targets: Tensor
+    loss: ExpectedLoss
+    guard: float = CONVERGED_GUARD
+
+    @property
+    def total_variance(self) -> Tensor:
+        """v + r."""
+        return self.variance + self.conditional_variance
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """An example's own marginal without it: deviation of the mean, and the variance v."""
+
+    deviation: Tensor
+    variance: Tensor
+    flagged: Tensor
+
+
+def leave_one_out(marginals: Marginals, estimator: str) -> LeftOut:
+    """The marginal of every example when it is left out.
+
+    Example:
+        >>> from engram.likelihoods.expected import GaussianNoise
+        >>> one = torch.ones(1, 1)
+        >>> seen = Marginals(0.5 * one, 0.5 * one, 0 * one, -0.5 * one, one, one, GaussianNoise())
+        >>> left = leave_one_out(seen, "corrected")  # back to the prior N(0, 1)
+        >>> float(seen.mean + left.deviation), float(left.variance)
+        (0.0, 1.0)
+    """
+    if estimator not in ESTIMATORS:
+        raise ArgumentError(
+            f"estimator to be one of {', '.join(ESTIMATORS)}", repr(estimator), 'use "corrected"'
+        )
+    variance, residual = marginals.variance, marginals.residual
+    if estimator == "linear":
+        none = torch.zeros(len(variance), dtype=torch.bool, device=variance.device)
+        return LeftOut(variance * residual, variance, none)
+    share = variance * marginals.curvature
+    remaining = 1 - share.clamp(max=marginals.guard)
+    flagged = (share > marginals.guard).any(1)
+    left = LeftOut(variance * residual / remaining, variance / remaining, flagged)
+    return left if estimator == "corrected" else _iterated(marginals, left)
+
+
+def _iterated(marginals: Marginals, start: LeftOut) -> LeftOut:
+    """d = v e(m + d) under the left-out variance; where Newton's steps grow, the start is kept."""
+    deviation, flagged = start.deviation, start.flagged
+    spread = start.variance + marginals.conditional_variance
+    change = torch.full_like(deviation, torch.inf)
+    lost = torch.zeros_like(deviation, dtype=torch.bool)
+    for _ in range(ROUNDS):
+        mean = marginals.mean + deviation
+        residual = marginals.loss.residual(mean, spread, marginals.targets)
+        curvature = marginals.loss.curvature(mean, spread, marginals.targets)
+        remaining = 1 - (marginals.variance * curvature).clamp(max=marginals.guard)
+        step = (marginals.variance * residual - deviation) / remaining
+        lost |= ~(step.abs() <= change.clamp(min=1e-12))  # also true for NaN
+        change = step.abs()
+        deviation = torch.where(lost, deviation, deviation + step)
+    deviation = torch.where(lost, start.deviation, deviation)
+    return LeftOut(deviation, start.variance, flagged | lost.any(1))
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """The gradient of the whole objective, and the same over the norms of its two parts."""
+
+    gradient: float
+    relative: float
+
+
+def marginal_result(
+    marginals: Marginals,
+    left: LeftOut,
+    convergence: Convergence,
+    model: object,
+    settings: Mapping[str, Any],
+) -> Result:
+    """The marginals with and without each example as a result.
+
+    ``loss`` and ``loo_loss`` are predictive: :math:`-\\log \\mathbb{E}[p(y | f)]` for likelihoods
+    and the expected loss for losses that are none.
+    """
+    loss, targets, mean = marginals.loss, marginals.targets, marginals.mean
+    total = marginals.total_variance
+    without = mean + left.deviation
+    spread = left.variance + marginals.conditional_variance
+    change = loss.prediction(without, spread) - loss.prediction(mean, total)
+    columns = {
+        "indices": torch.arange(len(mean)),
+        "targets": targets[:, 0] if targets.dim() == 2 and targets.shape[1] == 1 else targets,
+        "outputs": mean,
+        "deviation": left.deviation,
+        "prediction_deviation": change,
+        "score": change.abs().sum(1),
+        "loss": loss.predictive_loss(mean, total, targets),
+        "loo_loss": loss.predictive_loss(without, spread, targets),
+        "leverage": (marginals.variance * marginals.curvature).sum(1),
+        "flagged": left.flagged,
+    }
+    for name, values in columns.items():
+        if values.is_floating_point() and not torch.isfinite(values).all():
+            where = int((~torch.isfinite(values.reshape(len(values), -1)).all(1)).nonzero()[0])
+            raise NonFiniteError(
+                f"a finite {name} for every example",
+                f"NaN or infinity at example {where}",
+                "check that the posterior has converged, or use a larger noise or prior precision",
+            )
+    return Result(
+        **{name: values.detach().cpu() for name, values in columns.items()},
+        diagnostics=_diagnostics(marginals, left, convergence),
+        coverage={},
+        provenance=provenance(model, {**settings, "num_data": len(mean), "likelihood": repr(loss)}),
+    )
+
+
+def _diagnostics(marginals: Marginals, left: LeftOut, convergence: Convergence) -> Diagnostics:
+    shares = (marginals.variance * marginals.curvature).double()
+    leverage = shares.sum(1)
+    return Diagnostics(
+        leverage_examples=len(leverage),
+        share_above_one=float((leverage > 1).double().mean()),
+        share_inconsistent=float((shares.amax(1) > 1).double().mean()),
+        effective_parameters=float(leverage.sum()),
+        effective_parameters_error=0.0,
+        gradient_norm=convergence.gradient,
+        relative_gradient=convergence.relative,
+        parameters_exact=1.0,
+        parameters_fallback=0.0,
+        parameters_frozen=0.0,
+        parameters_unused=0.0,
+        flagged_share=float(left.flagged.double().mean()),
+    )
