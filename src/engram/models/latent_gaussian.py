@@ -147,6 +147,17 @@ class LatentGaussian:
         moved = replace(self, precision=(1 - step_size) * self.precision + step_size * curvature)
         return replace(moved, mean=self.mean - step_size * moved.solve(gradient))
 
+    def on(self, indices: Tensor) -> LatentGaussian:
+        """The same posterior with only some of the examples."""
+        return replace(
+            self,
+            features=self.features[:, indices],
+            offset=self.offset[indices],
+            conditional_variance=self.conditional_variance[indices],
+            targets=self.targets[indices],
+            loss=self.loss.on(indices),
+        )
+
     def solve(self, vector: Tensor) -> Tensor:
         """S^-1 times a vector [G, D]."""
         return torch.cholesky_solve(vector[:, :, None], self.factor)[:, :, 0]
@@ -204,8 +215,7 @@ class LatentGaussian:
 
         Args:
             estimator: ``linear`` is the paper's v e; ``corrected`` takes the example's curvature
-                out of S too and is exact for Gaussian noise; ``iterated`` also takes the residual
-                where the left-out mean is.
+                out of S too and is exact for Gaussian noise.
         """
         left = self.leave_one_out(estimator)
         regulariser = float((self.prior_precision * self.mean).norm())

@@ -5,8 +5,7 @@ Output k of example i is :math:`N(m, v + r)`: v is what the data tell about it, 
 :math:`e, \beta` the derivatives of its expected loss, the memory-perturbation equation gives
 
 - ``linear``: :math:`d = v e`, the variance as it is;
-- ``corrected``: :math:`d = v e / (1 - v \beta)`, variance :math:`v / (1 - v \beta)`;
-- ``iterated``: :math:`d = v\, e(m + d)`, solved by Newton's method from ``corrected``.
+- ``corrected``: :math:`d = v e / (1 - v \beta)`, variance :math:`v / (1 - v \beta)`.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ from engram.sensitivity.diagnostics import Diagnostics
 from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import Result
 
-ESTIMATORS = ("linear", "corrected", "iterated")
+ESTIMATORS = ("linear", "corrected")
 GUARD = 0.99  # largest v beta taken at its word away from convergence
 CONVERGED_GUARD = 1 - 1e-9  # at convergence v beta is below 1 by construction
-ROUNDS = 8
 
 
 @dataclass(frozen=True)
@@ -88,27 +86,7 @@ def leave_one_out(marginals: Marginals, estimator: str) -> LeftOut:
     share = variance * marginals.curvature
     remaining = 1 - share.clamp(max=marginals.guard)
     flagged = (share > marginals.guard).any(1)
-    left = LeftOut(variance * residual / remaining, variance / remaining, flagged)
-    return left if estimator == "corrected" else _iterated(marginals, left)
-
-
-def _iterated(marginals: Marginals, start: LeftOut) -> LeftOut:
-    """d = v e(m + d) under the left-out variance; where Newton's steps grow, the start is kept."""
-    deviation, flagged = start.deviation, start.flagged
-    spread = start.variance + marginals.conditional_variance
-    change = torch.full_like(deviation, torch.inf)
-    lost = torch.zeros_like(deviation, dtype=torch.bool)
-    for _ in range(ROUNDS):
-        mean = marginals.mean + deviation
-        residual = marginals.loss.residual(mean, spread, marginals.targets)
-        curvature = marginals.loss.curvature(mean, spread, marginals.targets)
-        remaining = 1 - (marginals.variance * curvature).clamp(max=marginals.guard)
-        step = (marginals.variance * residual - deviation) / remaining
-        lost |= ~(step.abs() <= change.clamp(min=1e-12))  # also true for NaN
-        change = step.abs()
-        deviation = torch.where(lost, deviation, deviation + step)
-    deviation = torch.where(lost, start.deviation, deviation)
-    return LeftOut(deviation, start.variance, flagged | lost.any(1))
+    return LeftOut(variance * residual / remaining, variance / remaining, flagged)
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ def fit(
 ) -> LatentGaussian:
     """Repeat the update of the Bayesian learning rule until its natural gradient vanishes.
 
-    The step size is halved where a step would leave no proper posterior or lengthen the natural
-    gradient, and grows back towards ``step_size`` afterwards.
+    The step size is halved where a step would leave no proper posterior, or neither lower the
+    objective nor shorten its natural gradient, and grows back towards ``step_size`` afterwards.
 
     Args:
         start: for instance :func:`engram.models.latent_gaussian.at_prior`.
@@ -48,7 +48,7 @@ def fit(
             if length <= tolerance:
                 return state
             candidate, new_length = _attempt(state, rho)
-            if new_length < length:
+            if new_length < length or _is_lower(candidate, state):
                 state, length = candidate, new_length
                 rho = min(step_size, 1.5 * rho)
             elif rho > SMALLEST:
@@ -72,3 +72,9 @@ def _attempt(state: LatentGaussian, rho: float) -> tuple[LatentGaussian, float]:
     except PosteriorError:
         return state, math.inf
     return candidate, length if math.isfinite(length) else math.inf
+
+
+def _is_lower(candidate: LatentGaussian, state: LatentGaussian) -> bool:
+    """Whether the objective falls by more than rounding does."""
+    before = state.objective
+    return candidate.objective < before - 1e-12 * abs(before)

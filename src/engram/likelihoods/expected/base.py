@@ -49,5 +49,9 @@ class ExpectedLoss(ABC):
     def prediction(self, mean: Tensor, variance: Tensor) -> Tensor:
         """What is predicted for a new target: its expectation or its probabilities."""
 
+    def on(self, indices: Tensor) -> ExpectedLoss:
+        """The loss for some of the examples; the same unless it has numbers of its own for each."""
+        return self
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

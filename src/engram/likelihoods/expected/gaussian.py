@@ -73,6 +73,12 @@ class GaussianNoise(ExpectedLoss):
     def prediction(self, mean: Tensor, variance: Tensor) -> Tensor:
         return mean
 
+    def on(self, indices: Tensor) -> ExpectedLoss:
+        noise = self.noise_variance
+        if not isinstance(noise, Tensor) or noise.numel() == 1:
+            return self
+        return GaussianNoise(noise.reshape(-1)[indices])
+
     def __repr__(self) -> str:
-        shown = self.noise_variance
-        return f"GaussianNoise({'per example' if isinstance(shown, Tensor) else shown})"
+        noise = torch.as_tensor(self.noise_variance)
+        return f"GaussianNoise({float(noise):.6g})" if noise.numel() == 1 else "GaussianNoise([N])"
