@@ -26,13 +26,13 @@ class Quadrature(ExpectedLoss):
     """A smooth negative log likelihood of one output.
 
     Args:
-        num_points: of the quadrature; 40 are good to about 1e-9 for variances up to a few units.
+        num_points: of the quadrature; 100 are good to 1e-7 for variances up to 2, of a count too.
     """
 
-    def __init__(self, num_points: int = 40) -> None:
+    def __init__(self, num_points: int = 100) -> None:
         if num_points < FEWEST_POINTS:
             raise LikelihoodError(
-                f"at least {FEWEST_POINTS} quadrature points", repr(num_points), "use 40"
+                f"at least {FEWEST_POINTS} quadrature points", repr(num_points), "use 100"
             )
         self.num_points = num_points
 

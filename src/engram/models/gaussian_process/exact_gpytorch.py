@@ -50,7 +50,7 @@ def points_of(model: Any, inputs: Tensor) -> NewPoints:
         covariance = joint.lazy_covariance_matrix
         cross = covariance[count:, :count].to_dense()
         variance = covariance.diagonal(dim1=-1, dim2=-2)[count:]
-    return NewPoints(joint.mean[count:], cross, variance)
+    return NewPoints(joint.mean[count:].detach(), cross, variance)
 
 
 def _train_inputs(model: Any) -> tuple[Tensor, ...]:

@@ -81,7 +81,7 @@ def inducing(model: Any, inputs: Tensor) -> Inducing:
         if type(strategy).__name__ == "VariationalStrategy":
             own = own + jitter  # as that strategy does in its predictions
         left = (own - (features**2).sum(2)).clamp(min=0)
-        mean = _groups(prior.mean, 1)
+        mean = _groups(prior.mean.detach(), 1)
     return Inducing(features, mean[:, count:].T, left.T, mean[:, :count], factor)
 
 
@@ -102,7 +102,7 @@ def read_distribution(model: Any, prior: Inducing) -> tuple[Tensor, Tensor]:
                 type(strategy._variational_distribution).__name__,
                 "use a Cholesky, mean-field or natural variational distribution",
             )
-        mean = _groups(distribution.mean, 1)
+        mean = _groups(distribution.mean.detach(), 1)
         covariance = _groups(distribution.covariance_matrix, 2)
         if type(strategy).__name__ == "UnwhitenedVariationalStrategy":
             factor = prior.factor
