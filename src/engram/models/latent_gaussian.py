@@ -28,10 +28,10 @@ from torch import Tensor
 from engram import equation
 from engram.errors import ArgumentError, PosteriorError
 from engram.likelihoods.expected import ExpectedLoss
+from engram.models.diagnosis import Convergence
 from engram.models.marginals import (
     CONVERGED_GUARD,
     GUARD,
-    Convergence,
     LeftOut,
     Marginals,
     leave_one_out,

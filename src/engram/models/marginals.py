@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.errors import ArgumentError, NonFiniteError
+from engram.errors import ArgumentError
 from engram.likelihoods.expected import ExpectedLoss
-from engram.sensitivity.diagnostics import Diagnostics
+from engram.models.diagnosis import Convergence, check_finite, diagnose
 from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import Result
 
@@ -89,14 +89,6 @@ def leave_one_out(marginals: Marginals, estimator: str) -> LeftOut:
     return LeftOut(variance * residual / remaining, variance / remaining, flagged)
 
 
-@dataclass(frozen=True)
-class Convergence:
-    """The gradient of the whole objective, and the same over the norms of its two parts."""
-
-    gradient: float
-    relative: float
-
-
 def marginal_result(
     marginals: Marginals,
     left: LeftOut,
@@ -126,36 +118,10 @@ def marginal_result(
         "leverage": (marginals.variance * marginals.curvature).sum(1),
         "flagged": left.flagged,
     }
-    for name, values in columns.items():
-        if values.is_floating_point() and not torch.isfinite(values).all():
-            where = int((~torch.isfinite(values.reshape(len(values), -1)).all(1)).nonzero()[0])
-            raise NonFiniteError(
-                f"a finite {name} for every example",
-                f"NaN or infinity at example {where}",
-                "check that the posterior has converged, or use a larger noise or prior precision",
-            )
+    check_finite(columns)
     return Result(
         **{name: values.detach().cpu() for name, values in columns.items()},
-        diagnostics=_diagnostics(marginals, left, convergence),
+        diagnostics=diagnose(marginals.variance * marginals.curvature, left.flagged, convergence),
         coverage={},
         provenance=provenance(model, {**settings, "num_data": len(mean), "likelihood": repr(loss)}),
-    )
-
-
-def _diagnostics(marginals: Marginals, left: LeftOut, convergence: Convergence) -> Diagnostics:
-    shares = (marginals.variance * marginals.curvature).double()
-    leverage = shares.sum(1)
-    return Diagnostics(
-        leverage_examples=len(leverage),
-        share_above_one=float((leverage > 1).double().mean()),
-        share_inconsistent=float((shares.amax(1) > 1).double().mean()),
-        effective_parameters=float(leverage.sum()),
-        effective_parameters_error=0.0,
-        gradient_norm=convergence.gradient,
-        relative_gradient=convergence.relative,
-        parameters_exact=1.0,
-        parameters_fallback=0.0,
-        parameters_frozen=0.0,
-        parameters_unused=0.0,
-        flagged_share=float(left.flagged.double().mean()),
     )

@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Protocol, TypeVar
 
 from tqdm import tqdm
 
 from engram.errors import ArgumentError, PosteriorError
-from engram.models.latent_gaussian import LatentGaussian
 
 SMALLEST = 2.0**-20
 
 
+class Stepping(Protocol):
+    """A posterior that can take a step of its natural gradient."""
+
+    @property
+    def natural_gradient_length(self) -> float:
+        """Of the objective, in the metric of the posterior; 0 at a stationary point."""
+
+    @property
+    def objective(self) -> float:
+        """Sum of expected losses plus the divergence of the posterior from the prior."""
+
+    def step(self: State, step_size: float) -> State:
+        """One step; PosteriorError where it leaves no proper posterior."""
+
+
+State = TypeVar("State", bound=Stepping)
+
+
 def fit(
-    start: LatentGaussian,
+    start: State,
     step_size: float = 1.0,
     max_steps: int = 1000,
     tolerance: float = 1e-10,
     progress: bool = True,
-) -> LatentGaussian:
+) -> State:
     """Repeat the update of the Bayesian learning rule until its natural gradient vanishes.
 
     The step size is halved where a step would leave no proper posterior, or neither lower the
@@ -64,7 +82,7 @@ def fit(
     return state
 
 
-def _attempt(state: LatentGaussian, rho: float) -> tuple[LatentGaussian, float]:
+def _attempt(state: State, rho: float) -> tuple[State, float]:
     """One step and its natural gradient's length; infinite where no posterior is left."""
     try:
         candidate = state.step(rho)
@@ -74,7 +92,7 @@ def _attempt(state: LatentGaussian, rho: float) -> tuple[LatentGaussian, float]:
     return candidate, length if math.isfinite(length) else math.inf
 
 
-def _is_lower(candidate: LatentGaussian, state: LatentGaussian) -> bool:
+def _is_lower(candidate: State, state: State) -> bool:
     """Whether the objective falls by more than rounding does."""
     before = state.objective
     return candidate.objective < before - 1e-12 * abs(before)

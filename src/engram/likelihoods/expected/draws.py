@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from engram.errors import LikelihoodError
 
 FEWEST = 16
+AT_ONCE = 2**18  # numbers in a block of draws for all examples
 
 
 def check_samples(num_samples: int) -> int:
@@ -27,3 +30,11 @@ def normal_draws(num_samples: int, dimension: int, seed: int, like: Tensor) -> T
     uniform = engine.draw(num_samples // 2, dtype=torch.float64)
     margin = torch.finfo(torch.float64).eps
     return torch.special.ndtri(uniform.clamp(margin, 1 - margin)).to(like)
+
+
+def steps(variance: Tensor, num_samples: int, seed: int) -> Iterator[Tensor]:
+    """The draws scaled to the outputs of every example, in blocks [C, N, K]."""
+    draws = normal_draws(num_samples, variance.shape[1], seed, variance)
+    scale = variance.sqrt()
+    for block in draws.split(max(1, AT_ONCE // max(1, variance.numel()))):
+        yield scale * block[:, None, :]

@@ -5,7 +5,7 @@ With :math:`f \sim N(m, s^2)`, the normal density :math:`\varphi` and distributi
 ========== ======================= ====================================== ================
 loss       z                       E[loss]                                e, beta
 ========== ======================= ====================================== ================
-hinge      (1 - ym) / s            s (z Phi + phi)                        -y Phi, phi / s
+hinge      (margin - ym) / s       s (z Phi + phi)                        -y Phi, phi / s
 0-1        ym / s                  Phi(-z)                                -y phi / s, z phi / s^2
 quantile   (m - y) / s             s (z (Phi - tau) + phi)                Phi - tau, phi / s
 absolute   (m - y) / s             twice the quantile loss at tau = 1/2
@@ -34,7 +34,7 @@ def _density(z: Tensor) -> Tensor:
 
 
 class Hinge(ExpectedLoss):
-    """max(0, 1 - y f) for labels -1 and 1 (or 0 and 1).
+    """max(0, margin - y f) for labels -1 and 1 (or 0 and 1); margin 0 is the perceptron's loss.
 
     Example:
         Far from the kink the expectation is the loss itself, at the kink it is s phi(0):
@@ -46,29 +46,37 @@ class Hinge(ExpectedLoss):
 
     name = "hinge"
 
+    def __init__(self, margin: float = 1.0) -> None:
+        if not (math.isfinite(margin) and margin >= 0):
+            raise LikelihoodError("a margin of 0 or more", repr(margin), "use 1 for the hinge loss")
+        self.margin = float(margin)
+
     def prepare(self, mean: Tensor, targets: Tensor) -> Tensor:
         return signs(mean, targets, self.name)
 
     def pointwise(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return (1 - targets * outputs).clamp(min=0)[:, 0]
+        return (self.margin - targets * outputs).clamp(min=0)[:, 0]
 
     def loss(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         scale = _deviation(variance)
-        z = (1 - targets * mean) / scale
+        z = (self.margin - targets * mean) / scale
         return (scale * (z * torch.special.ndtr(z) + _density(z)))[:, 0]
 
     def residual(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
-        return -targets * torch.special.ndtr((1 - targets * mean) / _deviation(variance))
+        return -targets * torch.special.ndtr((self.margin - targets * mean) / _deviation(variance))
 
     def curvature(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         scale = _deviation(variance)
-        return _density((1 - targets * mean) / scale) / scale
+        return _density((self.margin - targets * mean) / scale) / scale
 
     def predictive_loss(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         return self.loss(mean, variance, targets)
 
     def prediction(self, mean: Tensor, variance: Tensor) -> Tensor:
         return torch.special.ndtr(mean / _deviation(variance))
+
+    def __repr__(self) -> str:
+        return "Hinge()" if self.margin == 1 else f"Hinge(margin={self.margin})"
 
 
 class ZeroOne(ExpectedLoss):

@@ -11,12 +11,14 @@ Each draw is paired with its mirror image, and the loss at the mean is the contr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from engram.errors import LikelihoodError, TargetError
 from engram.likelihoods.expected.base import ExpectedLoss
-from engram.likelihoods.expected.draws import check_samples, normal_draws
+from engram.likelihoods.expected.draws import check_samples, steps
 from engram.likelihoods.from_loss import LossFunction
 
 
@@ -65,27 +67,24 @@ class Sampled(ExpectedLoss):
 
     def loss(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         total = torch.zeros_like(mean[:, 0])
-        steps = self._steps(mean, variance)
-        for step in steps:
-            total += self._at(mean, step, targets) + self._at(mean, -step, targets)
-        return total / (2 * len(steps))
+        for step in self._steps(variance):
+            total += (self._at(mean, step, targets) + self._at(mean, -step, targets)).sum(0)
+        return total / self._count
 
     def residual(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         total = torch.zeros_like(mean)
-        steps = self._steps(mean, variance)
-        for step in steps:
+        for step in self._steps(variance):
             odd = self._at(mean, step, targets) - self._at(mean, -step, targets)
-            total += odd[:, None] * step / (2 * variance)
-        return total / len(steps)
+            total += (odd[:, :, None] * step / variance).sum(0)
+        return total / self._count
 
     def curvature(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         total = torch.zeros_like(mean)
-        steps = self._steps(mean, variance)
         centre = self.pointwise(mean, targets)
-        for step in steps:
-            even = self._at(mean, step, targets) + self._at(mean, -step, targets)
-            total += (even / 2 - centre)[:, None] * (step**2 - variance) / variance**2
-        return total / len(steps)
+        for step in self._steps(variance):
+            even = self._at(mean, step, targets) + self._at(mean, -step, targets) - 2 * centre
+            total += (even[:, :, None] * (step**2 - variance) / variance**2).sum(0)
+        return total / self._count
 
     def predictive_loss(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         return self.loss(mean, variance, targets)
@@ -93,13 +92,18 @@ class Sampled(ExpectedLoss):
     def prediction(self, mean: Tensor, variance: Tensor) -> Tensor:
         return mean
 
-    def _steps(self, mean: Tensor, variance: Tensor) -> list[Tensor]:
-        draws = normal_draws(self.num_samples, mean.shape[1], self.seed, mean)
-        scale = variance.sqrt()
-        return [scale * draw for draw in draws]
+    @property
+    def _count(self) -> int:
+        return 2 * (self.num_samples // 2)
+
+    def _steps(self, variance: Tensor) -> Iterator[Tensor]:
+        return steps(variance, self.num_samples, self.seed)
 
     def _at(self, mean: Tensor, step: Tensor, targets: Tensor) -> Tensor:
-        return self.pointwise(mean + step, targets)
+        """The loss at mean + step for a block of steps, [C, N]."""
+        points = (mean + step).flatten(0, 1)
+        repeated = targets.expand(len(step), *targets.shape).flatten(0, 1)
+        return self.pointwise(points, repeated).reshape(step.shape[:2])
 
     def __repr__(self) -> str:
         return f"Sampled({self.name}, num_samples={self.num_samples}, seed={self.seed})"

@@ -10,13 +10,14 @@ The derivatives of the loss stand under the expectation; with logits :math:`W f`
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from engram.errors import TargetError
 from engram.likelihoods.expected.base import ExpectedLoss
-from engram.likelihoods.expected.draws import check_samples, normal_draws
+from engram.likelihoods.expected.draws import check_samples, steps
 
 
 class Softmax(ExpectedLoss):
@@ -66,34 +67,43 @@ class Softmax(ExpectedLoss):
         return targets.long()
 
     def pointwise(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return -self._logits(outputs).log_softmax(1).gather(1, targets[:, None])[:, 0]
+        return self._at(outputs[None], targets)[0]
 
     def loss(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
-        points = self._points(mean, variance)
-        return sum((self.pointwise(f, targets) for f in points), 0 * mean[:, 0]) / len(points)
+        blocks = [self._at(points, targets) for points in self._points(mean, variance)]
+        return torch.cat(blocks).mean(0)
 
     def residual(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
-        hot = torch.zeros_like(self._logits(mean)).scatter_(1, targets[:, None], 1.0)
-        return self._mixed(self.prediction(mean, variance) - hot)
+        probability = self.prediction(mean, variance)
+        hot = torch.zeros_like(probability).scatter_(1, targets[:, None], 1.0)
+        return self._mixed(probability - hot)
 
     def curvature(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         total = torch.zeros_like(mean)
-        points = self._points(mean, variance)
-        for f in points:
-            probability = self._logits(f).softmax(1)
+        for points in self._points(mean, variance):
+            probability = self._logits(points).softmax(-1)
             square = probability if self.mixing is None else probability @ self.mixing**2
-            total += square - self._mixed(probability) ** 2
-        return total / len(points)
+            total += (square - self._mixed(probability) ** 2).sum(0)
+        return total / self._count
 
     def predictive_loss(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
-        points = self._points(mean, variance)
-        losses = torch.stack([self.pointwise(f, targets) for f in points])
-        return math.log(len(points)) - torch.logsumexp(-losses, 0)
+        blocks = [self._at(points, targets) for points in self._points(mean, variance)]
+        return math.log(self._count) - torch.logsumexp(-torch.cat(blocks), 0)
 
     def prediction(self, mean: Tensor, variance: Tensor) -> Tensor:
-        points = self._points(mean, variance)
-        start = torch.zeros_like(self._logits(mean))
-        return sum((self._logits(f).softmax(1) for f in points), start) / len(points)
+        total = torch.zeros_like(self._logits(mean))
+        for points in self._points(mean, variance):
+            total += self._logits(points).softmax(-1).sum(0)
+        return total / self._count
+
+    @property
+    def _count(self) -> int:
+        return 2 * (self.num_samples // 2)
+
+    def _at(self, points: Tensor, targets: Tensor) -> Tensor:
+        """The loss at a block of points [C, N, K], [C, N]."""
+        chosen = targets[None, :, None].expand(len(points), -1, 1)
+        return -self._logits(points).log_softmax(-1).gather(2, chosen)[:, :, 0]
 
     def _logits(self, outputs: Tensor) -> Tensor:
         return outputs if self.mixing is None else outputs @ self.mixing.T
@@ -101,10 +111,9 @@ class Softmax(ExpectedLoss):
     def _mixed(self, vector: Tensor) -> Tensor:
         return vector if self.mixing is None else vector @ self.mixing
 
-    def _points(self, mean: Tensor, variance: Tensor) -> list[Tensor]:
-        draws = normal_draws(self.num_samples, mean.shape[1], self.seed, mean)
-        scale = variance.sqrt()
-        return [mean + sign * scale * draw for draw in draws for sign in (1, -1)]
+    def _points(self, mean: Tensor, variance: Tensor) -> Iterator[Tensor]:
+        for step in steps(variance, self.num_samples, self.seed):
+            yield torch.cat([mean + step, mean - step])
 
     def __repr__(self) -> str:
         return f"Softmax(num_samples={self.num_samples}, seed={self.seed})"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from engram.models.gaussian_process.exact import (
     ExactGaussianProcess,
-    Removed,
     NewPoints,
+    Removed,
     exact_gaussian_process,
 )
 from engram.models.gaussian_process.exact_gpytorch import from_exact_gp, points_of
@@ -18,9 +18,9 @@ from engram.models.gaussian_process.sparse import (
 
 __all__ = [
     "ExactGaussianProcess",
+    "NewPoints",
     "Removed",
     "SparseGaussianProcess",
-    "NewPoints",
     "exact_gaussian_process",
     "fit_sparse",
     "from_exact_gp",
