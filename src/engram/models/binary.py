@@ -28,7 +28,7 @@ from engram.models.binary_expectations import (
     Expectation,
     expectation_named,
 )
-from engram.models.diagnosis import Convergence, check_finite, diagnose
+from engram.models.diagnosis import Convergence, diagnose, finished
 from engram.models.natural_gradient import fit
 from engram.models.variational_linear import checked_inputs
 from engram.sensitivity.groups import check_group
@@ -145,8 +145,7 @@ class BinaryPosterior:
             "leverage": torch.full_like(inputs[:, 0], math.nan),
             "flagged": flagged,
         }
-        check_finite(columns)
-        settings = {
+            settings = {
             "estimator": estimator,
             "structure": "Bernoulli",
             "expectation": type(expectation).__name__,
@@ -155,7 +154,7 @@ class BinaryPosterior:
             "num_data": len(inputs),
         }
         return Result(
-            **{name: values.detach().cpu() for name, values in columns.items()},
+            **finished(columns),
             diagnostics=diagnose(columns["leverage"][:, None], flagged, self._convergence()),
             coverage={},
             provenance=provenance(self, settings),

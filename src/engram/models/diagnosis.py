@@ -47,8 +47,8 @@ def diagnose(shares: Tensor, flagged: Tensor, convergence: Convergence) -> Diagn
     )
 
 
-def check_finite(columns: Mapping[str, Tensor]) -> None:
-    """No silent NaN: an error that names the column and the example; leverages may be unknown."""
+def finished(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Columns of a result on the CPU, sharing memory with nothing, and without a silent NaN."""
     for name, values in columns.items():
         if name == "leverage" or not values.is_floating_point():
             continue
@@ -59,3 +59,4 @@ def check_finite(columns: Mapping[str, Tensor]) -> None:
                 f"NaN or infinity at example {int((~finite).nonzero()[0])}",
                 "check that the posterior has converged, or use a larger noise or prior precision",
             )
+    return {name: values.detach().cpu().clone() for name, values in columns.items()}

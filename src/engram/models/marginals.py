@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engram.errors import ArgumentError
 from engram.likelihoods.expected import ExpectedLoss
-from engram.models.diagnosis import Convergence, check_finite, diagnose
+from engram.models.diagnosis import Convergence, diagnose, finished
 from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import Result
 
@@ -118,9 +118,8 @@ def marginal_result(
         "leverage": (marginals.variance * marginals.curvature).sum(1),
         "flagged": left.flagged,
     }
-    check_finite(columns)
     return Result(
-        **{name: values.detach().cpu() for name, values in columns.items()},
+        **finished(columns),
         diagnostics=diagnose(marginals.variance * marginals.curvature, left.flagged, convergence),
         coverage={},
         provenance=provenance(model, {**settings, "num_data": len(mean), "likelihood": repr(loss)}),
