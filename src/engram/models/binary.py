@@ -145,7 +145,7 @@ class BinaryPosterior:
             "leverage": torch.full_like(inputs[:, 0], math.nan),
             "flagged": flagged,
         }
-            settings = {
+        settings = {
             "estimator": estimator,
             "structure": "Bernoulli",
             "expectation": type(expectation).__name__,
