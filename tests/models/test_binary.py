@@ -105,7 +105,7 @@ def test_linear_loss_is_exact_by_enumerating_the_posterior():
 
     everything = torch.arange(12)
     assert torch.allclose(fitted.mean, exact_means(everything), atol=1e-10)
-    for estimator in ("linear", "corrected"):
+    for estimator in ("linear", "response"):
         without, flagged = fitted.leave_one_out(estimator)
         assert not flagged.any()
         for i in range(12):
@@ -138,7 +138,7 @@ def test_leave_one_out_against_refitting(loss, scale, expectation, size):
         own = fitted.examples.on(torch.tensor([i]))
         losses.append(fitted.expectation.losses(own, refitted[-1][None])[0])
     truth = (inputs * (torch.stack(refitted).tanh() - fitted.mean)).sum(1)
-    for estimator, accuracy in (("linear", 0.25), ("corrected", 0.1)):
+    for estimator, accuracy in (("linear", 0.25), ("response", 0.1)):
         result = fitted.sensitivities(estimator)
         increase = torch.stack(losses) - result.loss
         guess = result.loo_loss - result.loss
@@ -169,7 +169,7 @@ def test_half_twice_is_whole():
 
 def test_the_result_is_one_like_any_other(tmp_path):
     inputs, targets = problem(20, 6, 0.5)
-    result = fit_binary_linear(inputs, targets).sensitivities("corrected")
+    result = fit_binary_linear(inputs, targets).sensitivities("response")
     assert len(result.top(3, by="loo_loss")) == 3
     assert torch.equal(engram.load(result.save(tmp_path)).loo_loss, result.loo_loss)
     assert "Bernoulli" in repr(result)
@@ -202,7 +202,7 @@ def test_what_cannot_be_removed():
     fitted = fit_binary_linear(inputs, targets)
     with pytest.raises(ArgumentError, match="some data to remain"):
         fitted.remove(range(5))
-    with pytest.raises(ArgumentError, match="linear, corrected"):
+    with pytest.raises(ArgumentError, match="linear, response"):
         fitted.sensitivities("iterated")
     with pytest.raises(LikelihoodError, match="at least 16 samples"):
         SampledWeights(3)

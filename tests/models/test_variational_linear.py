@@ -30,7 +30,7 @@ from engram.likelihoods.expected import (
 from engram.models.natural_gradient import fit
 from engram.models.variational_linear import fit_variational_linear
 
-N, D = 80, 4
+N, D = 60, 4
 
 
 def problem(kind):
@@ -59,34 +59,66 @@ def refits(fitted, chosen):
     return torch.stack(moved), torch.stack(losses)
 
 
+# Loss, targets, and the relative error allowed to the estimators corrected and response. The 0-1
+# loss is not convex: its curvature changes sign, and what is linearised here goes less far.
 CASES = {
-    "hinge": (Hinge(), "label", 0.1),
-    "perceptron": (Hinge(margin=0.0), "label", 0.15),
-    "zero_one": (ZeroOne(), "label", 0.3),
-    "absolute": (Absolute(), "number", 0.1),
-    "quantile": (Quantile(0.8), "number", 0.1),
-    "logit": (Logit(), "label", 0.1),
-    "poisson": (LogPoisson(), "count", 0.1),
+    "hinge": (Hinge(), "label", 0.1, 0.06),
+    "perceptron": (Hinge(margin=0.0), "label", 0.25, 0.1),
+    "zero_one": (ZeroOne(), "label", 0.35, 0.35),
+    "absolute": (Absolute(), "number", 0.1, 0.05),
+    "quantile": (Quantile(0.8), "number", 0.1, 0.05),
+    "logit": (Logit(num_points=24), "label", 0.05, 0.02),
+    "poisson": (LogPoisson(num_points=24), "count", 0.05, 0.02),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_leave_one_out_against_refitting_the_smoothed_objective(name):
-    loss, kind, accuracy = CASES[name]
+    loss, kind, *accuracies = CASES[name]
     inputs, targets = problem(kind)
     fitted = fit_variational_linear(inputs, targets, loss)
     assert fitted.natural_gradient_length < 1e-9
-    chosen = list(range(0, N, 5))
+    chosen = list(range(0, N, 2))
     truth, losses = refits(fitted, chosen)
-    result = fitted.sensitivities()
-    guess = result.deviation[chosen, 0]
-    increase, estimate = losses - result.loss[chosen], (result.loo_loss - result.loss)[chosen]
-    assert (guess - truth).norm() < accuracy * truth.norm()
-    assert torch.corrcoef(torch.stack([guess, truth]))[0, 1] > 0.98
-    # the 0-1 loss is not convex: where its curvature changes sign one step goes less far
-    together = 0.95 if name == "zero_one" else 0.99
-    assert torch.corrcoef(torch.stack([estimate, increase]))[0, 1] > together
-    assert float(estimate.sum() / increase.sum()) == pytest.approx(1, abs=accuracy)
+    for estimator, accuracy in zip(("corrected", "response"), accuracies, strict=True):
+        result = fitted.sensitivities(estimator)
+        guess = result.deviation[chosen, 0]
+        increase, estimate = losses - result.loss[chosen], (result.loo_loss - result.loss)[chosen]
+        together = {"zero_one": 0.94, "perceptron": 0.97}.get(name, 0.98)
+        assert (guess - truth).norm() < accuracy * truth.norm()
+        assert torch.corrcoef(torch.stack([guess, truth]))[0, 1] > together
+        assert torch.corrcoef(torch.stack([estimate, increase]))[0, 1] > together
+        assert float(estimate.sum() / increase.sum()) == pytest.approx(1, abs=max(accuracy, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("loss", "accuracy"),
+    [(ZeroOne(), 0.15), (Hinge(margin=0.0), 0.06), (Logit(24), 0.03)],
+    ids=repr,
+)
+def test_response_is_right_to_first_order(loss, accuracy):
+    """One copy among fifty of the same example is a small perturbation."""
+    inputs, targets = problem("label")
+    inputs, targets = inputs[:8].repeat(50, 1), targets[:8].repeat(50)
+    fitted = fit_variational_linear(inputs, targets, loss, prior_precision=5.0)
+    left, others = fitted.leave_one_out("response"), torch.arange(len(inputs))
+    for i in (0, 3, 6):
+        without = fit(fitted.on(others[others != i]), tolerance=1e-9)
+        truth = inputs[i] @ (without.mean - fitted.mean)[0]
+        spread = inputs[i] @ torch.linalg.inv(without.precision[0]) @ inputs[i]
+        before = fitted.marginals.variance[i, 0]
+        assert float(left.deviation[i, 0]) == pytest.approx(float(truth), rel=accuracy)
+        assert float(left.variance[i, 0] - before) == pytest.approx(
+            float(spread - before), rel=accuracy
+        )
+
+
+def test_response_is_corrected_where_nothing_responds():
+    inputs, targets = problem("number")
+    fitted = fit_variational_linear(inputs, targets, "gaussian")
+    response, corrected = fitted.sensitivities("response"), fitted.sensitivities("corrected")
+    assert torch.allclose(response.deviation, corrected.deviation, atol=1e-8)
+    assert torch.allclose(response.loo_loss, corrected.loo_loss, atol=1e-8)
 
 
 def test_gaussian_noise_is_ridge_regression():
@@ -143,11 +175,11 @@ def test_deviation_of_the_weights_is_the_equation():
 def test_a_sampled_loss_leads_where_the_closed_form_does():
     inputs, targets = problem("label")
     closed = fit_variational_linear(inputs, targets, "hinge")
-    function = Sampled(Hinge().pointwise, num_samples=2**12)
-    sampled = fit_variational_linear(inputs, targets, function)
-    assert torch.allclose(sampled.mean, closed.mean, atol=0.02)
+    function = Sampled(Hinge().pointwise, num_samples=2**11)
+    sampled = fit_variational_linear(inputs, targets, function, tolerance=1e-3)
+    assert torch.allclose(sampled.mean, closed.mean, atol=0.03)
     left, right = sampled.sensitivities(), closed.sensitivities()
-    assert torch.allclose(left.deviation, right.deviation, atol=0.02)
+    assert torch.allclose(left.deviation, right.deviation, atol=0.03)
     assert left.loo_nll == pytest.approx(right.loo_nll, rel=0.02)
 
 
@@ -168,7 +200,7 @@ def test_the_result_is_one_like_any_other(tmp_path):
         ({"inputs": torch.ones(3, 2).long()}, DataError, "floating-point inputs"),
         ({"prior_precision": 0.0}, ArgumentError, "a positive prior precision"),
         ({"loss": "svm"}, LikelihoodError, "one of gaussian"),
-        ({"step_size": 1.5}, ArgumentError, "a step size above 0"),
+        ({"max_steps": 0}, ArgumentError, "at least 1 step"),
     ],
 )
 def test_bad_input(change, kind, message):
@@ -183,7 +215,7 @@ def test_what_cannot_be_removed():
     with pytest.raises(ArgumentError, match="some data to remain"):
         fitted.remove(range(N))
     with pytest.raises(PosteriorError, match="more was taken out"):
-        fitted.remove(range(60), weights=[9.0] * 60)
+        fitted.remove(range(40), weights=[9.0] * 40)
 
 
 def test_too_few_steps_are_said():

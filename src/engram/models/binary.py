@@ -35,7 +35,7 @@ from engram.sensitivity.groups import check_group
 from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import Result
 
-ESTIMATORS = ("linear", "corrected")
+ESTIMATORS = ("linear", "response")
 GUARD = 0.01  # smallest eigenvalue of the remaining curvature that is taken at its word
 
 
@@ -69,13 +69,13 @@ class BinaryPosterior:
         """Second derivatives of every expected loss by the means, [N, D, D]."""
         return self.expectation.hessians(self.examples, self.natural)
 
-    @property
+    @cached_property
     def natural_gradient_length(self) -> float:
         """Of the objective, in the metric of the posterior; 0 at a stationary point."""
         excess = self.natural - self.prior_natural + self.natural_gradients.sum(0)
         return float(((1 - self.mean**2) * excess**2).sum().sqrt())
 
-    @property
+    @cached_property
     def objective(self) -> float:
         """Sum of expected losses plus the divergence of the posterior from the prior."""
         each = self.expectation.losses(self.examples, self.natural.expand_as(self.examples.inputs))
@@ -99,7 +99,7 @@ class BinaryPosterior:
         Args:
             indices: the group.
             weights: share of each that is taken out; 1 is removal.
-            estimator: ``linear`` is the equation itself; ``corrected`` also lets the natural
+            estimator: ``linear`` is the equation itself; ``response`` also lets the natural
                 gradients of the remaining examples follow, to first order.
             step_size: rho.
         """
@@ -109,7 +109,7 @@ class BinaryPosterior:
             raise ArgumentError("some data to remain", "all examples removed", "keep at least one")
         share = shares.to(self.natural)
         step = equation.natural_deviation(self.natural_gradients[chosen], share, step_size)
-        if estimator == "corrected":
+        if estimator == "response":
             group = torch.tensordot(share, self.hessians[chosen], dims=1)
             step = self._followed(self.hessians.sum(0) - group, step)[0]
         return replace(self, natural=self.natural + step)
@@ -119,7 +119,7 @@ class BinaryPosterior:
         _check_estimator(estimator)
         steps = self.natural_gradients
         flagged = torch.zeros(len(steps), dtype=torch.bool, device=steps.device)
-        if estimator == "corrected":
+        if estimator == "response":
             steps, flagged = self._followed(self.hessians.sum(0) - self.hessians, steps)
         return self.natural + steps, flagged
 

@@ -37,6 +37,7 @@ from engram.models.marginals import (
     leave_one_out,
     marginal_result,
 )
+from engram.models.response import responded
 from engram.sensitivity.groups import check_group
 from engram.sensitivity.result import Result
 
@@ -109,7 +110,7 @@ class LatentGaussian:
         weighted = self.marginals.curvature.T[:, :, None] * self.features
         return self.features.mT @ weighted + self.prior_precision * _identity(self.precision)
 
-    @property
+    @cached_property
     def natural_gradient_length(self) -> float:
         """Of the objective, in the metric of the posterior; 0 at a stationary point."""
         mean_part = torch.linalg.solve_triangular(
@@ -120,7 +121,7 @@ class LatentGaussian:
         both = torch.linalg.solve_triangular(self.factor, left.mT, upper=False)
         return float(((mean_part**2).sum() + 0.5 * (both**2).sum()).sqrt())
 
-    @property
+    @cached_property
     def objective(self) -> float:
         """Sum of expected losses plus the divergence of the posterior from the prior."""
         data = self.loss.loss(self.marginals.mean, self.marginals.total_variance, self.targets)
@@ -208,14 +209,20 @@ class LatentGaussian:
         """Every example's own output without it: deviation of the mean, and variance."""
         converged = self.natural_gradient_length < CONVERGED
         guard = CONVERGED_GUARD if converged else GUARD
-        return leave_one_out(replace(self.marginals, guard=guard), estimator)
+        marginals = replace(self.marginals, guard=guard)
+        if estimator != "response":
+            return leave_one_out(marginals, estimator)
+        spread = torch.linalg.solve_triangular(self.factor, self.features.mT, upper=False)
+        return responded(marginals, spread.mT @ spread)
 
     def sensitivities(self, estimator: str = "corrected") -> Result:
         """How far each example's output, prediction and loss would move without it.
 
         Args:
             estimator: ``linear`` is the paper's v e; ``corrected`` takes the example's curvature
-                out of S too and is exact for Gaussian noise.
+                out of S too and is exact for Gaussian noise; ``response`` also lets the residuals
+                and curvatures of all other examples follow, for at most some thousand examples at
+                a stationary posterior.
         """
         left = self.leave_one_out(estimator)
         regulariser = float((self.prior_precision * self.mean).norm())

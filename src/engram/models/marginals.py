@@ -77,7 +77,9 @@ def leave_one_out(marginals: Marginals, estimator: str) -> LeftOut:
     """
     if estimator not in ESTIMATORS:
         raise ArgumentError(
-            f"estimator to be one of {', '.join(ESTIMATORS)}", repr(estimator), 'use "corrected"'
+            f"estimator to be one of {', '.join(ESTIMATORS)}, or response where there is one",
+            repr(estimator),
+            'use "corrected"',
         )
     variance, residual = marginals.variance, marginals.residual
     if estimator == "linear":

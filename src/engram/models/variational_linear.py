@@ -46,8 +46,8 @@ def fit_variational_linear(
     loss: str | ExpectedLoss = "hinge",
     *,
     prior_precision: float = 1.0,
-    step_size: float = 1.0,
     max_steps: int = 1000,
+    tolerance: float | None = None,
     progress: bool = True,
 ) -> LatentGaussian:
     """Fit N(m, S^-1) over the weights of a linear model to the sum of expected losses.
@@ -58,8 +58,8 @@ def fit_variational_linear(
         loss: ``hinge``, ``zero_one``, ``absolute``, ``bernoulli`` and so on, or an object such as
             ``Quantile(0.9)`` or ``Sampled(function)``.
         prior_precision: delta.
-        step_size: the largest step of the natural gradient.
-        max_steps: at most so many.
+        max_steps: at most so many steps of the natural gradient.
+        tolerance: on its length where the fit stops; 1e-10, in single precision 1e-5, if not given.
         progress: show a bar when it takes longer than a few seconds.
 
     Returns:
@@ -88,5 +88,6 @@ def fit_variational_linear(
         float(prior_precision),
         settings={"model": "variational linear"},
     )
-    tolerance = 1e-10 if inputs.dtype == torch.float64 else 1e-5
-    return fit(start, step_size, max_steps, tolerance, progress)
+    if tolerance is None:
+        tolerance = 1e-10 if inputs.dtype == torch.float64 else 1e-5
+    return fit(start, 1.0, max_steps, tolerance, progress)
