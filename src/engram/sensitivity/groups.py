@@ -100,7 +100,7 @@ def remove(
     _check_choices(estimator, at, evaluate_on)
     with session(model, data, likelihood, batch_size, progress) as opened:
         posterior.check_likelihood(opened.likelihood)
-        chosen, shares = _check_group(indices, weights, opened.batches.num_data)
+        chosen, shares = check_group(indices, weights, opened.batches.num_data)
         return _remove(opened, posterior, chosen, shares, estimator, evaluate_on, at)
 
 
@@ -186,7 +186,7 @@ def _check_choices(estimator: str, at: str, evaluate_on: Data | None) -> None:
         )
 
 
-def _check_group(
+def check_group(
     indices: Sequence[int] | Tensor | None,
     weights: Sequence[float] | Tensor | None,
     num_data: int,

@@ -1,0 +1,1 @@
+"""Models for which the equation is exact or nearly so."""
