@@ -43,3 +43,20 @@ def images(count: int, seed: int = 0) -> Images:
     inputs = torch.rand(count, 1, SIDE, SIDE, generator=generator)
     targets = torch.randint(10, (count,), generator=generator)
     return Images(inputs, targets, "random images of Fashion-MNIST's size")
+
+
+def train_and_test(name: str) -> tuple[Images, Images]:
+    """Both parts of a real data set, ``mnist`` or ``fmnist``: accuracies mean nothing on others."""
+    path = Path(os.environ.get("ENGRAM_DATA", "")) / f"{name}.npz"
+    if not path.is_file():
+        raise SystemExit(f"expected ENGRAM_DATA to name a folder with {name}.npz")
+    with np.load(path) as arrays:
+        train, test = (
+            Images(
+                torch.from_numpy(arrays[f"x_{part}"])[:, None].float() / 255,
+                torch.from_numpy(arrays[f"y_{part}"]).long(),
+                name,
+            )
+            for part in ("train", "test")
+        )
+    return train, test

@@ -22,6 +22,18 @@ def mlp(outputs: int) -> nn.Module:
     )
 
 
+def small_mlp(outputs: int) -> nn.Module:
+    """784-32-16, tanh."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(SIDE * SIDE, 32),
+        nn.Tanh(),
+        nn.Linear(32, 16),
+        nn.Tanh(),
+        nn.Linear(16, outputs),
+    )
+
+
 def lenet5(outputs: int) -> nn.Module:
     """Three 5 x 5 convolutions, tanh, average pooling."""
     return nn.Sequential(

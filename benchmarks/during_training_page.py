@@ -1,0 +1,94 @@
+"""The record of ``benchmarks.during_training`` as a page and a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from scipy.stats import spearmanr
+
+from benchmarks.records import conditions, table
+
+
+def kinds(run: dict[str, Any]) -> list[str]:
+    """The posteriors of a run."""
+    return [key.removeprefix("estimate ") for key in run["rows"][0] if key.startswith("estimate ")]
+
+
+def judged(run: dict[str, Any], kind: str) -> dict[str, float]:
+    """How close the estimate is to the test loss after the first epoch, and where it is lowest."""
+    rows = run["rows"][1:]
+    estimate, test = [r[f"estimate {kind}"] for r in rows], [r["test"] for r in rows]
+    lowest = min(range(len(rows)), key=lambda i: estimate[i])
+    return {
+        "gap": sum(abs(e / t - 1) for e, t in zip(estimate, test, strict=True)) / len(rows),
+        "signed": sum(e / t - 1 for e, t in zip(estimate, test, strict=True)) / len(rows),
+        "rank": float(spearmanr(estimate, test).statistic),
+        "best": float(rows[lowest]["epoch"]),
+        "cost": test[lowest] / min(test) - 1,
+    }
+
+
+def page(record: dict[str, Any]) -> str:
+    """The Markdown page."""
+    rows = []
+    for name, run in record["runs"].items():
+        last = run["rows"][-1]
+        for kind in kinds(run):
+            found = judged(run, kind)
+            rows.append(
+                [
+                    name,
+                    kind,
+                    str(run["settings"]["epochs"]),
+                    f"{last['train']:.3f}",
+                    f"{last['test']:.3f}",
+                    f"{last[f'estimate {kind}']:.3f}",
+                    f"{100 * last['accuracy']:.1f} %",
+                    f"{100 * found['gap']:.1f} %",
+                    f"{100 * found['signed']:+.1f} %",
+                    f"{found['rank']:.2f}",
+                    f"{found['best']:.0f}",
+                    f"{100 * found['cost']:.1f} %",
+                ]
+            )
+    header = ["run", "posterior", "epochs", "training loss", "test loss", "estimate", "accuracy"]
+    header += ["mean gap", "signed", "rank correlation", "best epoch", "cost of stopping there"]
+    first = next(iter(record["runs"].values()))
+    return f"""# The test loss, estimated while training
+
+Losses in nats, at the last epoch. *Mean gap* is the mean over the evaluated epochs after the first
+(every second one) of |estimate / test loss - 1|, *signed* the same without the bars; *cost of
+stopping there* is the test loss where the estimate is lowest over the lowest test loss, less one.
+The estimate sees the training data alone. Settings (rates, prior precision, batch size)
+are in the JSON file and follow the paper, with fewer epochs. {conditions(first["environment"])}
+Written by `python -m benchmarks.during_training` with ENGRAM_DATA naming the folder of the data.
+
+{table(header, rows)}
+
+![The estimate and the test loss by epoch](during_training.png)
+"""
+
+
+def picture(record: dict[str, Any], path: Path) -> None:
+    """One panel a run: test loss, training loss and the estimates."""
+    runs = record["runs"]
+    columns = min(3, len(runs))
+    lines = -(-len(runs) // columns)
+    figure = Figure(figsize=(4.2 * columns, 3.1 * lines), layout="constrained")
+    for number, (name, run) in enumerate(runs.items()):
+        axes = figure.add_subplot(lines, columns, number + 1)
+        epochs = [row["epoch"] for row in run["rows"]]
+        axes.plot(epochs, [row["test"] for row in run["rows"]], color="#8a8f98", lw=3, label="test")
+        axes.plot(
+            epochs, [row["train"] for row in run["rows"]], ":", color="#8a8f98", label="train"
+        )
+        for kind, colour in zip(kinds(run), ("#1b1b1b", "#c8553d", "#2f6f8f"), strict=False):
+            values = [row[f"estimate {kind}"] for row in run["rows"]]
+            axes.plot(epochs, values, "-o", ms=3, color=colour, label=f"estimate, {kind}")
+        highest = max(row["test"] for row in run["rows"])
+        axes.set(title=name, xlabel="epoch", ylabel="nats per example", ylim=(0, 2.5 * highest))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=7)
+    figure.savefig(path, dpi=110)
