@@ -43,3 +43,20 @@ def images(count: int, seed: int = 0) -> Images:
     inputs = torch.rand(count, 1, SIDE, SIDE, generator=generator)
     targets = torch.randint(10, (count,), generator=generator)
     return Images(inputs, targets, "random images of Fashion-MNIST's size")
+
+
+def mnist() -> tuple[Images, Images]:
+    """Training and test images of MNIST; accuracies mean nothing on other pictures."""
+    path = Path(os.environ.get("ENGRAM_DATA", "")) / "mnist.npz"
+    if not path.is_file():
+        raise SystemExit("expected ENGRAM_DATA to name a folder with mnist.npz")
+    with np.load(path) as arrays:
+        train, test = (
+            Images(
+                torch.from_numpy(arrays[f"x_{part}"])[:, None].float() / 255,
+                torch.from_numpy(arrays[f"y_{part}"]).long(),
+                "MNIST",
+            )
+            for part in ("train", "test")
+        )
+    return train, test

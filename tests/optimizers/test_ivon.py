@@ -162,3 +162,18 @@ def test_bad_input_says_what_to_do() -> None:
     model[0].weight.requires_grad_(False)
     with pytest.raises(ArgumentError, match=r"frozen ones.*requires_grad"), sampled(optimizer):
         pass
+
+
+def test_the_other_traps_that_the_docs_name_are_there() -> None:
+    model = network()
+    optimizer = make(model)
+    with pytest.raises(TypeError):
+        optimizer.step()
+    assert optimizer.current_step == 1
+    model[0].weight.requires_grad_(False)
+    fresh, before = make(model), model[0].weight.clone()
+    with fresh.sampled_params(train=True):
+        assert not model[0].weight.equal(before)
+        backward(model)
+    fresh.step()
+    assert model[0].weight.norm() < before.norm()

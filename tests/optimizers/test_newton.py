@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import engram
-from engram.errors import ArgumentError, NonFiniteError, PosteriorError
+from engram.errors import ArgumentError, ModelMismatchError, NonFiniteError, PosteriorError
 from engram.optimizers import GaussNewton, Hutchinson, Newton, OnlineNewton
 from worked_problems import (
     DELTA,
@@ -125,6 +125,8 @@ def test_newton_with_gauss_newton_equals_full_laplace_on_a_network() -> None:
     fitted = engram.laplace(model, (x, y), structure="full", prior_precision=20.0, progress=False)
     assert read.log_determinant() == pytest.approx(fitted.log_determinant(), rel=1e-9)
     assert "GaussNewton" in str(read.settings["curvature"])
+    with pytest.raises(ModelMismatchError, match="fitted with"):
+        engram.sensitivities(model, (x, y), read, likelihood="gaussian", progress=False)
 
 
 def test_an_indefinite_hessian_is_an_error_and_changes_nothing() -> None:

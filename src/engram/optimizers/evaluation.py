@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engram.errors import ArgumentError, NonFiniteError
 from engram.likelihoods import Likelihood
@@ -22,7 +23,8 @@ def called(closure: Closure | None) -> Any:
             "step() without one",
             "call optimizer.step(closure), where closure() returns the mean loss of the batch",
         )
-    with torch.enable_grad():
+    # fused attention has neither a second derivative nor a batched first one
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         return closure()
 
 

@@ -140,4 +140,6 @@ def _settings(
     curvature = getattr(optimizer, "curvature", None)
     if curvature is not None:
         settings["curvature"] = repr(curvature)
+    if hasattr(curvature, "likelihood"):
+        settings["likelihood"] = repr(curvature.likelihood)
     return settings
