@@ -181,6 +181,7 @@ def test_bad_settings_and_closures_say_what_to_do() -> None:
         optimizer.step(lambda: loss() * float("nan"))
     with pytest.raises(ArgumentError, match="one num_data"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))], "num_data": 3})
+    assert len(optimizer.param_groups) == 1
     pair = Newton(parameters, num_data=3, prior_precision=1.0, curvature=GaussNewton("gaussian"))
     with pytest.raises(ArgumentError, match=r"returns \(outputs, targets\)"):
         pair.step(loss)

@@ -39,6 +39,9 @@ class BayesianOptimizer(Optimizer, ABC):
         seed: of all random numbers of the optimizer; the caller's random state is never used.
     """
 
+    # the last precision with its root: the next step draws from it without factorising again
+    _factorised: tuple[Tensor, Tensor] | None = None
+
     def __init__(
         self, params: Any, defaults: dict[str, Any], structure: Structure, curvature: Any, seed: int
     ) -> None:
@@ -56,13 +59,13 @@ class BayesianOptimizer(Optimizer, ABC):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with settings of their own, as in torch."""
-        super().add_param_group(param_group)
-        self.param_groups[-1] = resolved(self.param_groups[-1])
-        sizes = {group["num_data"] for group in self.param_groups}
+        group = resolved(self.defaults | param_group)
+        sizes = {known["num_data"] for known in (*self.param_groups, group)}
         if len(sizes) > 1:
             raise ArgumentError(
                 "one num_data", f"{sorted(sizes)} in the groups", "give it outside the groups"
             )
+        super().add_param_group(group)
 
     def step(self, closure: Closure | None = None) -> Tensor:  # type: ignore[override]
         """One step; if anything goes wrong, weights and state are as they were before.
@@ -91,6 +94,7 @@ class BayesianOptimizer(Optimizer, ABC):
         step_size = self._per_entry(parameters, "lr")
         _move(parameters, mean - (step_size * step).to(mean.dtype))
         self.structure.write(self.state, parameters, updated)
+        self._factorised = (updated, root)
         shared = self._state()[SHARED]
         shared.update(step=shared["step"] + 1, generator=generator.get_state())
         return found.loss
@@ -112,15 +116,21 @@ class BayesianOptimizer(Optimizer, ABC):
         if not self.num_samples:
             yield measured(None)
             return
-        root = self.structure.factorised(precision)
+        root = self._root(precision)
         for _ in range(self.num_samples):
             noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype).to(mean.device)
             offset = self.structure.sample(root, noise)
             try:
                 _move(parameters, mean + offset.to(mean.dtype))
-                yield measured(offset)
+                found = measured(offset)
             finally:
                 _move(parameters, mean)
+            yield found
+
+    def _root(self, precision: Tensor) -> Tensor:
+        if self._factorised is not None and self._factorised[0] is precision:
+            return self._factorised[1]
+        return self.structure.factorised(precision)
 
     def _trained(self) -> list[Tensor]:
         found = [p for group in self.param_groups for p in group["params"] if p.requires_grad]

@@ -14,7 +14,7 @@ from engram.errors import ArgumentError, ModelMismatchError, PosteriorError
 from engram.optimizers.curvatures import DiagonalCurvature, Draw, MatrixCurvature, Measured
 
 SHARED = "shared"  # the key of what belongs to no single parameter
-COPIES_OF_MATRIX = 5  # old, curvature, new, its Cholesky factor, and a temporary
+COPIES_OF_MATRIX = 7  # old and new, their Cholesky factors, curvature, and temporaries
 REMEDY = (
     "use curvature=GaussNewton(likelihood), which is never indefinite; or lower precision_lr, "
     "raise prior_precision, or start nearer to a minimum; nothing was changed by this step"
@@ -120,7 +120,8 @@ class FullMatrix(Structure):
                 f"values from {float(rate.min()):g} to {float(rate.max()):g}",
                 "give all groups the same precision_lr, or use a diagonal optimizer",
             )
-        return (1 - rate[0]) * precision + rate[0] * curvature
+        share = rate[0].double()
+        return (1 - share) * precision + share * curvature
 
     def factorised(self, precision: Tensor) -> Tensor:
         root, failed = torch.linalg.cholesky_ex(precision)

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engram.errors import ArgumentError, ModelMismatchError
+from engram.optimizers.base import BayesianOptimizer
+from engram.optimizers.curvatures import GaussNewton
 from engram.parameters import trainable
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.readers import Source, blocks_of, takes_mean_loss
@@ -137,9 +139,8 @@ def _settings(
         "reduction": reduction,
         "batch_size": batch_size,
     }
-    curvature = getattr(optimizer, "curvature", None)
-    if curvature is not None:
-        settings["curvature"] = repr(curvature)
-    if hasattr(curvature, "likelihood"):
-        settings["likelihood"] = repr(curvature.likelihood)
+    if isinstance(optimizer, BayesianOptimizer):
+        settings["curvature"] = repr(optimizer.curvature)
+        if isinstance(optimizer.curvature, GaussNewton):
+            settings["likelihood"] = repr(optimizer.curvature.likelihood)
     return settings
