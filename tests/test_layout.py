@@ -8,7 +8,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parent.parent / "src" / "engram"
 ORDER = (
     {"_version", "errors", "parameters", "equation", "likelihoods", "batches"},
-    {"posteriors", "curvature", "engine"},
+    {"posteriors", "curvature", "engine", "optimizers"},
     {"sensitivity"},
     {"tracking", "models"},
     {"demo"},

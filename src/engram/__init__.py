@@ -4,7 +4,7 @@ From the training data alone, with the memory-perturbation equation: the change 
 examples are left out is estimated by adding up their natural gradients.
 """
 
-from engram import likelihoods
+from engram import likelihoods, optimizers
 from engram._version import __version__
 from engram.errors import EngramError
 from engram.posteriors.gaussian import Posterior
@@ -29,6 +29,7 @@ __all__ = [
     "laplace",
     "likelihoods",
     "load",
+    "optimizers",
     "posterior_of",
     "prediction_variance",
     "remove",

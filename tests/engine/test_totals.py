@@ -30,7 +30,7 @@ def test_a_sketch_estimates_the_norm_without_bias() -> None:
         total = GradientSum(seed)
         total.add_outer("w", SHAPE, rows, columns)
         assert "w" in total.sketched
-        estimates.append(total.square_norms({"w": torch.zeros(SHAPE)}, 1.0)[0])
+        estimates.append(total.square_norms({"w": torch.zeros(SHAPE)}, lambda name: 1.0)[0])
     mean = sum(estimates) / len(estimates)
     assert mean == pytest.approx(exact, rel=0.2)
     assert max(estimates) < 3 * exact
@@ -41,5 +41,5 @@ def test_a_sum_that_cancels_has_norm_zero() -> None:
     weight = rows.mT @ columns
     total = GradientSum()
     total.add_outer("w", SHAPE, rows, columns)
-    losses, objective = total.square_norms({"w": -weight}, 1.0)
+    losses, objective = total.square_norms({"w": -weight}, lambda name: 1.0)
     assert objective < 1e-8 * losses

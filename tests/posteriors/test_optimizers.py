@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import ivon
 import pytest
@@ -81,6 +82,22 @@ CASES: dict[str, tuple[Callable[..., torch.optim.Optimizer], Averaged]] = {
         lambda p: torch.optim.Adam(p, betas=(0.9, 0.99), weight_decay=DECAY, foreach=True),
         corrected_squares,
     ),
+    "adam fused": (
+        lambda p: torch.optim.Adam(p, betas=(0.9, 0.99), weight_decay=DECAY, fused=True),
+        corrected_squares,
+    ),
+    "adam amsgrad fused": (
+        lambda p: torch.optim.Adam(
+            p, betas=(0.9, 0.99), weight_decay=DECAY, amsgrad=True, fused=True
+        ),
+        largest_squares,
+    ),
+    "adam with the learning rate as a tensor": (
+        lambda p: torch.optim.Adam(
+            p, lr=torch.tensor(1e-3), betas=(0.9, 0.99), weight_decay=DECAY, foreach=False
+        ),
+        corrected_squares,
+    ),
     "adam amsgrad": (
         lambda p: torch.optim.Adam(p, betas=(0.9, 0.99), weight_decay=DECAY, amsgrad=True),
         largest_squares,
@@ -96,6 +113,18 @@ CASES: dict[str, tuple[Callable[..., torch.optim.Optimizer], Averaged]] = {
     "adamax": (
         lambda p: torch.optim.Adamax(p, betas=(0.9, 0.99), weight_decay=DECAY),
         infinity_norm,
+    ),
+    "adamax foreach": (
+        lambda p: torch.optim.Adamax(p, betas=(0.9, 0.99), weight_decay=DECAY, foreach=True),
+        infinity_norm,
+    ),
+    "rmsprop with momentum": (
+        lambda p: torch.optim.RMSprop(p, alpha=0.9, weight_decay=DECAY, momentum=0.9),
+        lambda g: running(0.9)([x**2 for x in g]),
+    ),
+    "adagrad fused": (
+        lambda p: torch.optim.Adagrad(p, weight_decay=DECAY, fused=True),
+        lambda g: torch.stack([x**2 for x in g]).mean(0),
     ),
     "adagrad": (
         lambda p: torch.optim.Adagrad(p, weight_decay=DECAY),
@@ -133,9 +162,14 @@ def test_adamw_does_not_see_its_decay() -> None:
     torch.testing.assert_close(got, expected)
 
 
-def test_sgd_is_the_gradient_itself() -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"fused": True}],
+    ids=str,
+)
+def test_sgd_is_the_gradient_itself(settings: dict[str, Any]) -> None:
     model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, **settings)
     train(model, optimizer)
     posterior = engram.posterior_of(optimizer, model, num_data=NUM_DATA, prior_precision=1.0)
     vector = {"0.bias": torch.arange(5.0).double()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -32,11 +34,13 @@ def hessian(session: Session, layout: Layout) -> Tensor:
                 loss, parameters, create_graph=True, allow_unused=True, materialize_grads=True
             )
             flat = torch.cat([g.flatten() for g in gradient])
-        total += _rows(flat, parameters, size)
+        total += hessian_rows(flat, parameters)
     return 0.5 * (total + total.mT)
 
 
-def _rows(flat: Tensor, parameters: list[torch.nn.Parameter], size: int) -> Tensor:
+def hessian_rows(flat: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """[P, P] from a gradient [P] that still has its graph; zeros where it depends on nothing."""
+    size = flat.numel()
     if not flat.requires_grad:
         return flat.new_zeros(size, size)
     identity = torch.eye(size, dtype=flat.dtype, device=flat.device)

@@ -9,7 +9,7 @@ zero when the sum is zero, and within some 30 % otherwise.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -51,10 +51,13 @@ class GradientSum:
             self._probes[name] = (sides[0], sides[1])
         return self._probes[name]
 
-    def square_norms(self, parameters: Mapping[str, Tensor], delta: float) -> tuple[float, float]:
+    def square_norms(
+        self, parameters: Mapping[str, Tensor], prior_of: Callable[[str], float]
+    ) -> tuple[float, float]:
         """Squared norms of the sum, and of the sum plus delta times the parameters."""
         losses = objective = 0.0
         for name, parameter in parameters.items():
+            delta = prior_of(name)
             if name in self.sketched:
                 left, right = self._probes[name]
                 value = self.sketched[name]

@@ -38,9 +38,10 @@ class Posterior:
         structure: name of the precision's structure.
         mean: the parameters it was fitted at, by name.
         blocks: the precision S, block by block; parameters in no block count as fixed.
-        prior_precision: delta, which S contains.
+        prior_precision: delta, which S contains; its mean over the entries where it differs.
         num_data: N, the number of examples that S sums over.
         settings: how it was made, for the record.
+        prior_by_name: delta of each parameter, where parameters have different ones.
     """
 
     structure: str
@@ -49,6 +50,7 @@ class Posterior:
     prior_precision: float
     num_data: int
     settings: Mapping[str, object] = field(default_factory=dict)
+    prior_by_name: Mapping[str, float] = field(default_factory=dict, repr=False)
 
     @cached_property
     def block_of(self) -> dict[str, Block]:
@@ -59,6 +61,10 @@ class Posterior:
     def names(self) -> tuple[str, ...]:
         """Parameters that the precision covers."""
         return tuple(name for name in self.mean if name in self.block_of)
+
+    def prior_of(self, name: str) -> float:
+        """delta of one parameter."""
+        return self.prior_by_name.get(name, self.prior_precision)
 
     @property
     def num_params(self) -> int:

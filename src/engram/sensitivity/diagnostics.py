@@ -178,7 +178,8 @@ def _convergence(
     model: nn.Module, posterior: Posterior, total_gradient: GradientSum
 ) -> tuple[float, float]:
     parameters = {n: p.detach() for n, p in trainable(model).items() if n in posterior.block_of}
-    losses, objective = total_gradient.square_norms(parameters, posterior.prior_precision)
-    regulariser = posterior.prior_precision * math.sqrt(square_norm(parameters))
+    losses, objective = total_gradient.square_norms(parameters, posterior.prior_of)
+    pulls = {name: posterior.prior_of(name) * p for name, p in parameters.items()}
+    regulariser = math.sqrt(square_norm(pulls))
     norm, parts = math.sqrt(objective), math.sqrt(losses) + regulariser
     return norm, norm / parts if parts > 0 else 0.0

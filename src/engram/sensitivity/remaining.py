@@ -66,7 +66,7 @@ class LeftOut:
         direction = dict(conditioned)
         square = first = inner(residual, conditioned)
         tolerance = 1e-28 if next(iter(right.values())).dtype == torch.float64 else 1e-9
-        prior = 0.01 * self.posterior.prior_precision
+        prior = 0.01 * min(self.posterior.prior_of(name) for name in right)
         for iteration in range(LARGEST_ITERATION):
             if square <= tolerance * first:
                 break

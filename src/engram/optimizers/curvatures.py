@@ -1,0 +1,213 @@
+r"""Where an optimizer's curvature comes from; each choice is an object with its own settings.
+
+All of them return the gradient and the curvature of the *mean* loss of a batch. A full-matrix
+optimizer takes those with ``matrix``, a diagonal one those with ``diagonal``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from engram.curvature.hessian import hessian_rows
+from engram.errors import ArgumentError
+from engram.likelihoods import Likelihood, resolve
+from engram.optimizers.evaluation import flat_gradient, mean_loss, outputs_and_targets
+
+ROWS_AT_ONCE = 64
+Parameters = Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Where the closure ran: theta = m + offset, and the random numbers of the step.
+
+    Args:
+        generator: of the optimizer.
+        offset: theta - m, [P]; None at the mean.
+        precision: S of the distribution that theta was drawn from.
+    """
+
+    generator: torch.Generator
+    offset: Tensor | None
+    precision: Tensor
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Mean loss of the batch [], its gradient [P] and its curvature, [P, P] or [P]."""
+
+    loss: Tensor
+    gradient: Tensor
+    curvature: Tensor
+
+    def __add__(self, other: Measured) -> Measured:
+        return Measured(
+            self.loss + other.loss,
+            self.gradient + other.gradient,
+            self.curvature + other.curvature,
+        )
+
+    def over(self, count: int) -> Measured:
+        """Divided by the number of points that were added up."""
+        return Measured(self.loss / count, self.gradient / count, self.curvature / count)
+
+
+@runtime_checkable
+class MatrixCurvature(Protocol):
+    """A curvature that full-matrix optimizers can use."""
+
+    def matrix(self, returned: Any, parameters: Parameters, draw: Draw) -> Measured:
+        """Gradient [P] and curvature [P, P] from what the closure returned."""
+        ...
+
+
+@runtime_checkable
+class DiagonalCurvature(Protocol):
+    """A curvature that diagonal optimizers can use."""
+
+    def diagonal(self, returned: Any, parameters: Parameters, draw: Draw) -> Measured:
+        """Gradient [P] and the diagonal [P] of the curvature from what the closure returned."""
+        ...
+
+
+@dataclass(frozen=True)
+class Hessian:
+    """The exact Hessian, row by row; the closure returns the mean loss.
+
+    It need not be positive definite away from a minimum.
+    """
+
+    def matrix(self, returned: Any, parameters: Parameters, draw: Draw) -> Measured:
+        """Gradient and Hessian of the mean loss."""
+        loss = mean_loss(returned)
+        gradient = flat_gradient(loss, parameters, create_graph=True)
+        rows = hessian_rows(gradient, parameters)
+        return Measured(loss.detach(), gradient.detach(), 0.5 * (rows + rows.mT))
+
+
+@dataclass(frozen=True)
+class GaussNewton:
+    r"""The Gauss-Newton matrix :math:`\sum_i J_i' \Lambda_i J_i`, never indefinite.
+
+    The closure returns ``(outputs, targets)``.
+
+    Args:
+        likelihood: a name or an object.
+        probes: None for the exact matrix, at one backward pass per example and output; a number
+            for as many backward passes with random signs, whose squares have it as their mean.
+    """
+
+    likelihood: str | Likelihood
+    probes: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "likelihood", resolve(self.likelihood))
+        if self.probes is not None:
+            _check_probes(self.probes)
+
+    def matrix(self, returned: Any, parameters: Parameters, draw: Draw) -> Measured:
+        """Gradient and Gauss-Newton matrix of the mean loss."""
+        outputs, targets, loss = outputs_and_targets(returned, resolve(self.likelihood))
+        gradient = flat_gradient(loss, parameters)
+        total = gradient.new_zeros(len(gradient), len(gradient), dtype=torch.float64)
+        for rows in self._rows(outputs, targets, parameters, draw.generator):
+            total += (rows.mT @ rows).double()
+        return Measured(loss.detach(), gradient, total / len(outputs))
+
+    def diagonal(self, returned: Any, parameters: Parameters, draw: Draw) -> Measured:
+        """Gradient and diagonal of the Gauss-Newton matrix of the mean loss."""
+        outputs, targets, loss = outputs_and_targets(returned, resolve(self.likelihood))
+        gradient = flat_gradient(loss, parameters)
+        total = torch.zeros_like(gradient)
+        for rows in self._rows(outputs, targets, parameters, draw.generator):
+            total += (rows * rows).sum(0)
+        return Measured(loss.detach(), gradient, total / len(outputs))
+
+    def _rows(
+        self, outputs: Tensor, targets: Tensor, parameters: Parameters, generator: torch.Generator
+    ) -> Iterator[Tensor]:
+        """J' u in chunks [.., P], over vectors u whose outer products add up to Lambda."""
+        factor = resolve(self.likelihood).hessian_factor(outputs.detach(), targets)
+        examples, _, rank = factor.shape
+        count = examples * rank if self.probes is None else self.probes
+        for start in range(0, count, ROWS_AT_ONCE):
+            size = min(ROWS_AT_ONCE, count - start)
+            if self.probes is None:
+                weights = factor.new_zeros(size, examples * rank)
+                weights[torch.arange(size), torch.arange(start, start + size)] = 1.0
+            else:
+                weights = signs((size, examples * rank), generator).to(factor) / count**0.5
+            seeds = torch.einsum("mbr,bkr->mbk", weights.view(size, examples, rank), factor)
+            found = torch.autograd.grad(
+                outputs,
+                parameters,
+                seeds,
+                retain_graph=True,
+                is_grads_batched=True,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+            yield torch.cat([g.flatten(1) for g in found], dim=1)
+
+
+@dataclass(frozen=True)
+class Hutchinson:
+    """The Hessian's diagonal from random signs v, v * (H v); the closure returns the mean loss.
+
+    Unbiased, and exact for a diagonal Hessian; entries may be negative.
+
+    Args:
+        probes: products with the Hessian a step.
+    """
+
+    probes: int = 1
+
+    def __post_init__(self) -> None:
+        _check_probes(self.probes)
+
+    def diagonal(self, returned: Any, parameters: Parameters, draw: Draw) -> Measured:
+        """Gradient of the mean loss and an estimate of its Hessian's diagonal."""
+        loss = mean_loss(returned)
+        gradient = flat_gradient(loss, parameters, create_graph=True)
+        total = torch.zeros_like(gradient, requires_grad=False)
+        if gradient.requires_grad:
+            for _ in range(self.probes):
+                probe = signs(gradient.shape, draw.generator).to(gradient)
+                total += probe * flat_gradient(gradient @ probe, parameters)
+        return Measured(loss.detach(), gradient.detach(), total / self.probes)
+
+
+@dataclass(frozen=True)
+class Reparameterised:
+    r"""The Hessian's diagonal from gradients at samples, :math:`E_q[\nabla\ell \cdot S(\theta-m)]`.
+
+    One backward pass a sample and no second derivative; for :class:`engram.optimizers.DiagonalVON`
+    only. Noisy: use a small ``precision_lr``. The closure returns the mean loss.
+    """
+
+    def diagonal(self, returned: Any, parameters: Parameters, draw: Draw) -> Measured:
+        """Gradient of the mean loss at a sample, and that gradient times S (theta - m)."""
+        if draw.offset is None:
+            raise ArgumentError(
+                "an optimizer that draws samples, with Reparameterised()",
+                "one that stays at the mean",
+                "use DiagonalVON, or Hutchinson() or GaussNewton(likelihood)",
+            )
+        loss = mean_loss(returned)
+        gradient = flat_gradient(loss, parameters)
+        return Measured(loss.detach(), gradient, gradient * draw.precision * draw.offset)
+
+
+def signs(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Random +1 and -1."""
+    return 2.0 * torch.randint(2, tuple(shape), generator=generator) - 1.0
+
+
+def _check_probes(probes: int) -> None:
+    if probes < 1:
+        raise ArgumentError("at least 1 probe", repr(probes), "use probes=1 or more")

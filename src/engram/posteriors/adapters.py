@@ -1,0 +1,105 @@
+r"""The precision of one parameter from its optimizer's state, one short function a rule.
+
+==========================  =======================================  ==========================
+optimizer                   state used                               precision S
+==========================  =======================================  ==========================
+SGD                         none                                     identity
+RMSprop                     ``square_avg`` (minus ``grad_avg`` ^ 2   N sqrt(s) + delta
+                            where centered)
+Adam, AdamW, NAdam, RAdam   ``exp_avg_sq`` (``max_exp_avg_sq`` with  N sqrt(s_hat) + delta,
+                            AMSGrad)                                 s_hat = s / (1 - beta2^t)
+Adamax                      ``exp_inf``                              N u + delta
+Adagrad                     ``sum``                                  N sqrt(sum / t) + delta
+DiagonalOnlineNewton,       ``precision``                            s
+DiagonalVON
+==========================  =======================================  ==========================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What an adapter sees of one parameter: its group's settings, its state, scale and delta."""
+
+    parameter: Tensor
+    group: Mapping[str, Any]
+    state: Mapping[str, Any]
+    scale: float  # N for a loss averaged over the batch, N / batch size for a sum
+    prior_precision: float
+
+    def scaled(self, root: Tensor) -> Tensor:
+        """N root + delta, for gradients of the mean loss."""
+        return self.scale * root + self.prior_precision
+
+
+Adapter = Callable[[Reading], Tensor]
+
+
+def identity(reading: Reading) -> Tensor:
+    """1: the step is the gradient; needs no state."""
+    return torch.ones_like(reading.parameter)
+
+
+def _steps(reading: Reading) -> float:
+    return float(reading.state["step"])
+
+
+def _rmsprop(reading: Reading) -> Tensor:
+    square = reading.state["square_avg"]
+    if reading.group.get("centered"):
+        square = (square - reading.state["grad_avg"] ** 2).clamp(min=0)
+    return reading.scaled(square.sqrt())
+
+
+def _adam(reading: Reading) -> Tensor:
+    name = "max_exp_avg_sq" if reading.group.get("amsgrad") else "exp_avg_sq"
+    correction = 1 - float(reading.group["betas"][1]) ** _steps(reading)
+    return reading.scaled((reading.state[name] / correction).sqrt())
+
+
+def _adamax(reading: Reading) -> Tensor:
+    return reading.scaled(reading.state["exp_inf"])
+
+
+def _adagrad(reading: Reading) -> Tensor:
+    return reading.scaled((reading.state["sum"] / _steps(reading)).sqrt())
+
+
+def _own(reading: Reading) -> Tensor:
+    return reading.state["precision"]
+
+
+ADAPTERS: dict[str, Adapter] = {
+    "SGD": identity,
+    "RMSprop": _rmsprop,
+    "Adam": _adam,
+    "AdamW": _adam,
+    "NAdam": _adam,
+    "RAdam": _adam,
+    "Adamax": _adamax,
+    "Adagrad": _adagrad,
+    "DiagonalOnlineNewton": _own,
+    "DiagonalVON": _own,
+}
+
+
+def register(name: str, adapter: Adapter) -> None:
+    """Teach :func:`engram.posterior_of` another optimizer, by the name of its class.
+
+    Args:
+        name: of the class; subclasses are read in the same way.
+        adapter: from a :class:`Reading` of one parameter to the precision of each of its entries.
+
+    Example:
+        >>> register("MyAdam", lambda reading: reading.scaled(reading.state["v"].sqrt()))
+        >>> _ = ADAPTERS.pop("MyAdam")
+    """
+    ADAPTERS[name] = adapter
