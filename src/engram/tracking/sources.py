@@ -1,0 +1,155 @@
+"""Where a tracker's posterior comes from: the optimizer's state, or the curvature of the moment."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from engram.batches import Data
+from engram.errors import PosteriorError
+from engram.likelihoods import Likelihood
+from engram.posteriors.gaussian import Posterior
+from engram.posteriors.laplace import laplace
+from engram.posteriors.optimizers import posterior_of
+from engram.posteriors.running import RunningCurvature
+
+
+class Source(ABC):
+    """Gives the posterior at the present weights."""
+
+    @abstractmethod
+    def posterior(self) -> Posterior:
+        """For an update."""
+
+    @abstractmethod
+    def begin_epoch(self) -> None:
+        """Before the first streamed step of an epoch."""
+
+    @abstractmethod
+    def at_step(self) -> Posterior | None:
+        """For a streamed step, cheap; None while there is nothing to take it from."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """What has to be remembered across a restart."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` gave."""
+
+
+class FromOptimizer(Source):
+    """The preconditioner in the optimizer's state, read anew each time."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        num_data: int,
+        prior_precision: float | None,
+        reduction: str,
+        batch_size: int | None,
+    ) -> None:
+        self.model, self.optimizer = model, optimizer
+        self.settings: dict[str, Any] = {
+            "num_data": num_data,
+            "prior_precision": prior_precision,
+            "reduction": reduction,
+            "batch_size": batch_size,
+        }
+
+    def posterior(self) -> Posterior:
+        return posterior_of(self.optimizer, self.model, **self.settings)
+
+    def begin_epoch(self) -> None:
+        pass
+
+    def at_step(self) -> Posterior | None:
+        try:
+            return self.posterior()
+        except PosteriorError:
+            if _stepped(self.optimizer):
+                raise
+            return None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+def _stepped(optimizer: Optimizer) -> bool:
+    """Whether the optimizer holds anything; IVON, whose state is elsewhere, counts its steps."""
+    counted = getattr(optimizer, "current_step", None)
+    if counted is not None:
+        return bool(counted)
+    return any(bool(state) for state in optimizer.state.values())
+
+
+class FromCurvature(Source):
+    """A curvature fitted at every update, and at the start of every streamed epoch."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Data,
+        likelihood: Likelihood,
+        structure: str,
+        prior_precision: float,
+        average: float | None,
+    ) -> None:
+        self.model, self.data, self.likelihood = model, data, likelihood
+        self.structure, self.prior_precision = structure, prior_precision
+        self.running = (
+            None if average is None else RunningCurvature(structure, average, prior_precision)
+        )
+        self.present: Posterior | None = None
+
+    def posterior(self) -> Posterior:
+        if self.running is not None:
+            self.present = self.running.update(self.model, self.data, self.likelihood)
+        else:
+            self.present = laplace(
+                self.model,
+                self.data,
+                likelihood=self.likelihood,
+                structure=self.structure,
+                prior_precision=self.prior_precision,
+                progress=False,
+            )
+        return self.present
+
+    def begin_epoch(self) -> None:
+        self.posterior()
+
+    def at_step(self) -> Posterior | None:
+        return self.posterior() if self.present is None else self.present
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.running is None else self.running.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self.running is not None and state:
+            self.running.load_state_dict(state)
+
+
+def watched(model: nn.Module, optimizer: Optimizer) -> Iterator[Tensor]:
+    """Weights and optimizer state, wherever training may have lost its way."""
+    yield from model.parameters()
+    for state in optimizer.state.values():
+        if isinstance(state, dict):
+            yield from (v for v in state.values() if isinstance(v, Tensor))
+    for group in optimizer.param_groups:
+        yield from (v for v in group.values() if isinstance(v, Tensor))
+
+
+def all_finite(model: nn.Module, optimizer: Optimizer) -> bool:
+    """Whether training is still on its way."""
+    floats = (t for t in watched(model, optimizer) if t.is_floating_point())
+    return all(bool(torch.isfinite(t).all()) for t in floats)
