@@ -40,19 +40,20 @@ def move(site: Site, gradient: Tensor, blocks: Sequence[Block], total: Totals) -
     covariance = _covariances(site, blocks)
     rows, channels = call.shapes["weight"][:2]
     height, width = call.settings["kernel"]
-    # [O, C, kh, kw] -> for each row of the kernel [O, C * kw], as the shifted rows are laid out
+    # [O, C, kh, kw] -> for each row of the kernel [C * kw, O], as the shifted rows are laid out
     per_row = covariance[site.roles["weight"]].reshape(rows, channels, height, width)
-    scales = per_row.transpose(1, 2).reshape(rows, height, channels * width).unbind(1)
+    scales = per_row.permute(2, 1, 3, 0).reshape(height, channels * width, rows).unbind(0)
     moved = gradient.new_empty(gradient.shape)
-    summed = [gradient.new_zeros(rows, channels * width) for _ in scales]
+    summed = [gradient.new_zeros(channels * width, rows) for _ in scales if total.wanted]
     per_example = channels * width * (call.input.shape[2] + height) * gradient.shape[3]
     size = max(1, CHUNK_BYTES // (per_example * gradient.element_size()))
     for start in range(0, call.num_examples, size):
         part = slice(start, start + size)
         fields = _shifted(call.input[part], call.settings, gradient.shape[3])
         _add_products(fields, gradient[part], scales, moved[part], summed)
-    weight = torch.stack([s.unflatten(1, (channels, width)) for s in summed], dim=2)
-    total.add(site.roles["weight"], weight)
+    if total.wanted:
+        weight = torch.stack(summed).reshape(height, channels, width, rows).permute(3, 1, 0, 2)
+        total.add(site.roles["weight"], weight)
     if "bias" in site.roles:
         own = gradient.sum((2, 3))
         step = equation.mean_deviation(
@@ -92,10 +93,11 @@ def _add_products(
     rows, out = gradient.flatten(2), moved.flatten(2)
     for number, scale in enumerate(scales):
         columns = fields[:, :, number * width : (number + height) * width]
-        matrix = torch.bmm(rows, columns.mT)
-        summed[number] += matrix.sum(0)
+        matrix = torch.bmm(columns, rows.mT)
+        if summed:
+            summed[number] += matrix.sum(0)
         matrix *= scale
         if number == 0:
-            torch.bmm(matrix, columns, out=out)
+            torch.bmm(matrix.mT, columns, out=out)
         else:
-            out.baddbmm_(matrix, columns)
+            out.baddbmm_(matrix.mT, columns)

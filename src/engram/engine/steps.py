@@ -141,7 +141,7 @@ def _long_moves(
     for part in chunks([site for site, _ in alive], group.blocks):
         calls = [None if g is None else _narrow(site, g, part) for site, g in members]
         gradient = named_gradient([site for site, _ in members], calls, group, part)
-        for name, value in gradient.items():
+        for name, value in gradient.items() if total.wanted else ():
             total.add(name, value.sum(0))
         step = equation.mean_deviation(lambda g: _solve(group.blocks, g), gradient)
         for kept, (site, _), narrowed in zip(parts, members, calls, strict=True):

@@ -96,7 +96,7 @@ class Tape(TorchFunctionMode):
         kwargs = kwargs or {}
         if not self.recording or self.obstacle is not None:
             return function(*args, **kwargs)
-        leaves = tensors((args, kwargs))
+        leaves = _leaves(args, kwargs)
         own = any(id(t) in self.name_of for t in leaves)
         if not own and not any(id(t) in self.followed for t in leaves):
             return function(*args, **kwargs)
@@ -171,25 +171,46 @@ class Tape(TorchFunctionMode):
             moves = deviations(self.sites, arranged, posterior, NoSum())
             return self._push(outputs, moves) / scale
 
-    def _push(self, outputs: Tensor, moves: Sequence[Tensor | None]) -> Tensor:
-        carried: dict[int, Tensor] = {}
+    def _push(self, outputs: Tensor, moves: list[Tensor | None]) -> Tensor:
         last = max((i for i, e in enumerate(self.entries) if _makes(e, outputs)), default=-1)
-        for entry in self.entries[: last + 1]:
+        entries = self.entries[: last + 1]
+        uses = {id(t): i for i, e in enumerate(entries) for t in _leaves(e.args, e.kwargs)}
+        carried: dict[int, Tensor] = {}
+        for number, entry in enumerate(entries):
             found = _tangents(entry, carried)
             if entry.site is not None:
-                move = moves[entry.site]
-                if move is not None:
-                    own = self.sites[entry.site].restore(move)
-                    found = [own if found[0] is None else found[0] + own]
+                found = [self._with_move(entry.site, found[0], moves)]
+            # memory that is let go here is still in the cache when the next operation asks for it
+            for tensor in _leaves(entry.args, entry.kwargs):
+                if uses[id(tensor)] == number:
+                    carried.pop(id(tensor), None)
             for result, tangent in zip(entry.results, found, strict=True):
                 carried.pop(id(result), None)
                 if tangent is not None:
                     carried[id(result)] = tangent
         return carried.get(id(outputs), torch.zeros_like(outputs))
 
+    def _with_move(
+        self, number: int, tangent: Tensor | None, moves: list[Tensor | None]
+    ) -> Tensor | None:
+        """What comes from before the site, and the site's own move."""
+        move, moves[number] = moves[number], None
+        if move is None:
+            return tangent
+        own = self.sites[number].restore(move)
+        return own if tangent is None else tangent + own
+
 
 def _makes(entry: Entry, tensor: Tensor) -> bool:
     return any(result is tensor for result in entry.results)
+
+
+def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Tensors among the arguments; most calls hold them at the top, which is quicker to see."""
+    given = (*args, *kwargs.values())
+    if any(isinstance(value, (list, tuple, dict)) for value in given):
+        return tensors((args, kwargs))
+    return [value for value in given if isinstance(value, Tensor)]
 
 
 def _name(function: Function) -> str:
@@ -198,7 +219,7 @@ def _name(function: Function) -> str:
 
 def _tangents(entry: Entry, carried: dict[int, Tensor]) -> list[Tensor | None]:
     """Tangents of the results from those of the arguments; None stands for zero."""
-    leaves = tensors((entry.args, entry.kwargs))
+    leaves = _leaves(entry.args, entry.kwargs)
     moving = [t for t in leaves if id(t) in carried]
     if not moving:
         return [None] * len(entry.results)

@@ -21,7 +21,9 @@ SKETCH = 16
 
 
 class Totals(ABC):
-    """Takes gradients, by parameter name, as they come by."""
+    """Takes gradients, by parameter name, as they come by; ``wanted`` says whether to make them."""
+
+    wanted: bool
 
     @abstractmethod
     def add(self, name: str, value: Tensor) -> None:
@@ -34,6 +36,8 @@ class Totals(ABC):
 
 class GradientSum(Totals):
     """Collects gradients by parameter name."""
+
+    wanted = True
 
     def __init__(self, seed: int = 0) -> None:
         self.exact: Named = {}
@@ -80,6 +84,8 @@ class GradientSum(Totals):
 
 class NoSum(Totals):
     """Where nobody asks for the sum: what would be added is dropped, and no product is made."""
+
+    wanted = False
 
     def add(self, name: str, value: Tensor) -> None:
         pass

@@ -9,7 +9,7 @@ pass, and ``way`` says so.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,13 @@ from engram.engine.tape import Tape
 from engram.errors import EngineError
 from engram.posteriors.gaussian import Posterior
 
+_BatchNorm = nn.modules.batchnorm._BatchNorm
 UPDATE = "use tracker.update() at chosen times instead: it looks at the model in eval mode"
+
+
+def mixing_layers(model: nn.Module) -> list[_BatchNorm]:
+    """Layers in which the examples of a batch depend on each other while they train."""
+    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
 class Watch:
@@ -32,11 +38,12 @@ class Watch:
 
     Args:
         engine: the model with its plan.
+        mixing: layers of the model that mix examples in train mode, of :func:`mixing_layers`.
         num_examples: rows that the batch should have.
     """
 
-    def __init__(self, engine: Engine, num_examples: int) -> None:
-        self.engine, self.num_examples = engine, num_examples
+    def __init__(self, engine: Engine, mixing: Sequence[_BatchNorm], num_examples: int) -> None:
+        self.engine, self.mixing, self.num_examples = engine, mixing, num_examples
         self.tape = Tape(engine.model, engine.plan, num_examples)
         self.raw: Tensor | None = None
         self.gradient: Tensor | None = None
@@ -65,7 +72,7 @@ class Watch:
                 "a second one",
                 f"put every call into a step of its own, or {UPDATE}",
             )
-        _check_mode(model)
+        self._check_mode()
         self._random = RandomState.now({p.device for p in model.parameters()})
         self._inputs = args, kwargs
         self.tape.recording = True
@@ -80,6 +87,18 @@ class Watch:
     def _arrived(self, gradient: Tensor) -> None:
         seen = gradient.detach()
         self.gradient = seen if self.gradient is None else self.gradient + seen
+
+    def _check_mode(self) -> None:
+        for module in self.mixing:
+            if module.training or module.running_mean is None:
+                raise EngineError(
+                    "a model that treats the examples of a batch independently in training",
+                    f"{type(module).__name__} in train mode, in which no example has a gradient "
+                    "of its own",
+                    UPDATE,
+                )
+        if torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"):
+            raise EngineError("a step in one precision", "automatic mixed precision", UPDATE)
 
     @property
     def way(self) -> str:
@@ -136,18 +155,3 @@ def _as_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return args
     named = dict(zip(inspect.signature(model.forward).parameters, args, strict=False))
     return named | kwargs
-
-
-def _check_mode(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
-            module.training or module.running_mean is None
-        ):
-            raise EngineError(
-                "a model that treats the examples of a batch independently in its training step",
-                f"{name!r} ({type(module).__name__}) in train mode, in which no example has a "
-                "gradient of its own",
-                UPDATE,
-            )
-    if torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"):
-        raise EngineError("a step in one precision", "automatic mixed precision", UPDATE)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from engram.batches import Batches, Data
 from engram.engine.prepare import Engine, prepare, undisturbed
-from engram.engine.watch import Watch
+from engram.engine.watch import Watch, mixing_layers
 from engram.errors import PosteriorError
 from engram.likelihoods import Likelihood
 from engram.parameters import trainable
@@ -49,6 +49,7 @@ class Stream:
         self.way = "none yet"
         self._engine: Engine | None = None
         self._names: tuple[str, ...] = ()
+        self._mixing: list[nn.modules.batchnorm._BatchNorm] = []
 
     @contextmanager
     def step(
@@ -59,7 +60,7 @@ class Stream:
         engine = self._prepared()
         if self.epoch.seen == 0:
             self.source.begin_epoch()
-        watch = Watch(engine, len(chosen))
+        watch = Watch(engine, self._mixing, len(chosen))
         with watch.watching():
             yield
         watch.check()
@@ -71,7 +72,7 @@ class Stream:
 
     def _visit(self, watch: Watch, targets: Tensor, factor: float) -> Visit:
         try:
-            posterior = self.source.at_step()
+            posterior = self.source.at_step(self.steps)
         except PosteriorError:
             if all_finite(self.model, self.optimizer):
                 raise
@@ -85,7 +86,7 @@ class Stream:
         if self._engine is None or names != self._names:
             with undisturbed(self.model):
                 self._engine = prepare(self.model, self.batches)
-            self._names = names
+            self._names, self._mixing = names, mixing_layers(self.model)
         return self._engine
 
     def _targets(self, indices: Tensor) -> Tensor:
