@@ -21,6 +21,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
+from torch.utils.hooks import RemovableHandle
 
 from engram.engine.layers import Convolution, Linear
 from engram.engine.plan import Plan, tensors
@@ -85,6 +86,7 @@ class Tape(TorchFunctionMode):
         self.entries: list[Entry] = []
         self.sites: list[Site] = []
         self.gradients: list[Tensor | None] = []
+        self._handles: list[RemovableHandle] = []
 
     def __torch_function__(
         self,
@@ -149,8 +151,15 @@ class Tape(TorchFunctionMode):
             arrived = gradients[edge.output_nr]
             self.gradients[number] = None if arrived is None else arrived.detach()
 
-        edge.node.register_prehook(capture)
+        self._handles.append(edge.node.register_prehook(capture))
         return number
+
+    def release(self) -> None:
+        """Let go of everything: the graph holds the hooks, and the hooks hold the graph."""
+        for handle in self._handles:
+            handle.remove()
+        for kept in (self._handles, self.entries, self.sites, self.gradients, self.followed):
+            kept.clear()
 
     def fresh(self) -> bool:
         """Whether everything on the tape is still as the operations saw it."""

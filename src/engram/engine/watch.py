@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from engram.batches import as_outputs
 from engram.engine.passes import trace
@@ -47,6 +48,7 @@ class Watch:
         self.tape = Tape(engine.model, engine.plan, num_examples)
         self.raw: Tensor | None = None
         self.gradient: Tensor | None = None
+        self._handle: RemovableHandle | None = None
         self._inputs: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self._random: RandomState | None = None
 
@@ -82,7 +84,7 @@ class Watch:
         logits = getattr(result, "logits", result)
         if isinstance(logits, Tensor) and logits.requires_grad:
             self.raw = logits
-            logits.register_hook(self._arrived)
+            self._handle = logits.register_hook(self._arrived)
 
     def _arrived(self, gradient: Tensor) -> None:
         seen = gradient.detach()
@@ -125,6 +127,14 @@ class Watch:
                 f"outputs for {len(self.outputs)}",
                 "give the indices of exactly the examples in the batch",
             )
+
+    def release(self) -> None:
+        """Let go of the user's graph and of everything that was noted down."""
+        if self._handle is not None:
+            self._handle.remove()
+        self.tape.release()
+        self.raw = self.gradient = None
+        self._inputs = (), {}
 
     @property
     def outputs(self) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,10 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engram.batches import Data
-from engram.errors import PosteriorError
+from engram.errors import ArgumentError, PosteriorError
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.laplace import laplace
+from engram.posteriors.laplace import STRUCTURES, laplace
 from engram.posteriors.optimizers import posterior_of
 from engram.posteriors.running import RunningCurvature
 
@@ -147,6 +148,56 @@ class FromCurvature(Source):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self.running is not None and state:
             self.running.load_state_dict(state)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a tracker was told about its posterior."""
+
+    kind: str
+    prior_precision: float | None
+    average: float | None
+    reduction: str
+    batch_size: int | None
+
+    def check(self) -> None:
+        """ArgumentError for settings that mean nothing together."""
+        known = ("optimizer", *STRUCTURES)
+        if self.kind not in known:
+            raise ArgumentError(
+                f"posterior to be one of {', '.join(known)}", repr(self.kind), 'use "optimizer"'
+            )
+        if self.reduction not in ("mean", "sum"):
+            raise ArgumentError('reduction "mean" or "sum"', repr(self.reduction), "see your loss")
+        if self.kind == "optimizer" and self.average is not None:
+            raise ArgumentError(
+                "average with a fitted posterior",
+                'average with posterior="optimizer", which averages by itself',
+                'leave out average, or use posterior="kronecker"',
+            )
+        if self.kind != "optimizer" and self.prior_precision is None:
+            raise ArgumentError(
+                f"a prior_precision with posterior={self.kind!r}", "none", "pass prior_precision"
+            )
+
+
+def source_of(
+    wanted: Wanted,
+    model: nn.Module,
+    optimizer: Optimizer,
+    data: Data,
+    likelihood: Likelihood,
+    num_data: int,
+) -> Source:
+    """The source that was asked for."""
+    wanted.check()
+    if wanted.kind == "optimizer":
+        return FromOptimizer(
+            model, optimizer, num_data, wanted.prior_precision, wanted.reduction, wanted.batch_size
+        )
+    assert wanted.prior_precision is not None
+    delta = wanted.prior_precision
+    return FromCurvature(model, data, likelihood, wanted.kind, delta, wanted.average)
 
 
 def watched(model: nn.Module, optimizer: Optimizer) -> Iterator[Tensor]:

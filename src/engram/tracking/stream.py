@@ -61,13 +61,16 @@ class Stream:
         if self.epoch.seen == 0:
             self.source.begin_epoch()
         watch = Watch(engine, self._mixing, len(chosen))
-        with watch.watching():
-            yield
-        watch.check()
-        self.way = watch.way
-        factor = scale / len(chosen) if self.reduction == "mean" else scale
-        given = self._targets(chosen) if targets is None else targets
-        self.epoch.add(chosen, self._visit(watch, given, factor), self.steps)
+        try:
+            with watch.watching():
+                yield
+            watch.check()
+            self.way = watch.way
+            factor = scale / len(chosen) if self.reduction == "mean" else scale
+            given = self._targets(chosen) if targets is None else targets
+            self.epoch.add(chosen, self._visit(watch, given, factor), self.steps)
+        finally:
+            watch.release()
         self.steps += 1
 
     def _visit(self, watch: Watch, targets: Tensor, factor: float) -> Visit:

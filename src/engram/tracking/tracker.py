@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,6 @@ from engram.batches import Batches, Data
 from engram.errors import ArgumentError, DataError, NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood, resolve
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.laplace import STRUCTURES
 from engram.sensitivity.examples import sensitivities
 from engram.sensitivity.result import Result
 from engram.tracking.epoch import Epoch
@@ -27,8 +26,9 @@ from engram.tracking.history import QUANTILES, History, Record
 from engram.tracking.indexed import Indexed
 from engram.tracking.page import training_page
 from engram.tracking.sampling import sampled_sensitivities
-from engram.tracking.sources import FromCurvature, FromOptimizer, Source, all_finite
+from engram.tracking.sources import Wanted, all_finite, source_of
 from engram.tracking.stream import Stream
+from engram.tracking.tensorboard import BoardWriter
 from engram.tracking.validation import mean_loss
 
 
@@ -86,45 +86,18 @@ class Tracker:
     ) -> None:
         if patience < 1:
             raise ArgumentError("patience of at least 1", repr(patience), "use 5")
-        if reduction not in ("mean", "sum"):
-            raise ArgumentError('reduction "mean" or "sum"', repr(reduction), "see your loss")
         self.model, self.optimizer, self.data = model, optimizer, data
         self.likelihood = resolve(likelihood)
         self.estimator, self.samples = estimator, samples
         self.validation, self.patience, self.folder = validation, patience, folder
         self.num_data = Batches(data, 1).num_data
-        if posterior == "optimizer":
-            if average is not None:
-                raise ArgumentError(
-                    "average with a fitted posterior",
-                    'average with posterior="optimizer", which averages by itself',
-                    'leave out average, or use posterior="kronecker"',
-                )
-            self.source: Source = FromOptimizer(
-                model, optimizer, self.num_data, prior_precision, reduction, batch_size
-            )
-        else:
-            self.source = self._curvature(posterior, prior_precision, average)
+        wanted = Wanted(posterior, prior_precision, average, reduction, batch_size)
+        self.source = source_of(wanted, model, optimizer, data, self.likelihood, self.num_data)
         self.stream = Stream(model, optimizer, data, self.likelihood, self.source, reduction)
         self.history = History(folder)
+        self.listeners: list[Callable[[Record, Tensor], None]] = []
         self.last_epoch: Epoch | None = None
         self._latest: Result | Epoch | None = None
-
-    def _curvature(
-        self, structure: str, prior_precision: float | None, average: float | None
-    ) -> Source:
-        known = ("optimizer", *STRUCTURES)
-        if structure not in known:
-            raise ArgumentError(
-                f"posterior to be one of {', '.join(known)}", repr(structure), 'use "optimizer"'
-            )
-        if prior_precision is None:
-            raise ArgumentError(
-                f"a prior_precision with posterior={structure!r}", "none", "pass prior_precision"
-            )
-        return FromCurvature(
-            self.model, self.data, self.likelihood, structure, prior_precision, average
-        )
 
     def posterior(self) -> Posterior:
         """The posterior at the present weights."""
@@ -157,20 +130,14 @@ class Tracker:
             if not lost and all_finite(self.model, self.optimizer):
                 raise
             nothing = torch.full((self.num_data,), math.nan)
-            self.history.add(Record(number, math.nan, math.nan), nothing)
+            self._add(Record(number, math.nan, math.nan), nothing)
             return None
         known = result.leverage[~result.leverage.isnan()].double()
         quantiles = known.quantile(torch.tensor(QUANTILES, dtype=torch.float64)).tolist()
-        self.history.add(
-            Record(
-                number,
-                result.train_nll,
-                result.loo_nll,
-                self._validation_loss(),
-                tuple(quantiles),
-            ),
-            result.score,
+        record = Record(
+            number, result.train_nll, result.loo_nll, self._validation_loss(), tuple(quantiles)
         )
+        self._add(record, result.score)
         self._latest = result
         return result
 
@@ -240,8 +207,17 @@ class Tracker:
         record = Record(
             number, done.train_nll, done.loo_nll, self._validation_loss(), streamed=True
         )
-        self.history.add(record, done.score)
+        self._add(record, done.score)
         return record
+
+    def _add(self, record: Record, scores: Tensor) -> None:
+        self.history.add(record, scores)
+        for listener in self.listeners:
+            listener(record, scores)
+
+    def to_tensorboard(self, writer: Any, prefix: str = "engram") -> None:
+        """From now on, write losses and scores of every update with a ``SummaryWriter``."""
+        self.listeners.append(BoardWriter(writer, prefix))
 
     def indexed(self, data: Data | None = None) -> Indexed:
         """The training data, or a version of it, as a dataset that gives (index, x, y)."""
