@@ -28,8 +28,8 @@ def _losses(result: Result) -> Figure:
     figure = Figure(figsize=(6.4, 4.6), layout="constrained")
     axes = figure.add_subplot()
     axes.plot(result.loss.numpy(), result.loo_loss.numpy(), ".", ms=3, color=INK, alpha=0.5)
-    top = max(float(result.loss.max()), float(result.loo_loss.max()))
-    axes.plot([0, top], [0, top], color=ACCENT, lw=0.8)
+    ends = [float(result.loss.min()), float(result.loss.max())]
+    axes.plot(ends, ends, color=ACCENT, lw=0.8)
     axes.set(title="Loss of every example", xlabel="with it, nats", ylabel="without it, nats")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
