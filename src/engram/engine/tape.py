@@ -217,9 +217,15 @@ def _makes(entry: Entry, tensor: Tensor) -> bool:
 def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """Tensors among the arguments; most calls hold them at the top, which is quicker to see."""
     given = (*args, *kwargs.values())
-    if any(isinstance(value, (list, tuple, dict)) for value in given):
+    nested = (value for value in given if isinstance(value, (list, tuple, dict)))
+    if any(not isinstance(value, (list, tuple)) or not _numbers(value) for value in nested):
         return tensors((args, kwargs))
     return [value for value in given if isinstance(value, Tensor)]
+
+
+def _numbers(values: Sequence[Any]) -> bool:
+    """A size or a stride."""
+    return all(isinstance(value, int) for value in values)
 
 
 def _name(function: Function) -> str:
