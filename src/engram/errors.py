@@ -41,3 +41,7 @@ class ModelMismatchError(EngramError, ValueError):
 
 class EngineError(EngramError, RuntimeError):
     """The tangent pass cannot handle this model."""
+
+
+class MissingExtraError(EngramError, ImportError):
+    """An optional library that is not installed."""

@@ -25,9 +25,10 @@ from engram.demo.findings import (
     estimate_classes,
     flips_found,
 )
+from engram.demo.following import follow, tracker_of
 from engram.demo.picture import draw
 from engram.demo.settings import Settings
-from engram.demo.training import mean_loss, network, outputs, train
+from engram.demo.training import network
 
 DRAWN = 12
 EXAMPLE_WIDTH = 18  # characters of one drawn example and the gap after it
@@ -39,7 +40,7 @@ def run(settings: Settings, out: Path, console: Console) -> None:
     start = time.perf_counter()
     with single_thread():
         data = digits(settings)
-        model = _train(settings, data, console)
+        model = _train(settings, data, out, console)
         result = _sensitivities(settings, data, model, console)
         _losses(compare_losses(model, data, result, settings), settings, console)
         _suspects(data, result, console)
@@ -48,8 +49,11 @@ def run(settings: Settings, out: Path, console: Console) -> None:
     out.mkdir(parents=True, exist_ok=True)
     draw(data, result, out / "demo.png")
     result.save(out)
+    result.report(out / "report.html")
     console.print(f"\nPicture  {out / 'demo.png'}", highlight=False, soft_wrap=True)
     console.print(f"Result   engram show {out}", highlight=False, soft_wrap=True)
+    pages = f"{out / 'training.html'}, {out / 'report.html'}"
+    console.print(f"Pages    {pages}", highlight=False, soft_wrap=True)
     console.print(f"Time     {time.perf_counter() - start:.0f} s", highlight=False)
 
 
@@ -79,7 +83,7 @@ def _heading(console: Console, text: str) -> None:
     console.print(f"\n[bold]{text}[/bold]", highlight=False)
 
 
-def _train(settings: Settings, data: Digits, console: Console) -> nn.Module:
+def _train(settings: Settings, data: Digits, out: Path, console: Console) -> nn.Module:
     model = network(settings)
     parameters = sum(p.numel() for p in model.parameters())
     _heading(
@@ -87,20 +91,26 @@ def _train(settings: Settings, data: Digits, console: Console) -> nn.Module:
         f"1. Training on {len(data.labels):,} digits, {int(data.flipped.sum())} with a wrong label "
         f"({parameters:,} parameters)",
     )
-    table = Table("epoch", "train loss", "test loss", "test accuracy")
+    table = Table("epoch", "train loss", "leave-one-out", "test loss", "test accuracy")
     for column in table.columns:
         column.justify = "right"
-    every = max(1, settings.epochs // REPORTS)
+    tracker = tracker_of(model, data, settings)
     with _growing(table, console):
-        for epoch, loss in enumerate(train(model, *data.train, settings, settings.epochs), 1):
-            if epoch % every == 0:
-                right = outputs(model, data.test_inputs).argmax(1) == data.test_labels
-                table.add_row(
-                    str(epoch),
-                    f"{loss:.4f}",
-                    f"{mean_loss(model, data.test):.4f}",
-                    f"{float(right.float().mean()):.1%}",
-                )
+        for moment in follow(tracker, data, settings, max(1, settings.epochs // REPORTS)):
+            table.add_row(
+                str(moment.epoch),
+                f"{moment.train:.4f}",
+                f"{moment.estimated:.4f}",
+                f"{moment.measured:.4f}",
+                f"{moment.accuracy:.1%}",
+            )
+    console.print(
+        "Leave-one-out is the tracker's estimate of the test loss from the training data alone; "
+        f"the test loss beside it has {settings.flipped_share:.0%} of its labels flipped too. "
+        f"Lowest estimate at epoch {tracker.best_step}.",
+        highlight=False,
+    )
+    tracker.report(out / "training.html")
     return model
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim import Optimizer
 
 from engram.demo.digits import NUM_CLASSES
 from engram.demo.settings import Settings
@@ -24,19 +25,24 @@ def network(settings: Settings) -> nn.Sequential:
         )
 
 
-def train(
-    model: nn.Module, inputs: Tensor, labels: Tensor, settings: Settings, epochs: int
-) -> Iterator[float]:
-    """Train the model in place; yields the mean loss of every epoch.
-
-    The regulariser delta/2 |theta|^2 on the sum of N losses is a weight decay of delta/N on their
-    mean, and Adam's ``weight_decay`` is that (added to the gradient), unlike AdamW's.
+def adam(model: nn.Module, num_data: int, settings: Settings) -> Optimizer:
+    """The regulariser delta/2 |theta|^2 on the sum of N losses is a weight decay of delta/N on
+    their mean, and Adam's ``weight_decay`` is that (added to the gradient), unlike AdamW's.
     """
-    optimizer = torch.optim.Adam(
-        model.parameters(),
-        lr=settings.learning_rate,
-        weight_decay=settings.prior_precision / len(inputs),
-    )
+    decay = settings.prior_precision / num_data
+    return torch.optim.Adam(model.parameters(), lr=settings.learning_rate, weight_decay=decay)
+
+
+def train(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    settings: Settings,
+    epochs: int,
+    optimizer: Optimizer | None = None,
+) -> Iterator[float]:
+    """Train the model in place; yields the mean loss of every epoch."""
+    optimizer = adam(model, len(inputs), settings) if optimizer is None else optimizer
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     for _ in range(epochs):
         optimizer.zero_grad()

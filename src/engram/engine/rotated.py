@@ -16,7 +16,7 @@ from torch import Tensor
 from engram.engine.layers import Linear
 from engram.engine.recorder import Site
 from engram.engine.rules import Call
-from engram.engine.totals import GradientSum
+from engram.engine.totals import Totals
 from engram.posteriors.blocks import Block, EigenBlock
 
 
@@ -30,7 +30,7 @@ def applies(site: Site, blocks: tuple[Block, ...]) -> bool:
 
 
 def move(
-    site: Site, gradient: Tensor, block: EigenBlock, parts: Iterable[slice], total: GradientSum
+    site: Site, gradient: Tensor, block: EigenBlock, parts: Iterable[slice], total: Totals
 ) -> Tensor:
     """How the site's output moves when every example takes its step; sums go to ``total``."""
     moved, summed = [], None

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from engram import equation
-from engram.engine import rotated
+from engram.engine import rotated, shifted
 from engram.engine.gradients import per_example_gradients
 from engram.engine.layers import Convolution, Linear
 from engram.engine.norms import Embedding
 from engram.engine.recorder import Site
 from engram.engine.rules import Call
-from engram.engine.totals import GradientSum
+from engram.engine.totals import Totals
 from engram.parameters import Named
 from engram.posteriors.blocks import Block, DenseBlock, EigenBlock
 from engram.posteriors.gaussian import Posterior
@@ -70,7 +70,7 @@ def deviations(
     sites: Sequence[Site],
     gradients: Sequence[Tensor | None],
     posterior: Posterior,
-    total: GradientSum,
+    total: Totals,
 ) -> list[Tensor | None]:
     """How each site's output moves when every example takes its step S^-1 grad; None for no move.
 
@@ -104,7 +104,7 @@ def add_total(
     sites: Sequence[Site],
     gradients: Sequence[Tensor | None],
     posterior: Posterior,
-    total: GradientSum,
+    total: Totals,
 ) -> None:
     """Add the sum of all examples' gradients to ``total``, by name."""
     names = set(posterior.block_of)
@@ -133,7 +133,7 @@ def _narrow(site: Site, gradient: Tensor, part: slice) -> tuple[Call, Tensor]:
 
 
 def _long_moves(
-    members: Sequence[tuple[Site, Tensor | None]], group: SiteGroup, total: GradientSum
+    members: Sequence[tuple[Site, Tensor | None]], group: SiteGroup, total: Totals
 ) -> list[Tensor | None]:
     """Per-example gradients are built, chunk by chunk, solved, and put through the layer again."""
     alive = [(site, g) for site, g in members if g is not None]
@@ -141,7 +141,7 @@ def _long_moves(
     for part in chunks([site for site, _ in alive], group.blocks):
         calls = [None if g is None else _narrow(site, g, part) for site, g in members]
         gradient = named_gradient([site for site, _ in members], calls, group, part)
-        for name, value in gradient.items():
+        for name, value in gradient.items() if total.wanted else ():
             total.add(name, value.sum(0))
         step = equation.mean_deviation(lambda g: _solve(group.blocks, g), gradient)
         for kept, (site, _), narrowed in zip(parts, members, calls, strict=True):
@@ -179,13 +179,15 @@ def _solve(blocks: Sequence[Block], gradient: Named) -> Named:
 
 
 def _single_move(
-    site: Site, gradient: Tensor, blocks: tuple[Block, ...], total: GradientSum
+    site: Site, gradient: Tensor, blocks: tuple[Block, ...], total: Totals
 ) -> Tensor | None:
     """Moves of a site by itself that have a shorter way than building every gradient."""
     if isinstance(site.rule, Embedding) and _plain_table(blocks):
         return _table_move(site, gradient, blocks[0], total)
     if is_rank_one(site, blocks):
         return _rank_one_move(site, gradient, blocks, total)
+    if shifted.applies(site, blocks):
+        return shifted.move(site, gradient, blocks, total)
     if isinstance(site.rule, (Linear, Convolution)) and rotated.applies(site, blocks):
         block = blocks[0]
         assert isinstance(block, EigenBlock)
@@ -193,9 +195,7 @@ def _single_move(
     return None
 
 
-def _rank_one_move(
-    site: Site, gradient: Tensor, blocks: Sequence[Block], total: GradientSum
-) -> Tensor:
+def _rank_one_move(site: Site, gradient: Tensor, blocks: Sequence[Block], total: Totals) -> Tensor:
     """One position: the gradient r c' is never built."""
     rows, columns = vectors(site, gradient)
     move: Tensor | None = None
@@ -262,7 +262,7 @@ def _plain_table(blocks: Sequence[Block]) -> bool:
     return len(blocks) == 1 and isinstance(block, EigenBlock) and block.rows is None
 
 
-def _table_move(site: Site, gradient: Tensor, block: Block, total: GradientSum) -> Tensor:
+def _table_move(site: Site, gradient: Tensor, block: Block, total: Totals) -> Tensor:
     rule = site.rule
     assert isinstance(rule, Embedding)
     assert isinstance(block, EigenBlock)

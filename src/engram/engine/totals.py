@@ -9,6 +9,7 @@ zero when the sum is zero, and within some 30 % otherwise.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
 import torch
@@ -19,8 +20,24 @@ from engram.parameters import Named
 SKETCH = 16
 
 
-class GradientSum:
+class Totals(ABC):
+    """Takes gradients, by parameter name, as they come by; ``wanted`` says whether to make them."""
+
+    wanted: bool
+
+    @abstractmethod
+    def add(self, name: str, value: Tensor) -> None:
+        """Add a gradient that is there anyway."""
+
+    @abstractmethod
+    def add_outer(self, name: str, shape: torch.Size, rows: Tensor, columns: Tensor) -> None:
+        """Add sum_i r_i c_i' for rows [B, O] and columns [B, I]."""
+
+
+class GradientSum(Totals):
     """Collects gradients by parameter name."""
+
+    wanted = True
 
     def __init__(self, seed: int = 0) -> None:
         self.exact: Named = {}
@@ -29,11 +46,9 @@ class GradientSum:
         self._generator = torch.Generator().manual_seed(seed)
 
     def add(self, name: str, value: Tensor) -> None:
-        """Add a gradient that is there anyway."""
         self.exact[name] = self.exact[name] + value if name in self.exact else value
 
     def add_outer(self, name: str, shape: torch.Size, rows: Tensor, columns: Tensor) -> None:
-        """Add sum_i r_i c_i' for rows [B, O] and columns [B, I]."""
         outputs, inputs = rows.shape[1], columns.shape[1]
         if outputs * inputs <= 4 * SKETCH * (outputs + inputs):
             self.add(name, (rows.mT @ columns).reshape(shape))
@@ -68,3 +83,15 @@ class GradientSum:
             losses += float(value.double().square().sum())
             objective += float((value.double() + regulariser.double()).square().sum())
         return losses, objective
+
+
+class NoSum(Totals):
+    """Where nobody asks for the sum: what would be added is dropped, and no product is made."""
+
+    wanted = False
+
+    def add(self, name: str, value: Tensor) -> None:
+        pass
+
+    def add_outer(self, name: str, shape: torch.Size, rows: Tensor, columns: Tensor) -> None:
+        pass

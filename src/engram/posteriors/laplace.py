@@ -131,8 +131,8 @@ def _isotropic(fit: Fit) -> tuple[Block, ...]:
     )
 
 
-def _kronecker_factors(fit: Fit) -> tuple[tuple[EigenBlock, ...], tuple[EigenBlock, ...]]:
-    """K-FAC blocks, and diagonal blocks for what has no factors, in one pass."""
+def kronecker_sums(fit: Fit) -> tuple[KroneckerFactors, SquareMoments]:
+    """Kronecker factors, and squares for what has no factors, in one pass."""
     factors, moments = KroneckerFactors(), SquareMoments()
 
     def each(observed: Observed, gradients: Gradients, number: int) -> None:
@@ -145,18 +145,25 @@ def _kronecker_factors(fit: Fit) -> tuple[tuple[EigenBlock, ...], tuple[EigenBlo
 
     fit.passes("curvature", each)
     factors.drop_unused()
+    return factors, moments
+
+
+def kronecker_blocks(
+    fit: Fit, factors: KroneckerFactors, moments: SquareMoments
+) -> tuple[tuple[EigenBlock, ...], tuple[EigenBlock, ...]]:
+    """K-FAC blocks, and diagonal blocks for the rest."""
     blocks = tuple(f.block(fit.delta, fit.dtype) for f in factors.layers.values())
     rest = [name for name in fit.parameters if name not in factors.covered()]
     return blocks, fit.diagonal(moments, rest)
 
 
 def _kronecker(fit: Fit) -> tuple[Block, ...]:
-    blocks, rest = _kronecker_factors(fit)
+    blocks, rest = kronecker_blocks(fit, *kronecker_sums(fit))
     return blocks + rest
 
 
 def _ekfac(fit: Fit) -> tuple[Block, ...]:
-    blocks, rest = _kronecker_factors(fit)
+    blocks, rest = kronecker_blocks(fit, *kronecker_sums(fit))
     moments = fit.square_moments({n for b in blocks for n in b.names}, blocks)
     corrected = tuple(
         EigenBlock(

@@ -48,6 +48,15 @@ class Setting:
     total: GradientSum  # the sum of gradients over the data is collected here
 
 
+def displaced(
+    likelihood: Likelihood, outputs: Tensor, targets: Tensor, deviation: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Change of the predictions and the losses at the displaced outputs f + d."""
+    moved = outputs + deviation
+    change = likelihood.mean(moved) - likelihood.mean(outputs)
+    return change, likelihood.loss(moved, targets).detach()
+
+
 def _displaced(
     observed: Observed,
     setting: Setting,
@@ -55,11 +64,7 @@ def _displaced(
     flagged: Tensor,
     eigenvalues: Tensor | None,
 ) -> Estimate:
-    """Predictions and losses at the displaced outputs f + d."""
-    likelihood = setting.likelihood
-    displaced = observed.outputs + deviation
-    change = likelihood.mean(displaced) - likelihood.mean(observed.outputs)
-    loo_loss = likelihood.loss(displaced, observed.targets).detach()
+    change, loo_loss = displaced(setting.likelihood, observed.outputs, observed.targets, deviation)
     return Estimate(deviation, change, loo_loss, flagged, eigenvalues)
 
 

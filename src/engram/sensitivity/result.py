@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engram.errors import ArgumentError, DataError
 from engram.sensitivity.diagnostics import Diagnostics
+from engram.sensitivity.page import result_page
 
 FORMAT = 1
 TENSORS = (
@@ -134,6 +135,10 @@ class Result:
         }
         (path / "result.json").write_text(json.dumps(description, indent=2) + "\n")
         return path
+
+    def report(self, path: str | Path, top: int = 20) -> Path:
+        """Write one self-contained HTML page with figures, the top examples and diagnostics."""
+        return result_page(self, top, Path(path))
 
     def __repr__(self) -> str:
         settings = self.provenance.get("settings", {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -39,23 +40,43 @@ def loss_figure(history: History) -> Figure:
 def score_figure(history: History, groups: int) -> Figure:
     """Mean score of groups of examples, sorted by the last update, at several updates."""
     _check(history)
+    known = [i for i, record in enumerate(history) if record.finite]
     matrix = history.score_matrix()
-    order = matrix[-1].argsort()
+    last = matrix[known[-1]]
+    order = torch.where(last.isnan(), -1.0, last).argsort()
     figure, axes = _axes(
         "Evolution of sensitivities",
         "groups of examples, least to most sensitive at the end",
         "mean score",
     )
-    shown = sorted({round(i * (len(matrix) - 1) / 3) for i in range(4)})
+    shown = sorted({known[round(i * (len(known) - 1) / 3)] for i in range(4)})
     for position, update in enumerate(shown):
         parts = matrix[update][order].tensor_split(min(groups, len(order)))
         shade = 0.25 + 0.75 * position / max(len(shown) - 1, 1)
         axes.plot(
-            [float(part.mean()) for part in parts],
+            [float(part.nanmean()) for part in parts],
             color=INK,
             alpha=shade,
             label=f"step {history.records[update].step}",
         )
+    axes.legend(frameon=False)
+    return figure
+
+
+def leverage_figure(history: History) -> Figure:
+    """Median of the leverages with bands of 50 and 90 % of them, against the step."""
+    known = [record for record in history if record.leverage]
+    if not known:
+        raise DataError(
+            "an update with leverages", "none", "call tracker.update(); streaming has no leverages"
+        )
+    steps = [record.step for record in known]
+    low, lower, middle, upper, high = zip(*(record.leverage for record in known), strict=True)
+    figure, axes = _axes("Leverage", "step", "trace of variance times Hessian")
+    axes.fill_between(steps, low, high, color=PALE, alpha=0.25, lw=0, label="90 % of examples")
+    axes.fill_between(steps, lower, upper, color=PALE, alpha=0.5, lw=0, label="50 % of examples")
+    axes.plot(steps, middle, "-o", ms=3, color=INK, label="median")
+    axes.axhline(1, color=ACCENT, lw=0.8, ls=":")
     axes.legend(frameon=False)
     return figure
 

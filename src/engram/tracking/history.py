@@ -4,46 +4,78 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engram.errors import DataError
+from engram.tracking.scores import ScoreRows
 
-FORMAT = 1
+FORMAT = 2
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the leverages that a record keeps
 
 
 @dataclass(frozen=True)
 class Record:
-    """One update. Losses are means in nats per example; NaN where they were not finite or given."""
+    """One update. Losses are means in nats per example; NaN where they were not finite or given.
+
+    ``leverage`` has the quantiles 5, 25, 50, 75 and 95 % of the leverages where they were
+    computed; ``streamed`` says whether the examples were seen one step after the other.
+    """
 
     step: int
     train: float
     estimate: float
     validation: float = math.nan
+    leverage: tuple[float, ...] = ()
+    streamed: bool = False
 
     @property
     def finite(self) -> bool:
         """Whether the update could be made."""
         return math.isfinite(self.estimate)
 
+    def to_plain(self) -> dict[str, Any]:
+        """Numbers, truth values and lists by name, with None for what is not finite."""
+        return {name: _plain(value) for name, value in asdict(self).items()}
 
-@dataclass
+    @classmethod
+    def of_plain(cls, row: Mapping[str, Any]) -> Record:
+        """What :meth:`to_plain` gave."""
+        given: dict[str, Any] = {
+            f.name: math.nan if row[f.name] is None else row[f.name]
+            for f in fields(cls)
+            if f.name in row
+        }
+        return cls(**given | {"leverage": tuple(given.get("leverage", ()))})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return list(value) if isinstance(value, tuple) else value
+
+
 class History:
-    """Records in the order of the updates, with the scores [N] of each."""
+    """Records in the order of the updates, with the scores [N] of each.
 
-    records: list[Record] = field(default_factory=list)
-    scores: list[Tensor] = field(default_factory=list)
+    Args:
+        folder: where the scores are written as they come; see :class:`ScoreRows`.
+    """
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        self.records: list[Record] = []
+        self.scores = ScoreRows(folder)
 
     def add(self, record: Record, scores: Tensor) -> None:
         """Append an update; the scores of one that could not be made are NaN."""
+        self.scores.append(scores)
         self.records.append(record)
-        self.scores.append(scores.to(torch.float32))
 
     def __len__(self) -> int:
         return len(self.records)
@@ -67,23 +99,46 @@ class History:
 
     def to_frame(self) -> pd.DataFrame:
         """One row per update, indexed by step."""
-        columns = ["step", "train", "estimate", "validation"]
-        frame = pd.DataFrame([asdict(record) for record in self.records], columns=columns)
-        return frame.set_index("step")
+        columns = ["step", "train", "estimate", "validation", "streamed"]
+        rows = [[getattr(record, name) for name in columns] for record in self.records]
+        return pd.DataFrame(rows, columns=columns).set_index("step")
 
     def score_matrix(self) -> Tensor:
         """Scores over time, [updates, N]."""
-        return torch.stack(self.scores) if self.scores else torch.empty(0, 0)
+        return self.scores.matrix()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values and tensors. Scores in a folder of the user's are named, not copied."""
+        state: dict[str, Any] = {
+            "format": FORMAT,
+            "records": [record.to_plain() for record in self.records],
+            "width": self.scores.width,
+        }
+        if self.scores.kept:
+            return state | {"folder": str(self.scores.folder)}
+        return state | {"scores": self.score_matrix().clone()}
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any], folder: str | Path | None = None) -> History:
+        """What :meth:`state_dict` gave; ``folder`` is where the run keeps its scores now."""
+        _check_format(state)
+        history = cls()
+        history.records = [Record.of_plain(row) for row in state["records"]]
+        place = state.get("folder") if folder is None else folder
+        if "scores" not in state:
+            history.scores = ScoreRows.reopen(place or "", len(history), state["width"])
+            return history
+        history.scores = ScoreRows(place)
+        for row in state["scores"]:
+            history.scores.append(row)
+        return history
 
     def save(self, folder: str | Path) -> Path:
         """Write ``history.json`` and ``scores.safetensors``."""
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         save_file({"scores": self.score_matrix().contiguous()}, path / "scores.safetensors")
-        rows = [
-            {k: (v if not isinstance(v, float) or math.isfinite(v) else None) for k, v in r.items()}
-            for r in map(asdict, self.records)
-        ]
+        rows = [record.to_plain() for record in self.records]
         text = json.dumps({"format": FORMAT, "records": rows}, indent=2)
         (path / "history.json").write_text(text + "\n")
         return path
@@ -95,16 +150,15 @@ class History:
         if not (path / "history.json").is_file():
             raise DataError("a folder with history.json", str(path), "check the path")
         description = json.loads((path / "history.json").read_text())
-        if description.get("format") != FORMAT:
-            raise DataError(
-                f"a history in format {FORMAT}",
-                f"format {description.get('format')!r}",
-                "read it with the version of engram that wrote it",
-            )
-        losses = ("train", "estimate", "validation")
-        records = [
-            Record(row["step"], *(math.nan if row[k] is None else row[k] for k in losses))
-            for row in description["records"]
-        ]
-        matrix = load_file(path / "scores.safetensors")["scores"]
-        return cls(records, list(matrix.unbind(0)) if len(records) else [])
+        _check_format(description)
+        scores = load_file(path / "scores.safetensors")["scores"]
+        return cls.of_state(description | {"scores": scores})
+
+
+def _check_format(description: Mapping[str, Any]) -> None:
+    if description.get("format") != FORMAT:
+        raise DataError(
+            f"a history in format {FORMAT}",
+            f"format {description.get('format')!r}",
+            "read it with the version of engram that wrote it",
+        )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +14,26 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from engram.batches import Batches, Data, call
-from engram.engine.prepare import device_of, undisturbed
-from engram.errors import ArgumentError, NonFiniteError, PosteriorError
+from engram.batches import Batches, Data
+from engram.errors import ArgumentError, DataError, NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood, resolve
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.laplace import STRUCTURES, laplace
-from engram.posteriors.optimizers import posterior_of
 from engram.sensitivity.examples import sensitivities
 from engram.sensitivity.result import Result
-from engram.tracking.figures import loss_figure, score_figure
-from engram.tracking.history import History, Record
-
-VALIDATION_BATCH = 1024
+from engram.tracking.epoch import Epoch
+from engram.tracking.figures import leverage_figure, loss_figure, score_figure
+from engram.tracking.history import QUANTILES, History, Record
+from engram.tracking.indexed import Indexed
+from engram.tracking.page import training_page
+from engram.tracking.sampling import sampled_sensitivities
+from engram.tracking.sources import Wanted, all_finite, source_of
+from engram.tracking.stream import Stream
+from engram.tracking.tensorboard import BoardWriter
+from engram.tracking.validation import mean_loss
 
 
 class Tracker:
-    """Sensitivities of the training data at chosen times, and what follows from them.
+    """Sensitivities of the training data at chosen times or streamed, and what follows from them.
 
     Args:
         model: the model in training.
@@ -38,9 +43,15 @@ class Tracker:
         prior_precision: delta; taken from the optimizer's weight decay if not given.
         posterior: ``optimizer`` reads it off the optimizer; a structure such as ``kronecker`` or
             ``diagonal`` fits it at every update, for instance with SGD.
+        average: beta of a running average of that curvature over updates, such as 0.9.
         estimator: as in :func:`engram.sensitivities`.
+        samples: weights drawn from the posterior at every update, over which the deviations are
+            averaged; 0 takes them at the mean.
+        reduction, batch_size: of the training loss, as in :func:`engram.posterior_of`.
         validation: data whose loss is recorded beside the estimate; never used for it.
         patience: updates without a better estimate before ``should_stop``.
+        folder: where every example's score is written at every update; without one, a temporary
+            file is used once they are large.
 
     Example:
         >>> model = nn.Linear(3, 2)
@@ -64,92 +75,158 @@ class Tracker:
         likelihood: str | Likelihood = "categorical",
         prior_precision: float | None = None,
         posterior: str = "optimizer",
+        average: float | None = None,
         estimator: str = "linear",
+        samples: int = 0,
+        reduction: str = "mean",
+        batch_size: int | None = None,
         validation: Data | None = None,
         patience: int = 5,
+        folder: str | Path | None = None,
     ) -> None:
-        known = ("optimizer", *STRUCTURES)
-        if posterior not in known:
-            raise ArgumentError(
-                f"posterior to be one of {', '.join(known)}", repr(posterior), 'use "optimizer"'
-            )
-        if posterior != "optimizer" and prior_precision is None:
-            raise ArgumentError(
-                f"a prior_precision with posterior={posterior!r}", "none", "pass prior_precision"
-            )
         if patience < 1:
             raise ArgumentError("patience of at least 1", repr(patience), "use 5")
         self.model, self.optimizer, self.data = model, optimizer, data
         self.likelihood = resolve(likelihood)
-        self.prior_precision, self.kind, self.estimator = prior_precision, posterior, estimator
-        self.validation, self.patience = validation, patience
+        self.estimator, self.samples = estimator, samples
+        self.validation, self.patience, self.folder = validation, patience, folder
         self.num_data = Batches(data, 1).num_data
-        self.history = History()
+        wanted = Wanted(posterior, prior_precision, average, reduction, batch_size)
+        self.source = source_of(wanted, model, optimizer, data, self.likelihood, self.num_data)
+        self.stream = Stream(model, optimizer, data, self.likelihood, self.source, reduction)
+        self.history = History(folder)
+        self.listeners: list[Callable[[Record, Tensor], None]] = []
+        self.last_epoch: Epoch | None = None
+        self._latest: Result | Epoch | None = None
 
-    def update(self, step: int | None = None, **settings: Any) -> Result | None:
-        """Estimate now; the result is also added to the history.
+    def posterior(self) -> Posterior:
+        """The posterior at the present weights."""
+        return self.source.posterior()
+
+    def update(
+        self, step: int | None = None, *, samples: int | None = None, **settings: Any
+    ) -> Result | None:
+        """Estimate now, over all data; the result is also added to the history.
 
         A loss or weight that is not finite is recorded as such and gives None: training is not
         interrupted by its observer.
 
         Args:
             step: epoch or iteration; counted from 0 if not given.
+            samples: as for the tracker, for this update.
             settings: further arguments of :func:`engram.sensitivities`.
         """
         number = len(self.history) if step is None else step
         chosen: dict[str, Any] = {"estimator": self.estimator, "progress": False} | settings
+        drawn = self.samples if samples is None else samples
         try:
-            result = sensitivities(
-                self.model, self.data, self.posterior(), likelihood=self.likelihood, **chosen
-            )
-        except (NonFiniteError, PosteriorError):
-            if all(torch.isfinite(p).all() for p in self._watched()):
+            given = (self.model, self.data, self.posterior())
+            if drawn:
+                result = sampled_sensitivities(*given, self.likelihood, drawn, **chosen)
+            else:
+                result = sensitivities(*given, likelihood=self.likelihood, **chosen)
+        except (NonFiniteError, PosteriorError) as error:
+            lost = isinstance(error, NonFiniteError) and error.expected != "finite inputs"
+            if not lost and all_finite(self.model, self.optimizer):
                 raise
             nothing = torch.full((self.num_data,), math.nan)
-            self.history.add(Record(number, math.nan, math.nan), nothing)
+            self._add(Record(number, math.nan, math.nan), nothing)
             return None
-        record = Record(number, result.train_nll, result.loo_nll, self._validation_loss())
-        self.history.add(record, result.score)
+        known = result.leverage[~result.leverage.isnan()].double()
+        quantiles = known.quantile(torch.tensor(QUANTILES, dtype=torch.float64)).tolist()
+        record = Record(
+            number, result.train_nll, result.loo_nll, self._validation_loss(), tuple(quantiles)
+        )
+        self._add(record, result.score)
+        self._latest = result
         return result
 
-    def _watched(self) -> Iterator[Tensor]:
-        """Weights and optimizer state, wherever training may have lost its way."""
-        yield from self.model.parameters()
-        for state in self.optimizer.state.values():
-            if isinstance(state, dict):
-                yield from (v for v in state.values() if isinstance(v, Tensor))
+    @contextmanager
+    def step(
+        self,
+        indices: Tensor | Sequence[int] | None = None,
+        targets: Tensor | None = None,
+        *,
+        scale: float = 1.0,
+    ) -> Iterator[None]:
+        r"""Stream: run the forward and backward pass of one training step inside this.
 
-    def posterior(self) -> Posterior:
-        """The posterior at the present weights."""
-        if self.kind == "optimizer":
-            return posterior_of(
-                self.optimizer,
-                self.model,
-                num_data=self.num_data,
-                prior_precision=self.prior_precision,
+        .. math:: d_i = J_i S_t^{-1} J_i' e_i \quad \text{at the weights of the step}
+
+        The user's gradients and weights are what they would be without it. When every example has
+        been visited, the epoch is added to the history by itself; with a loader that drops or
+        repeats examples, call :meth:`finish_epoch`. The model stays in train mode: with dropout,
+        the sensitivity is that of the thinned net that made the step.
+
+        Args:
+            indices: position of each example of the batch in the data.
+            targets: of the batch, where they are not the data's or reading them again is slow.
+            scale: factor on the loss before ``backward``, such as 1/4 with four accumulated
+                batches, or that of a gradient scaler.
+
+        Example:
+            >>> model = nn.Linear(3, 2)
+            >>> x, y = torch.randn(40, 3), torch.randint(0, 2, (40,))
+            >>> optimizer = torch.optim.Adam(model.parameters(), weight_decay=0.1)
+            >>> tracker = Tracker(model, optimizer, (x, y))
+            >>> for batch in torch.arange(80).remainder(40).split(10):
+            ...     optimizer.zero_grad()
+            ...     with tracker.step(batch):
+            ...         nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+            ...     _ = optimizer.step()
+            >>> len(tracker.history), tracker.last_epoch.seen
+            (2, 40)
+        """
+        if self.estimator != "linear":
+            raise ArgumentError(
+                'estimator="linear" for streaming', repr(self.estimator), "use tracker.update()"
             )
-        assert self.prior_precision is not None
-        return laplace(
-            self.model,
-            self.data,
-            likelihood=self.likelihood,
-            structure=self.kind,
-            prior_precision=self.prior_precision,
-            progress=False,
+        with self.stream.step(indices, targets, scale):
+            yield
+        if self.stream.epoch.all_seen:
+            self._record_epoch(len(self.history))
+
+    def finish_epoch(self, step: int | None = None) -> Record:
+        """Add the streamed epoch to the history, also where not every example was visited.
+
+        Nothing is added twice: after an epoch that ended by itself, its record comes back, with
+        ``step`` as its step.
+        """
+        if self.stream.epoch.seen:
+            return self._record_epoch(len(self.history) if step is None else step)
+        if self.last_epoch is None:
+            raise DataError(
+                "at least one streamed step", "none", "run steps inside `with tracker.step(...)`"
+            )
+        if step is not None:
+            self.history.records[-1] = replace(self.history.records[-1], step=step)
+        return self.history.records[-1]
+
+    def _record_epoch(self, number: int) -> Record:
+        done = self.last_epoch = self._latest = self.stream.finish()
+        record = Record(
+            number, done.train_nll, done.loo_nll, self._validation_loss(), streamed=True
         )
+        self._add(record, done.score)
+        return record
+
+    def _add(self, record: Record, scores: Tensor) -> None:
+        self.history.add(record, scores)
+        for listener in self.listeners:
+            listener(record, scores)
+
+    def to_tensorboard(self, writer: Any, prefix: str = "engram") -> None:
+        """From now on, write losses and scores of every update with a ``SummaryWriter``."""
+        self.listeners.append(BoardWriter(writer, prefix))
+
+    def indexed(self, data: Data | None = None) -> Indexed:
+        """The training data, or a version of it, as a dataset that gives (index, x, y)."""
+        return Indexed(self.data if data is None else data)
 
     def _validation_loss(self) -> float:
         if self.validation is None:
             return math.nan
-        total, count = 0.0, 0
-        with undisturbed(self.model), torch.no_grad():
-            for batch in Batches(self.validation, VALIDATION_BATCH):
-                here = batch.to(device_of(self.model))
-                outputs = call(self.model, here.inputs)
-                targets = self.likelihood.prepare(outputs, here.targets)
-                total += float(self.likelihood.loss(outputs, targets).double().sum())
-                count += len(batch)
-        return total / count
+        return mean_loss(self.model, self.validation, self.likelihood)
 
     @property
     def best_step(self) -> int | None:
@@ -169,6 +246,31 @@ class Tracker:
     def score_figure(self, groups: int = 60) -> Figure:
         """How the sensitivities evolve: examples sorted by the last update, in groups."""
         return score_figure(self.history, groups)
+
+    def leverage_figure(self) -> Figure:
+        """Quantiles of the leverages against the step."""
+        return leverage_figure(self.history)
+
+    def report(self, path: str | Path, top: int = 20) -> Path:
+        """Write one HTML page with the figures, the history and the top examples."""
+        details = None
+        if self._latest is not None:
+            details = self._latest.to_frame()
+        return training_page(self.history, details, top, Path(path))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on, in plain values and tensors, for a torch checkpoint."""
+        return {
+            "history": self.history.state_dict(),
+            "stream": self.stream.state_dict(),
+            "source": self.source.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` gave, also in the middle of a streamed epoch."""
+        self.stream.load_state_dict(state["stream"])
+        self.source.load_state_dict(state["source"])
+        self.history = History.of_state(state["history"], self.folder)
 
     def save(self, folder: str | Path) -> Path:
         """Write the history; no pickle."""

@@ -1,0 +1,103 @@
+r"""Moves of a convolution with a diagonal precision, from shifted rows instead of patches.
+
+The patches of a k x k kernel hold every pixel k^2 times. Shifting along the width alone holds it
+k times; the shifts along the height are then views, and the gradient and the move are sums of k
+products each, one for every row of the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engram import equation
+from engram.engine.layers import Convolution
+from engram.engine.recorder import Site
+from engram.engine.totals import Totals
+from engram.posteriors.blocks import Block, EigenBlock
+
+CHUNK_BYTES = 2 * 2**20  # shifted rows that stay in the cache through all products
+
+
+def applies(site: Site, blocks: Sequence[Block]) -> bool:
+    """A plain two-dimensional convolution, its weight and bias in blocks without rotations."""
+    if not isinstance(site.rule, Convolution) or "weight" not in site.roles:
+        return False
+    call, settings = site.call, site.call.settings
+    plain = all(isinstance(b, EigenBlock) and b.rows is None and b.columns is None for b in blocks)
+    own = sorted(name for block in blocks for name in block.names) == sorted(site.names)
+    whole = call.multiplicity == 1 and settings["groups"] == 1 and call.input.dim() == 4
+    steps = settings["stride"] == (1, 1) and settings["dilation"] == (1, 1)
+    return plain and own and whole and steps and not isinstance(settings["padding"], str)
+
+
+def move(site: Site, gradient: Tensor, blocks: Sequence[Block], total: Totals) -> Tensor:
+    """How the site's output moves when every example takes its step; sums go to ``total``."""
+    call = site.call
+    covariance = _covariances(site, blocks)
+    rows, channels = call.shapes["weight"][:2]
+    height, width = call.settings["kernel"]
+    # [O, C, kh, kw] -> for each row of the kernel [C * kw, O], as the shifted rows are laid out
+    per_row = covariance[site.roles["weight"]].reshape(rows, channels, height, width)
+    scales = per_row.permute(2, 1, 3, 0).reshape(height, channels * width, rows).unbind(0)
+    moved = gradient.new_empty(gradient.shape)
+    summed = [gradient.new_zeros(channels * width, rows) for _ in scales if total.wanted]
+    per_example = channels * width * (call.input.shape[2] + height) * gradient.shape[3]
+    size = max(1, CHUNK_BYTES // (per_example * gradient.element_size()))
+    for start in range(0, call.num_examples, size):
+        part = slice(start, start + size)
+        fields = _shifted(call.input[part], call.settings, gradient.shape[3])
+        _add_products(fields, gradient[part], scales, moved[part], summed)
+    if total.wanted:
+        weight = torch.stack(summed).reshape(height, channels, width, rows).permute(3, 1, 0, 2)
+        total.add(site.roles["weight"], weight)
+    if "bias" in site.roles:
+        own = gradient.sum((2, 3))
+        step = equation.mean_deviation(
+            lambda g: {"bias": g["bias"] * covariance[site.roles["bias"]].flatten()}, {"bias": own}
+        )
+        moved += step["bias"][:, :, None, None]
+        total.add(site.roles["bias"], own.sum(0))
+    return moved
+
+
+def _covariances(site: Site, blocks: Sequence[Block]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for block in blocks:
+        assert isinstance(block, EigenBlock)
+        found |= block.named(block.covariance)
+    return found
+
+
+def _shifted(input: Tensor, settings: dict[str, tuple[int, int]], width: int) -> Tensor:
+    """Every shift along the width, [B, C * kw, padded height * output width]."""
+    above, beside = settings["padding"]
+    shifts = settings["kernel"][1]
+    if above or beside:
+        input = functional.pad(input, (beside, beside, above, above))
+    count, channels, height = input.shape[:3]
+    fields = input.new_empty(count, channels, shifts, height, width)
+    for shift in range(shifts):
+        fields[:, :, shift] = input[..., shift : shift + width]
+    return fields.reshape(count, channels * shifts, height * width)
+
+
+def _add_products(
+    fields: Tensor, gradient: Tensor, scales: Sequence[Tensor], moved: Tensor, summed: list[Tensor]
+) -> None:
+    """Write the moves of a few examples in place, and add their gradients to ``summed``."""
+    height, width = gradient.shape[2:]
+    rows, out = gradient.flatten(2), moved.flatten(2)
+    for number, scale in enumerate(scales):
+        columns = fields[:, :, number * width : (number + height) * width]
+        matrix = torch.bmm(columns, rows.mT)
+        if summed:
+            summed[number] += matrix.sum(0)
+        matrix *= scale
+        if number == 0:
+            torch.bmm(matrix.mT, columns, out=out)
+        else:
+            out.baddbmm_(matrix.mT, columns)

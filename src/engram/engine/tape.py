@@ -1,0 +1,274 @@
+r"""The user's own forward and backward pass, watched: what the tangent pass needs is noted down.
+
+Every operation runs exactly as it would. Inputs of the sites are kept, gradients at their outputs
+are read as the user's backward pass comes by, and the operations between the sites are put on a
+tape, so that moves t_l can be carried forward, :math:`\sum_l (\partial f / \partial z_l) t_l`, op
+by op: with the operation itself where it is linear, with the kernel of its derivative where that
+needs only the result, and with a dual number through the operation otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.autograd.graph import get_gradient_edge
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+from torch.utils.hooks import RemovableHandle
+
+from engram.engine.layers import Convolution, Linear
+from engram.engine.plan import Plan, tensors
+from engram.engine.randomness import RandomState
+from engram.engine.recorder import Site
+from engram.engine.registry import RULES, bind
+from engram.engine.rules import Call, Function
+from engram.engine.steps import deviations
+from engram.engine.totals import NoSum
+from engram.parameters import trainable
+from engram.posteriors.gaussian import Posterior
+
+aten = torch.ops.aten
+RELUS = {functional.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
+# tangent from the tangent of the input and the result: kernels of the backward pass
+BY_RESULT: dict[Function, Callable[[Tensor, Tensor], Tensor]] = {
+    **dict.fromkeys((torch.tanh, functional.tanh, Tensor.tanh), aten.tanh_backward),
+    **dict.fromkeys((torch.sigmoid, functional.sigmoid, Tensor.sigmoid), aten.sigmoid_backward),
+    **dict.fromkeys(RELUS, lambda tangent, result: aten.threshold_backward(tangent, result, 0)),
+}
+LINEAR: set[Function] = {
+    *(torch.flatten, Tensor.flatten, Tensor.view, Tensor.reshape, torch.reshape),
+    *(Tensor.transpose, Tensor.permute, Tensor.mean, Tensor.sum, Tensor.squeeze),
+    *(functional.avg_pool1d, functional.avg_pool2d, functional.adaptive_avg_pool2d),
+}
+RANDOM: set[Function] = {
+    *(functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d),
+    *(functional.alpha_dropout, functional.feature_alpha_dropout, torch.dropout),
+    *(functional.scaled_dot_product_attention, functional.rrelu, functional.gumbel_softmax),
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One operation on the tape; ``site`` is its number where a parameter enters."""
+
+    function: Function
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: tuple[Tensor, ...]
+    versions: tuple[int, ...]
+    site: int | None
+    random: RandomState | None
+
+
+class Tape(TorchFunctionMode):
+    """Notes down the operations of a model while :attr:`recording` is set.
+
+    ``obstacle`` says why the tape cannot be used, where it cannot; the user's pass goes on.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan, num_examples: int) -> None:
+        super().__init__()
+        self.plan, self.num_examples = plan, num_examples
+        self.parameters = trainable(model)
+        self.name_of = {id(p): name for name, p in self.parameters.items()}
+        self.recording = False
+        self.obstacle: str | None = None
+        if plan.units or any(touch.kind != "rule" for touch in plan.touches):
+            self.obstacle = "parameters without a rule"
+        self.followed: dict[int, Tensor] = {}  # what depends on parameters; ids stay unique
+        self.entries: list[Entry] = []
+        self.sites: list[Site] = []
+        self.gradients: list[Tensor | None] = []
+        self._handles: list[RemovableHandle] = []
+
+    def __torch_function__(
+        self,
+        function: Function,
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not self.recording or self.obstacle is not None:
+            return function(*args, **kwargs)
+        leaves = _leaves(args, kwargs)
+        own = any(id(t) in self.name_of for t in leaves)
+        if not own and not any(id(t) in self.followed for t in leaves):
+            return function(*args, **kwargs)
+        before = [t._version for t in leaves]
+        random = RandomState.now({t.device for t in leaves}) if function in RANDOM else None
+        result = function(*args, **kwargs)
+        results = [t for t in tensors(result) if t.is_floating_point()]
+        changed = before != [t._version for t in leaves]
+        if changed and not (function in RELUS and result is leaves[0]):
+            self.obstacle = f"the operation {_name(function)!r}, which works in place"
+        elif results:
+            site = self._site(function, args, kwargs, results) if own else None
+            versions = tuple(t._version for t in results)
+            entry = Entry(function, args, kwargs, tuple(results), versions, site, random)
+            self.entries.append(entry)
+            self.followed |= {id(t): t for t in results}
+        return result
+
+    def _site(
+        self,
+        function: Function,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        results: Sequence[Tensor],
+    ) -> int | None:
+        number = len(self.sites)
+        touch = self.plan.touches[number] if number < len(self.plan.touches) else None
+        bound = bind(function, args, kwargs)
+        if touch is None or bound is None or touch.function != function or touch.output is None:
+            self.obstacle = f"other operations than in eval mode at {_name(function)!r}"
+            return None
+        found = {role: self.name_of.get(id(p)) for role, p in bound.parameters.items()}
+        roles = {role: name for role, name in found.items() if name is not None}
+        dim, multiplicity = touch.output
+        call = Call(
+            bound.input.detach().movedim(dim, 0),
+            {role: self.parameters[name].shape for role, name in roles.items()},
+            bound.settings,
+            multiplicity,
+        )
+        if call.num_examples != self.num_examples or not results[0].requires_grad:
+            self.obstacle = f"another number of examples at {_name(function)!r}"
+            return None
+        edge = get_gradient_edge(results[0])
+        version = bound.input._version
+        self.sites.append(Site(RULES[function], call, roles, edge, dim, bound.input, version))
+        self.gradients.append(None)
+
+        def capture(gradients: tuple[Tensor | None, ...]) -> None:
+            arrived = gradients[edge.output_nr]
+            self.gradients[number] = None if arrived is None else arrived.detach()
+
+        self._handles.append(edge.node.register_prehook(capture))
+        return number
+
+    def release(self) -> None:
+        """Let go of everything: the graph holds the hooks, and the hooks hold the graph."""
+        for handle in self._handles:
+            handle.remove()
+        for kept in (self._handles, self.entries, self.sites, self.gradients, self.followed):
+            kept.clear()
+
+    def fresh(self) -> bool:
+        """Whether everything on the tape is still as the operations saw it."""
+        entries = all(
+            tuple(t._version for t in entry.results) == entry.versions
+            for entry in self.entries
+            if entry.function in BY_RESULT
+        )
+        return entries and all(site.source._version == site.version for site in self.sites)
+
+    def deviation(self, outputs: Tensor, posterior: Posterior, scale: float) -> Tensor:
+        """J S^-1 J' e at these outputs, for gradients that arrived as scale times e."""
+        with torch.no_grad():
+            arranged = [
+                None if g is None else site.arrange(g)
+                for site, g in zip(self.sites, self.gradients, strict=True)
+            ]
+            moves = deviations(self.sites, arranged, posterior, NoSum())
+            return self._push(outputs, moves) / scale
+
+    def _push(self, outputs: Tensor, moves: list[Tensor | None]) -> Tensor:
+        last = max((i for i, e in enumerate(self.entries) if _makes(e, outputs)), default=-1)
+        entries = self.entries[: last + 1]
+        uses = {id(t): i for i, e in enumerate(entries) for t in _leaves(e.args, e.kwargs)}
+        carried: dict[int, Tensor] = {}
+        for number, entry in enumerate(entries):
+            found = _tangents(entry, carried)
+            if entry.site is not None:
+                found = [self._with_move(entry.site, found[0], moves)]
+            # memory that is let go here is still in the cache when the next operation asks for it
+            for tensor in _leaves(entry.args, entry.kwargs):
+                if uses[id(tensor)] == number:
+                    carried.pop(id(tensor), None)
+            for result, tangent in zip(entry.results, found, strict=True):
+                carried.pop(id(result), None)
+                if tangent is not None:
+                    carried[id(result)] = tangent
+        return carried.get(id(outputs), torch.zeros_like(outputs))
+
+    def _with_move(
+        self, number: int, tangent: Tensor | None, moves: list[Tensor | None]
+    ) -> Tensor | None:
+        """What comes from before the site, and the site's own move."""
+        move, moves[number] = moves[number], None
+        if move is None:
+            return tangent
+        own = self.sites[number].restore(move)
+        return own if tangent is None else tangent + own
+
+
+def _makes(entry: Entry, tensor: Tensor) -> bool:
+    return any(result is tensor for result in entry.results)
+
+
+def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Tensors among the arguments; most calls hold them at the top, which is quicker to see."""
+    given = (*args, *kwargs.values())
+    nested = (value for value in given if isinstance(value, (list, tuple, dict)))
+    if any(not isinstance(value, (list, tuple)) or not _numbers(value) for value in nested):
+        return tensors((args, kwargs))
+    return [value for value in given if isinstance(value, Tensor)]
+
+
+def _numbers(values: Sequence[Any]) -> bool:
+    """A size or a stride."""
+    return all(isinstance(value, int) for value in values)
+
+
+def _name(function: Function) -> str:
+    return str(getattr(function, "__name__", function))
+
+
+def _tangents(entry: Entry, carried: dict[int, Tensor]) -> list[Tensor | None]:
+    """Tangents of the results from those of the arguments; None stands for zero."""
+    leaves = _leaves(entry.args, entry.kwargs)
+    moving = [t for t in leaves if id(t) in carried]
+    if not moving:
+        return [None] * len(entry.results)
+    function = entry.function
+    if len(moving) == 1 and entry.args and moving[0] is entry.args[0]:
+        tangent = carried[id(moving[0])]
+        if function in BY_RESULT:
+            return [BY_RESULT[function](tangent, entry.results[0].detach())]
+        if function in LINEAR:
+            return [function(tangent, *entry.args[1:], **entry.kwargs)]
+        if isinstance(RULES.get(function), (Linear, Convolution)):
+            return [_without_bias(entry, tangent)]
+    return _dual(entry, carried)
+
+
+def _without_bias(entry: Entry, tangent: Tensor) -> Tensor:
+    """Linear layers and convolutions applied to the tangent of their input."""
+    weight = entry.args[1] if len(entry.args) > 1 else entry.kwargs["weight"]
+    rest = {k: v for k, v in entry.kwargs.items() if k not in ("weight", "bias")}
+    result: Tensor = entry.function(tangent, weight, None, *entry.args[3:], **rest)
+    return result
+
+
+def _dual(entry: Entry, carried: dict[int, Tensor]) -> list[Tensor | None]:
+    """Any other operation, run once more with dual numbers and the same random numbers."""
+
+    def dual(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        tangent = carried.get(id(leaf))
+        plain = leaf.detach()
+        return plain if tangent is None else forward_ad.make_dual(plain, tangent)
+
+    with nullcontext() if entry.random is None else entry.random.again(), forward_ad.dual_level():
+        args, kwargs = tree_map(dual, (entry.args, entry.kwargs))
+        found = [t for t in tensors(entry.function(*args, **kwargs)) if t.is_floating_point()]
+        return [forward_ad.unpack_dual(t).tangent for t in found]

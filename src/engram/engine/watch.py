@@ -1,0 +1,167 @@
+"""One training step of the user's, watched from the forward pass to the end of the backward pass.
+
+The step itself is untouched. Where its operations can be followed on a tape, only the tangent
+pass is added; where they cannot (parameters without a rule, attention, recurrence, in-place
+operations), the batch is run once more with the same random numbers, after the user's backward
+pass, and ``way`` says so.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from engram.batches import as_outputs
+from engram.engine.passes import trace
+from engram.engine.prepare import Engine
+from engram.engine.randomness import RandomState
+from engram.engine.tape import Tape
+from engram.errors import EngineError
+from engram.posteriors.gaussian import Posterior
+
+_BatchNorm = nn.modules.batchnorm._BatchNorm
+UPDATE = "use tracker.update() at chosen times instead: it looks at the model in eval mode"
+
+
+def mixing_layers(model: nn.Module) -> list[_BatchNorm]:
+    """Layers in which the examples of a batch depend on each other while they train."""
+    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
+
+
+class Watch:
+    """What was seen of one step.
+
+    Args:
+        engine: the model with its plan.
+        mixing: layers of the model that mix examples in train mode, of :func:`mixing_layers`.
+        num_examples: rows that the batch should have.
+    """
+
+    def __init__(self, engine: Engine, mixing: Sequence[_BatchNorm], num_examples: int) -> None:
+        self.engine, self.mixing, self.num_examples = engine, mixing, num_examples
+        self.tape = Tape(engine.model, engine.plan, num_examples)
+        self.raw: Tensor | None = None
+        self.gradient: Tensor | None = None
+        self._handle: RemovableHandle | None = None
+        self._inputs: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self._random: RandomState | None = None
+
+    @contextmanager
+    def watching(self) -> Iterator[Watch]:
+        """Run the user's step inside; hooks are gone afterwards, also after an exception."""
+        model = self.engine.model
+        handles = (
+            model.register_forward_pre_hook(self._begin, prepend=True, with_kwargs=True),
+            model.register_forward_hook(self._end, with_kwargs=True, always_call=True),
+        )
+        try:
+            with self.tape:
+                yield self
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._random is not None:
+            raise EngineError(
+                "one call of the model in a streamed step",
+                "a second one",
+                f"put every call into a step of its own, or {UPDATE}",
+            )
+        self._check_mode()
+        self._random = RandomState.now({p.device for p in model.parameters()})
+        self._inputs = args, kwargs
+        self.tape.recording = True
+
+    def _end(self, model: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        self.tape.recording = False
+        logits = getattr(result, "logits", result)
+        if isinstance(logits, Tensor) and logits.requires_grad:
+            self.raw = logits
+            self._handle = logits.register_hook(self._arrived)
+
+    def _arrived(self, gradient: Tensor) -> None:
+        seen = gradient.detach()
+        self.gradient = seen if self.gradient is None else self.gradient + seen
+
+    def _check_mode(self) -> None:
+        for module in self.mixing:
+            if module.training or module.running_mean is None:
+                raise EngineError(
+                    "a model that treats the examples of a batch independently in training",
+                    f"{type(module).__name__} in train mode, in which no example has a gradient "
+                    "of its own",
+                    UPDATE,
+                )
+        if torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"):
+            raise EngineError("a step in one precision", "automatic mixed precision", UPDATE)
+
+    @property
+    def way(self) -> str:
+        """How the deviation is found: on the user's own pass, or by running the batch again."""
+        return "tape" if self.tape.obstacle is None and self.tape.fresh() else "again"
+
+    def check(self) -> None:
+        """The step must have had one forward and one backward pass over this batch."""
+        if self._random is None:
+            raise EngineError(
+                "a call of the model inside the step",
+                "none",
+                "write outputs = model(inputs) inside `with tracker.step(indices):`",
+            )
+        if self.raw is None or self.gradient is None:
+            raise EngineError(
+                "a backward pass inside the step",
+                "none that reached the model's outputs",
+                "call loss.backward() inside `with tracker.step(indices):`",
+            )
+        if len(self.outputs) != self.num_examples:
+            raise EngineError(
+                f"{self.num_examples} examples, as many as there are indices",
+                f"outputs for {len(self.outputs)}",
+                "give the indices of exactly the examples in the batch",
+            )
+
+    def release(self) -> None:
+        """Let go of the user's graph and of everything that was noted down."""
+        if self._handle is not None:
+            self._handle.remove()
+        self.tape.release()
+        self.raw = self.gradient = None
+        self._inputs = (), {}
+
+    @property
+    def outputs(self) -> Tensor:
+        """f, [B, K], as the user's forward pass gave them."""
+        assert self.raw is not None
+        return as_outputs(self.raw.detach())
+
+    @property
+    def output_gradient(self) -> Tensor:
+        """Gradient of the user's loss by the outputs, [B, K]."""
+        assert self.gradient is not None
+        return as_outputs(self.gradient)
+
+    def deviation(self, residual: Tensor, posterior: Posterior, scale: float) -> Tensor:
+        """J S^-1 J' e, [B, K], with the user's gradients being scale times those of e."""
+        assert self.raw is not None
+        if self.way == "tape":
+            return as_outputs(self.tape.deviation(self.raw, posterior, scale))
+        assert self._random is not None
+        model = self.engine.model
+        with self._random.again():
+            again = trace(model, self.engine.plan, _as_inputs(model, *self._inputs), len(residual))
+        return again.deviation(residual, posterior)
+
+
+def _as_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not kwargs:
+        return args
+    named = dict(zip(inspect.signature(model.forward).parameters, args, strict=False))
+    return named | kwargs

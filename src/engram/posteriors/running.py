@@ -1,0 +1,121 @@
+r"""A curvature that is averaged while the model trains.
+
+.. math:: C_t = \beta\, C_{t-1} + (1 - \beta)\, C(\theta_t), \qquad
+    S_t = C_t / (1 - \beta^t) + \delta I
+
+C is the diagonal of the Gauss-Newton matrix, or its Kronecker factors, each averaged by itself.
+With :math:`\beta = 0` nothing is remembered and S is the Laplace posterior of the moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from engram.batches import Data
+from engram.curvature.kronecker import KroneckerFactors
+from engram.curvature.moments import SquareMoments
+from engram.engine.session import session
+from engram.errors import ArgumentError, DataError
+from engram.likelihoods import Likelihood
+from engram.parameters import trainable
+from engram.posteriors.gaussian import Posterior, check_prior_precision
+from engram.posteriors.laplace import Fit, kronecker_blocks, kronecker_sums
+
+AVERAGED = ("diagonal", "kronecker")
+FACTORS = ("rows", "columns", "counts")
+
+
+class RunningCurvature:
+    """Diagonal or Kronecker-factored curvature with a running average.
+
+    Args:
+        structure: ``diagonal`` or ``kronecker``.
+        average: beta, from 0 (only the present) up to 1 (excluded).
+        prior_precision: delta.
+        curvature: as in :func:`engram.laplace`.
+
+    Example:
+        >>> import torch
+        >>> model, x = nn.Linear(2, 1, bias=False), torch.ones(4, 2)
+        >>> running = RunningCurvature("diagonal", 0.5, prior_precision=1.0)
+        >>> posterior = running.update(model, (x, torch.zeros(4, 1)), "gaussian")
+        >>> posterior.blocks[0].precision.flatten()
+        tensor([5., 5.])
+    """
+
+    def __init__(
+        self, structure: str, average: float, prior_precision: float, curvature: str = "ggn"
+    ) -> None:
+        if structure not in AVERAGED:
+            raise ArgumentError(
+                f"structure {' or '.join(AVERAGED)} with a running average",
+                repr(structure),
+                'use "kronecker", or leave out average',
+            )
+        if not 0 <= average < 1:
+            raise ArgumentError("an average from 0 to below 1", repr(average), "use average=0.9")
+        self.structure, self.average, self.curvature = structure, average, curvature
+        self.prior_precision = check_prior_precision(prior_precision)
+        self.updates = 0
+        self.sums: dict[str, Tensor] = {}
+
+    def update(self, model: nn.Module, data: Data, likelihood: str | Likelihood) -> Posterior:
+        """Look at the curvature of the moment and give the posterior with the averaged one."""
+        with session(model, data, likelihood, None, False) as opened:
+            fit = Fit(opened, self.prior_precision, self.curvature, self.updates)
+            self.updates += 1
+            if self.structure == "diagonal":
+                names = list(fit.parameters)
+                moments = fit.square_moments(set(names))
+                self._average_moments(moments)
+                blocks: tuple[Any, ...] = fit.diagonal(moments, names)
+            else:
+                factors, moments = kronecker_sums(fit)
+                self._average_moments(moments)
+                self._average_factors(factors)
+                pair = kronecker_blocks(fit, factors, moments)
+                blocks = pair[0] + pair[1]
+            settings = {
+                "method": "running curvature",
+                "average": self.average,
+                "updates": self.updates,
+                "curvature": self.curvature,
+                "likelihood": repr(opened.likelihood),
+            }
+            mean = {name: p.detach().clone() for name, p in trainable(model).items()}
+            num_data = opened.batches.num_data
+        return Posterior(self.structure, mean, blocks, self.prior_precision, num_data, settings)
+
+    def _average_moments(self, moments: SquareMoments) -> None:
+        for name, value in moments.by_name.items():
+            moments.by_name[name] = self._averaged(f"moments/{name}", value)
+
+    def _average_factors(self, factors: KroneckerFactors) -> None:
+        for name, layer in factors.layers.items():
+            for side in FACTORS:
+                value = getattr(layer, side)
+                if value is not None:
+                    setattr(layer, side, self._averaged(f"{side}/{name}", value))
+
+    def _averaged(self, key: str, value: Tensor) -> Tensor:
+        """C_t / (1 - beta^t), with C_t kept."""
+        fresh = (1 - self.average) * value
+        self.sums[key] = self.average * self.sums[key] + fresh if key in self.sums else fresh
+        return self.sums[key] / (1 - self.average**self.updates)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values and tensors."""
+        return {"structure": self.structure, "updates": self.updates, "sums": dict(self.sums)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` gave."""
+        if state["structure"] != self.structure:
+            raise DataError(
+                f"a running curvature of structure {self.structure!r}",
+                repr(state["structure"]),
+                "resume with the settings that the run was started with",
+            )
+        self.updates, self.sums = state["updates"], dict(state["sums"])

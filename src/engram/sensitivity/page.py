@@ -1,0 +1,55 @@
+"""The page of a result: what it says, how far to trust it, and its most sensitive examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
+
+from engram.report.page import Page
+
+if TYPE_CHECKING:
+    from engram.sensitivity.result import Result
+
+INK, ACCENT = "#1b1b1b", "#c8553d"
+
+
+def _histogram(result: Result) -> Figure:
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.hist(result.score.numpy(), bins=60, color=INK)
+    axes.set(title="Sensitivity", xlabel="score", ylabel="examples", yscale="log")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _losses(result: Result) -> Figure:
+    figure = Figure(figsize=(6.4, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(result.loss.numpy(), result.loo_loss.numpy(), ".", ms=3, color=INK, alpha=0.5)
+    ends = [float(result.loss.min()), float(result.loss.max())]
+    axes.plot(ends, ends, color=ACCENT, lw=0.8)
+    axes.set(title="Loss of every example", xlabel="with it, nats", ylabel="without it, nats")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def result_page(result: Result, count: int, path: Path) -> Path:
+    """Write the page with the first ``count`` examples by score and by leave-one-out loss."""
+    page = Page(f"Sensitivities of {result.num_data:,} examples")
+    page.text("A deviation is without the example minus with it. Losses are in nats per example.")
+    page.facts(
+        {
+            "mean loss on the training data": f"{result.train_nll:.4f}",
+            "mean leave-one-out loss, the estimate of the test loss": f"{result.loo_nll:.4f}",
+        }
+    )
+    page.heading("Scores").figure(_histogram(result), "How far each example moves its prediction.")
+    page.heading("Losses").figure(_losses(result), "On the line, the example makes no difference.")
+    page.heading("The model depends most on").table(result.top(count))
+    page.heading("The other examples contradict most").table(result.top(count, by="loo_loss"))
+    page.heading("How far to trust it").facts(result.diagnostics.to_dict())
+    settings = result.provenance.get("settings", {})
+    made = {k: v for k, v in result.provenance.items() if k != "settings"}
+    return page.heading("Made with").facts(made | settings).write(path)

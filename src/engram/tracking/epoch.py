@@ -1,0 +1,88 @@
+"""What the streamed steps of one epoch say about every example."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from engram.errors import DataError
+from engram.tracking.visits import Visit
+
+UNSEEN, LOSS_ONLY, COMPLETE = 0, 1, 2
+COLUMNS = ("loss", "loo_loss", "score", "visited", "status")
+
+
+@dataclass
+class Epoch:
+    """Every example as it was last visited; losses in nats per example.
+
+    Attributes:
+        loss, loo_loss: with the example and without it, at its visit, [N].
+        score: L1 norm of the deviation of its prediction, [N].
+        visited: number of the streamed step that visited it, -1 if none did, [N].
+        status: 0 not visited, 1 loss only (the optimizer had no state yet), 2 complete, [N].
+    """
+
+    loss: Tensor
+    loo_loss: Tensor
+    score: Tensor
+    visited: Tensor
+    status: Tensor
+
+    @classmethod
+    def empty(cls, num_data: int) -> Epoch:
+        """Nothing visited yet."""
+        loss, loo_loss, score = torch.full((3, num_data), torch.nan).unbind(0)
+        visited = torch.full((num_data,), -1, dtype=torch.int64)
+        status = torch.zeros(num_data, dtype=torch.int8)
+        return cls(loss, loo_loss, score, visited, status)
+
+    def add(self, indices: Tensor, visit: Visit, step: int) -> None:
+        """Write a step's examples; a later visit replaces an earlier one."""
+        for name in ("loss", "loo_loss", "score"):
+            getattr(self, name)[indices] = getattr(visit, name).to("cpu", torch.float32)
+        self.visited[indices] = step
+        self.status[indices] = COMPLETE if visit.complete else LOSS_ONLY
+
+    @property
+    def seen(self) -> int:
+        """How many examples were visited."""
+        return int((self.status > UNSEEN).sum())
+
+    @property
+    def all_seen(self) -> bool:
+        """Whether every example was visited."""
+        return bool((self.status > UNSEEN).all())
+
+    @property
+    def train_nll(self) -> float:
+        """Mean loss of the visited examples at their visits."""
+        return float(self.loss[self.status > UNSEEN].double().mean())
+
+    @property
+    def loo_nll(self) -> float:
+        """Mean leave-one-out loss at the visits: the estimate of the test loss."""
+        return float(self.loo_loss[self.status == COMPLETE].double().mean())
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per example, indexed by its position in the data."""
+        columns = {name: getattr(self, name).numpy() for name in COLUMNS}
+        return pd.DataFrame(columns).rename_axis("example")
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of the columns."""
+        return {name: getattr(self, name).clone() for name in COLUMNS}
+
+    @classmethod
+    def of_state(cls, state: dict[str, Tensor], num_data: int) -> Epoch:
+        """What :meth:`state` gave, for as many examples."""
+        if len(state["status"]) != num_data:
+            raise DataError(
+                f"a saved epoch of {num_data:,} examples",
+                f"one of {len(state['status']):,}",
+                "resume with the data that the run was started with",
+            )
+        return cls(**{name: state[name].clone() for name in COLUMNS})

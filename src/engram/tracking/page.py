@@ -1,0 +1,66 @@
+"""The page of a training run: figures, history and the examples it depends on most."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pandas as pd
+
+from engram.report.page import Page
+from engram.tracking.figures import leverage_figure, loss_figure, score_figure
+from engram.tracking.history import History
+
+GROUPS = 60
+UNITS = (
+    "Losses are means in nats per example. A sensitivity is without the example minus with it; "
+    "the score is the L1 norm of the change of the example's prediction."
+)
+
+
+def top_examples(history: History, details: pd.DataFrame | None, count: int) -> pd.DataFrame:
+    """The examples with the highest score at the last update, with what else is known of them."""
+    if details is None:
+        finite = [i for i, record in enumerate(history) if record.finite]
+        scores = history.scores[finite[-1]].numpy()
+        details = pd.DataFrame({"score": scores}).rename_axis("example")
+    return details.sort_values("score", ascending=False, kind="stable").head(count)
+
+
+def training_page(history: History, details: pd.DataFrame | None, count: int, path: Path) -> Path:
+    """Write the page.
+
+    Args:
+        history: with at least one update.
+        details: one row per example of the last update, with a column ``score``.
+        count: how many of the top examples are listed.
+        path: of the file.
+    """
+    figure = loss_figure(history)
+    best, last = history.best, history.records[-1]
+    assert best is not None
+    page = Page("Training, followed by its own sensitivities").text(UNITS)
+    page.facts(
+        {
+            "updates": len(history),
+            "lowest estimate of the test loss": f"{best.estimate:.4f} at step {best.step}",
+            "last estimate": f"{last.estimate:.4f} at step {last.step}",
+            "updates that were not finite": sum(not record.finite for record in history),
+        }
+    )
+    page.heading("Loss").figure(figure, "The estimate uses training data only.")
+    page.heading("Sensitivities over time").figure(
+        score_figure(history, GROUPS),
+        "Examples sorted by the last update and put into groups; a line is one update.",
+    )
+    if any(record.leverage for record in history):
+        page.heading("Leverage").figure(
+            leverage_figure(history),
+            "The line is the median, the bands hold 50 % and 90 % of the examples computed.",
+        )
+    page.heading("Examples that the model depends on most")
+    page.table(top_examples(history, details, count))
+    frame = history.to_frame()
+    shown = frame.drop(columns=[c for c in frame if frame[c].isna().all()])
+    page.heading("History").table(shown.astype(object).where(shown.notna(), math.nan))
+    return page.write(path)

@@ -1,0 +1,216 @@
+"""Where a tracker's posterior comes from: the optimizer's state, or the curvature of the moment."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from engram.batches import Data
+from engram.errors import ArgumentError, PosteriorError
+from engram.likelihoods import Likelihood
+from engram.posteriors.gaussian import Posterior
+from engram.posteriors.laplace import STRUCTURES, laplace
+from engram.posteriors.optimizers import posterior_of
+from engram.posteriors.running import RunningCurvature
+
+EVERY_STEP_UNTIL, READ_EVERY = 20, 4  # streamed steps
+
+
+class Source(ABC):
+    """Gives the posterior at the present weights."""
+
+    @abstractmethod
+    def posterior(self) -> Posterior:
+        """For an update."""
+
+    @abstractmethod
+    def begin_epoch(self) -> None:
+        """Before the first streamed step of an epoch."""
+
+    @abstractmethod
+    def at_step(self, number: int) -> Posterior | None:
+        """For the streamed step of this number, cheap; None while there is nothing to read."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """What has to be remembered across a restart."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` gave."""
+
+
+class FromOptimizer(Source):
+    """The preconditioner in the optimizer's state.
+
+    It is read anew for every update. Streamed steps, which are many, read it at every step at
+    first and then at every fourth: it is an average over hundreds of steps, and reading it costs
+    a tenth of a step of a large linear layer.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        num_data: int,
+        prior_precision: float | None,
+        reduction: str,
+        batch_size: int | None,
+    ) -> None:
+        self.model, self.optimizer = model, optimizer
+        self.present: Posterior | None = None
+        self.settings: dict[str, Any] = {
+            "num_data": num_data,
+            "prior_precision": prior_precision,
+            "reduction": reduction,
+            "batch_size": batch_size,
+        }
+
+    def posterior(self) -> Posterior:
+        return posterior_of(self.optimizer, self.model, **self.settings)
+
+    def begin_epoch(self) -> None:
+        pass
+
+    def at_step(self, number: int) -> Posterior | None:
+        if self.present is not None and number >= EVERY_STEP_UNTIL and number % READ_EVERY:
+            return self.present
+        try:
+            self.present = self.posterior()
+        except PosteriorError:
+            if _stepped(self.optimizer):
+                raise
+        return self.present
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+def _stepped(optimizer: Optimizer) -> bool:
+    """Whether the optimizer holds anything; IVON, whose state is elsewhere, counts its steps."""
+    counted = getattr(optimizer, "current_step", None)
+    if counted is not None:
+        return bool(counted)
+    return any(bool(state) for state in optimizer.state.values())
+
+
+class FromCurvature(Source):
+    """A curvature fitted at every update, and at the start of every streamed epoch."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Data,
+        likelihood: Likelihood,
+        structure: str,
+        prior_precision: float,
+        average: float | None,
+    ) -> None:
+        self.model, self.data, self.likelihood = model, data, likelihood
+        self.structure, self.prior_precision = structure, prior_precision
+        self.running = (
+            None if average is None else RunningCurvature(structure, average, prior_precision)
+        )
+        self.present: Posterior | None = None
+
+    def posterior(self) -> Posterior:
+        if self.running is not None:
+            self.present = self.running.update(self.model, self.data, self.likelihood)
+        else:
+            self.present = laplace(
+                self.model,
+                self.data,
+                likelihood=self.likelihood,
+                structure=self.structure,
+                prior_precision=self.prior_precision,
+                progress=False,
+            )
+        return self.present
+
+    def begin_epoch(self) -> None:
+        self.posterior()
+
+    def at_step(self, number: int) -> Posterior | None:
+        return self.posterior() if self.present is None else self.present
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.running is None else self.running.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self.running is not None and state:
+            self.running.load_state_dict(state)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a tracker was told about its posterior."""
+
+    kind: str
+    prior_precision: float | None
+    average: float | None
+    reduction: str
+    batch_size: int | None
+
+    def check(self) -> None:
+        """ArgumentError for settings that mean nothing together."""
+        known = ("optimizer", *STRUCTURES)
+        if self.kind not in known:
+            raise ArgumentError(
+                f"posterior to be one of {', '.join(known)}", repr(self.kind), 'use "optimizer"'
+            )
+        if self.reduction not in ("mean", "sum"):
+            raise ArgumentError('reduction "mean" or "sum"', repr(self.reduction), "see your loss")
+        if self.kind == "optimizer" and self.average is not None:
+            raise ArgumentError(
+                "average with a fitted posterior",
+                'average with posterior="optimizer", which averages by itself',
+                'leave out average, or use posterior="kronecker"',
+            )
+        if self.kind != "optimizer" and self.prior_precision is None:
+            raise ArgumentError(
+                f"a prior_precision with posterior={self.kind!r}", "none", "pass prior_precision"
+            )
+
+
+def source_of(
+    wanted: Wanted,
+    model: nn.Module,
+    optimizer: Optimizer,
+    data: Data,
+    likelihood: Likelihood,
+    num_data: int,
+) -> Source:
+    """The source that was asked for."""
+    wanted.check()
+    if wanted.kind == "optimizer":
+        return FromOptimizer(
+            model, optimizer, num_data, wanted.prior_precision, wanted.reduction, wanted.batch_size
+        )
+    assert wanted.prior_precision is not None
+    delta = wanted.prior_precision
+    return FromCurvature(model, data, likelihood, wanted.kind, delta, wanted.average)
+
+
+def watched(model: nn.Module, optimizer: Optimizer) -> Iterator[Tensor]:
+    """Weights and optimizer state, wherever training may have lost its way."""
+    yield from model.parameters()
+    for state in optimizer.state.values():
+        if isinstance(state, dict):
+            yield from (v for v in state.values() if isinstance(v, Tensor))
+    for group in optimizer.param_groups:
+        yield from (v for v in group.values() if isinstance(v, Tensor))
+
+
+def all_finite(model: nn.Module, optimizer: Optimizer) -> bool:
+    """Whether training is still on its way."""
+    floats = (t for t in watched(model, optimizer) if t.is_floating_point())
+    return all(bool(torch.isfinite(t).all()) for t in floats)

@@ -1,0 +1,114 @@
+"""Streaming: the steps of an epoch, one after the other, and what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from engram.batches import Batches, Data
+from engram.engine.prepare import Engine, prepare, undisturbed
+from engram.engine.watch import Watch, mixing_layers
+from engram.errors import PosteriorError
+from engram.likelihoods import Likelihood
+from engram.parameters import trainable
+from engram.tracking.epoch import Epoch
+from engram.tracking.sources import Source, all_finite
+from engram.tracking.visits import Visit, check_indices, visit
+
+
+class Stream:
+    """Watches the user's steps and fills the present epoch.
+
+    Args:
+        model, optimizer: in training.
+        data: the training data, for its targets.
+        likelihood: whose loss is trained with.
+        source: of the posterior.
+        reduction: of the user's loss over a batch, ``mean`` or ``sum``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        data: Data,
+        likelihood: Likelihood,
+        source: Source,
+        reduction: str,
+    ) -> None:
+        self.model, self.optimizer = model, optimizer
+        self.batches = Batches(data, 1)
+        self.likelihood, self.source, self.reduction = likelihood, source, reduction
+        self.epoch = Epoch.empty(self.batches.num_data)
+        self.steps = 0
+        self.way = "none yet"
+        self._engine: Engine | None = None
+        self._names: tuple[str, ...] = ()
+        self._mixing: list[nn.modules.batchnorm._BatchNorm] = []
+
+    @contextmanager
+    def step(
+        self, indices: Tensor | Sequence[int] | None, targets: Tensor | None, scale: float
+    ) -> Iterator[None]:
+        """Watch the step that runs inside."""
+        chosen = check_indices(indices, self.batches.num_data)
+        engine = self._prepared()
+        if self.epoch.seen == 0:
+            self.source.begin_epoch()
+        watch = Watch(engine, self._mixing, len(chosen))
+        try:
+            with watch.watching():
+                yield
+            watch.check()
+            self.way = watch.way
+            factor = scale / len(chosen) if self.reduction == "mean" else scale
+            given = self._targets(chosen) if targets is None else targets
+            self.epoch.add(chosen, self._visit(watch, given, factor), self.steps)
+        finally:
+            watch.release()
+        self.steps += 1
+
+    def _visit(self, watch: Watch, targets: Tensor, factor: float) -> Visit:
+        try:
+            posterior = self.source.at_step(self.steps)
+        except PosteriorError:
+            if all_finite(self.model, self.optimizer):
+                raise
+            nothing = torch.full((watch.num_examples,), torch.nan)
+            return Visit(nothing, nothing, nothing, complete=True)
+        return visit(watch, targets, self.likelihood, posterior, factor)
+
+    def _prepared(self) -> Engine:
+        """The plan of the passes, made again when other parameters are trained."""
+        names = tuple(trainable(self.model))
+        if self._engine is None or names != self._names:
+            with undisturbed(self.model):
+                self._engine = prepare(self.model, self.batches)
+            self._names, self._mixing = names, mixing_layers(self.model)
+        return self._engine
+
+    def _targets(self, indices: Tensor) -> Tensor:
+        data = self.batches.data
+        if isinstance(data, Sequence) and all(isinstance(t, Tensor) for t in data):
+            target: Tensor = data[-1]
+            return target[indices.to(target.device)]
+        return self.batches.take(indices).targets
+
+    def finish(self) -> Epoch:
+        """The epoch so far; a new one begins."""
+        done, self.epoch = self.epoch, Epoch.empty(self.batches.num_data)
+        return done
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch under way."""
+        return {"epoch": self.epoch.state(), "steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on in the middle of an epoch."""
+        self.epoch = Epoch.of_state(state["epoch"], self.batches.num_data)
+        self.steps = state["steps"]

@@ -1,0 +1,25 @@
+"""The loss on data that the estimate never sees."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from engram.batches import Batches, Data, call
+from engram.engine.prepare import device_of, undisturbed
+from engram.likelihoods import Likelihood
+
+BATCH_SIZE = 1024
+
+
+def mean_loss(model: nn.Module, data: Data, likelihood: Likelihood) -> float:
+    """Nats per example, in eval mode; the model is as before afterwards."""
+    total, count = 0.0, 0
+    with undisturbed(model), torch.no_grad():
+        for batch in Batches(data, BATCH_SIZE):
+            here = batch.to(device_of(model))
+            outputs = call(model, here.inputs)
+            targets = likelihood.prepare(outputs, here.targets)
+            total += float(likelihood.loss(outputs, targets).double().sum())
+            count += len(batch)
+    return total / count

@@ -1,0 +1,85 @@
+"""Small models, data and steps for streaming."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+NUM_DATA, BATCH = 24, 8
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.norm = nn.LayerNorm(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = functional.gelu(self.first(x))
+        hidden = torch.cat([hidden[:, :3], 2 * hidden[:, 3:]], dim=1)
+        output: Tensor = self.head(self.norm(hidden + functional.softplus(self.second(hidden))))
+        return output
+
+
+class Scaled(nn.Module):
+    """A bare parameter: no rule, so that the batch is run again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(4, 3), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.linear(x) * self.scale
+        return output
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 2, 2)),
+        nn.Conv2d(1, 3, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(3, 2, 2, padding=1, bias=False),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(2, 3),
+    )
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "tanh": (lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), "tape"),
+    "relu": (lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), "tape"),
+    "convolutions": (convolutions, "tape"),
+    "residual": (Residual, "tape"),
+    "bare parameter": (Scaled, "again"),
+    "dropout": (
+        lambda: nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Dropout(0.5), nn.Linear(9, 3)),
+        "tape",
+    ),
+    "dropout again": (lambda: nn.Sequential(Scaled(), nn.Dropout(0.5), nn.Linear(3, 3)), "again"),
+}
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(NUM_DATA, 4, generator=generator, dtype=torch.float64)
+    return x, torch.randint(0, 3, (NUM_DATA,), generator=generator)
+
+
+def build(name: str = "tanh") -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(1)
+    model = MODELS[name][0]().double()
+    return model, torch.optim.Adam(model.parameters(), lr=0.05, weight_decay=0.01)
+
+
+def batches(epochs: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    order = [torch.randperm(NUM_DATA, generator=generator) for _ in range(epochs)]
+    return [batch for epoch in order for batch in epoch.split(BATCH)]
+
+
+def backward(model: nn.Module, batch: Tensor) -> None:
+    x, y = data()
+    functional.cross_entropy(model(x[batch]), y[batch]).backward()

@@ -1,0 +1,118 @@
+"""Figures and the one page that holds them."""
+
+from __future__ import annotations
+
+import math
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+import engram
+from engram.errors import DataError
+from engram.report.page import Page
+from engram.tracking.history import Record
+from streamed import NUM_DATA, backward, batches, build, data
+
+
+class Parsed(HTMLParser):
+    """Tags with their attributes, and all text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def tracked(updates: int = 3) -> engram.Tracker:
+    model, optimizer = build()
+    tracker = engram.Tracker(model, optimizer, data(), validation=data())
+    for step in range(updates):
+        optimizer.zero_grad()
+        backward(model, torch.arange(NUM_DATA))
+        optimizer.step()
+        tracker.update(step=step)
+    return tracker
+
+
+def test_the_page_of_a_run_stands_alone(tmp_path: Path) -> None:
+    tracker = tracked()
+    path = tracker.report(tmp_path / "deep" / "training.html", top=4)
+    page = Parsed(path.read_text())
+    sources = [attributes["src"] for tag, attributes in page.tags if tag == "img"]
+    assert len(sources) == 3
+    assert all(source and source.startswith("data:image/png;base64,") for source in sources)
+    assert not [tag for tag, _ in page.tags if tag in ("script", "link", "iframe")]
+    assert "http" not in path.read_text()
+    best = tracker.history.best
+    assert best is not None
+    assert f"{best.estimate:.4f}" in page.text
+    result = tracker.update()
+    assert result is not None
+    assert [tag for tag, _ in page.tags].count("tr") == (1 + 4) + (1 + 3)
+
+
+def test_a_streamed_run_has_a_page_too(tmp_path: Path) -> None:
+    model, optimizer = build()
+    tracker = engram.Tracker(model, optimizer, data())
+    for batch in batches(2):
+        optimizer.zero_grad()
+        with tracker.step(batch):
+            backward(model, batch)
+        optimizer.step()
+    tracker.history.add(Record(9, math.nan, math.nan), torch.full((NUM_DATA,), math.nan))
+    page = Parsed(tracker.report(tmp_path / "training.html").read_text())
+    assert sum(tag == "img" for tag, _ in page.tags) == 2  # no leverages while streaming
+    assert "visited" in page.text
+    with pytest.raises(DataError, match="no leverages"):
+        tracker.leverage_figure()
+
+
+def test_a_resumed_run_has_a_page_before_its_next_update(tmp_path: Path) -> None:
+    tracker, again = tracked(), tracked(0)
+    again.load_state_dict(tracker.state_dict())
+    assert "score" in again.report(tmp_path / "training.html").read_text()
+
+
+def test_a_run_without_updates_has_none(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="at least one update"):
+        tracked(0).report(tmp_path / "training.html")
+
+
+def test_the_page_of_a_result(tmp_path: Path) -> None:
+    result = tracked().update()
+    assert result is not None
+    path = result.report(tmp_path / "report.html", top=3)
+    page = Parsed(path.read_text())
+    assert sum(tag == "img" for tag, _ in page.tags) == 2
+    assert [tag for tag, _ in page.tags].count("tr") == 2 * (1 + 3)
+    assert f"{result.loo_nll:.4f}" in page.text
+    assert str(int(result.top(1).index[0])) in page.text
+
+
+def test_whatever_comes_from_outside_is_escaped() -> None:
+    evil = "<script>alert('x')</script>"
+    frame = pd.DataFrame({evil: [evil, 1.5]}, index=pd.Index([evil, "b"], name=evil))
+    text = Page(evil).heading(evil).text(evil).facts({evil: evil}).table(frame).html()
+    assert "<script>" not in text
+    assert text.count("&lt;script&gt;") == 10
+
+
+def test_leverages_are_kept_as_quantiles() -> None:
+    tracker = tracked()
+    result = tracker.update()
+    assert result is not None
+    record = tracker.history.records[-1]
+    expected = result.leverage.double().quantile(torch.tensor([0.05, 0.5, 0.95]).double())
+    assert record.leverage[0::2] == pytest.approx(expected.tolist())
+    median = tracker.leverage_figure().axes[0].get_lines()[0]
+    assert len(median.get_xdata()) == 4

@@ -1,0 +1,98 @@
+"""What a streamed step refuses, and what it only writes down."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import engram
+from engram.errors import ArgumentError, DataError, EngineError, LikelihoodError
+from streamed import BATCH, NUM_DATA, backward, batches, build, data
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_loss_must_be_reduced_as_announced(reduction: str) -> None:
+    model, optimizer = build()
+    x, y = data()
+    tracker = engram.Tracker(model, optimizer, data(), reduction=reduction, batch_size=BATCH)
+    batch = torch.arange(BATCH)
+    with tracker.step(batch):
+        functional.cross_entropy(model(x[:8]), y[:8], reduction=reduction).backward()
+    other = {"mean": "sum", "sum": "mean"}[reduction]
+    with pytest.raises(ArgumentError, match=f"the {other} over the batch"), tracker.step(batch):
+        functional.cross_entropy(model(x[:8]), y[:8], reduction=other).backward()
+    with tracker.step(batch, scale=0.25):
+        (functional.cross_entropy(model(x[:8]), y[:8], reduction=reduction) / 4).backward()
+    with pytest.raises(LikelihoodError, match="belong together"), tracker.step(batch + 8):
+        functional.cross_entropy(model(x[:8]), y[:8], reduction=reduction).backward()
+
+
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [
+        (None, "without indices"),
+        ([0, 1, 1], "example 1 more than once"),
+        ([0, NUM_DATA], f"0 to {NUM_DATA - 1}"),
+        ([-1, 0], "0 to"),
+        ([0.5], "whole numbers"),
+    ],
+)
+def test_indices_must_name_examples(indices: list[float] | None, message: str) -> None:
+    model, optimizer = build()
+    tracker = engram.Tracker(model, optimizer, data())
+    with pytest.raises(DataError, match=message), tracker.step(indices):
+        pass
+
+
+def test_a_step_is_one_forward_and_one_backward_pass() -> None:
+    model, optimizer = build()
+    tracker, x = engram.Tracker(model, optimizer, data()), data()[0]
+    with pytest.raises(EngineError, match="a second one"), tracker.step(torch.arange(8)):
+        model(x[:8]) + model(x[:8])
+    with pytest.raises(EngineError, match="call of the model"), tracker.step(torch.arange(8)):
+        pass
+    with pytest.raises(EngineError, match="backward pass"), tracker.step(torch.arange(8)):
+        model(x[:8])
+    with pytest.raises(EngineError, match="outputs for 8"), tracker.step(torch.arange(7)):
+        backward(model, torch.arange(8))
+
+
+def test_batch_normalisation_in_train_mode_has_no_examples_of_its_own() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracker = engram.Tracker(model, optimizer, data(), prior_precision=1.0)
+    expected = pytest.raises(EngineError, match=r"BatchNorm1d.*tracker\.update")
+    with expected, tracker.step(torch.arange(8)):
+        backward(model, torch.arange(8))
+    model.eval()
+    with tracker.step(torch.arange(8)):
+        backward(model, torch.arange(8))
+
+
+def test_a_loss_that_is_not_finite_is_recorded_and_training_goes_on() -> None:
+    model, optimizer = build()
+    tracker = engram.Tracker(model, optimizer, data())
+    for number, batch in enumerate(batches(3)):
+        optimizer.zero_grad()
+        if number == 4:
+            good = {k: v.clone() for k, v in model.state_dict().items()}
+            with torch.no_grad():
+                model[0].weight[0, 0] = math.nan
+        with tracker.step(batch):
+            backward(model, batch)
+        if number == 4:
+            model.load_state_dict(good)
+        else:
+            optimizer.step()
+    assert [record.finite for record in tracker.history] == [True, False, True]
+
+
+def test_other_estimators_need_an_update() -> None:
+    model, optimizer = build()
+    tracker = engram.Tracker(model, optimizer, data(), estimator="corrected")
+    with pytest.raises(ArgumentError, match="streaming"), tracker.step([0]):
+        pass
