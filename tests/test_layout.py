@@ -7,8 +7,8 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "engram"
 ORDER = (
-    {"_version", "errors", "parameters", "equation", "likelihoods", "batches"},
-    {"posteriors", "curvature", "engine"},
+    {"_version", "errors", "parameters", "equation", "likelihoods", "batches", "selection"},
+    {"families", "posteriors", "curvature", "engine"},
     {"sensitivity"},
     {"tracking"},
     {"demo"},
