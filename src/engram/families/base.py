@@ -195,11 +195,11 @@ class FamilyPosterior:
 
 
 def check_cavities(proper: Tensor) -> None:
-    """PosteriorError that names the first example without which no proper posterior is left."""
+    """PosteriorError naming an example without which no proper posterior is left, [..., N]."""
     if not proper.all():
         raise PosteriorError(
             "a proper posterior without each of the examples",
-            f"none without example {int((~proper).nonzero()[0, 0])}",
+            f"none without example {int((~proper).nonzero()[0, -1])}",
             "use a proper prior, more data, or weights that are not negative",
         )
 
@@ -214,7 +214,7 @@ def _partition_and_gradient(family: Family, natural: Named) -> tuple[float, Name
     with torch.enable_grad():
         partition = family.log_partition(leaves)
     gradients = torch.autograd.grad(partition, list(leaves.values()))
-    return float(partition), dict(zip(leaves, gradients, strict=True))
+    return float(partition.detach()), dict(zip(leaves, gradients, strict=True))
 
 
 def _check_same_family(first: FamilyPosterior, second: FamilyPosterior) -> None:

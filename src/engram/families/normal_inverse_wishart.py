@@ -155,9 +155,7 @@ class NormalInverseWishart(Family):
         kappa_left, dof_left = kappa - weights, dof - weights - self.size + 1
         gain = kappa / kappa_left
         kept = 1 - weights * gain * square
-        check_cavities(
-            ((kappa_left > 0) & (dof_left > 0) & (kept > 0)).reshape(-1, len(points)).all(0)
-        )
+        check_cavities((kappa_left > 0) & (dof_left > 0) & (kept > 0))
         inflation = (kappa_left + 1) / (kappa_left * dof_left)
         determinant = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)[..., None] + kept.log()
         return student_log_density(
