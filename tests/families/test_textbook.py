@@ -6,7 +6,7 @@ from scipy import integrate, stats
 from sklearn.decomposition import PCA
 
 import family_cases as cases
-from engram.families import NormalInverseGamma, ProbabilisticPCA
+from engram.families import NormalInverseGamma, NormalInverseWishart, ProbabilisticPCA
 from family_cases import CASES
 
 KEPT = np.array([0, 2, 3, 5, 6, 7, 9, 11])
@@ -186,3 +186,22 @@ def test_divergence_of_pca_is_the_likelihood_lost():
     without = fitted.remove([0, 1, 2])
     lost = without.log_predictive(x[3:]).sum() - fitted.log_predictive(x[3:]).sum()
     close(fitted.kl(without), lost)
+
+
+@pytest.mark.parametrize("name", ["normal_inverse_gamma", "normal_inverse_wishart", "pca"])
+def test_data_far_from_zero_with_the_origin_among_them(name):
+    """A shift of data and origin changes nothing but the mean."""
+    x = np.random.default_rng(7).normal(size=(30, 3))
+    far = 2.0**30
+    make = {
+        "normal_inverse_gamma": lambda at: NormalInverseGamma(at, 1.0, 2.0, 1.0),
+        "normal_inverse_wishart": lambda at: NormalInverseWishart([at] * 3),
+        "pca": lambda at: ProbabilisticPCA(3, 1, at),
+    }[name]
+    x = x[:, 0] if name == "normal_inverse_gamma" else x
+    x = (x + far) - far  # what is left of them there
+    near, shifted = make(0.0).fit(x), make(far).fit(x + far)
+    close(
+        shifted.remove([1, 2]).loo_log_predictive(), near.remove([1, 2]).loo_log_predictive(), 1e-6
+    )
+    close(shifted.moments()["variance"], near.moments()["variance"])

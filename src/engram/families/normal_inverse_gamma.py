@@ -24,7 +24,7 @@ from engram import equation
 from engram.equation import WeightedSum
 from engram.families.base import Family, Observations, check_cavities, improper
 from engram.families.densities import student_log_density
-from engram.families.reading import read_array, read_numbers, read_positive
+from engram.families.reading import read_number, read_numbers, read_positive
 from engram.parameters import Named
 
 
@@ -50,7 +50,7 @@ class NormalInverseGamma(Family):
     b: float = 1.0
 
     def __post_init__(self) -> None:
-        read_array(self.mean, "mean")
+        read_number(self.mean, "mean")
         read_positive(self.kappa, "kappa")
         read_positive(self.a, "prior shape a")
         read_positive(self.b, "prior scale b")

@@ -18,7 +18,7 @@ from engram import equation
 from engram.equation import WeightedSum
 from engram.families.base import Family, Observations, check_cavities, improper
 from engram.families.densities import normal_log_density
-from engram.families.reading import read_array, read_numbers, read_positive
+from engram.families.reading import read_number, read_numbers, read_positive
 from engram.parameters import Named
 
 
@@ -42,7 +42,7 @@ class NormalKnownVariance(Family):
 
     def __post_init__(self) -> None:
         read_positive(self.variance, "variance")
-        read_array(self.prior_mean, "prior_mean")
+        read_number(self.prior_mean, "prior_mean")
         read_positive(self.prior_variance, "prior_variance")
 
     def read(self, data: Any) -> Observations:

@@ -16,7 +16,7 @@ displacement, halved).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +26,9 @@ from tqdm import tqdm
 
 from engram import equation
 from engram.equation import WeightedSum
-from engram.errors import ArgumentError
-from engram.families.base import Family, Observations, check_cavities, improper
-from engram.families.reading import read_vectors
+from engram.errors import ArgumentError, PosteriorError
+from engram.families.base import Family, Observations, check_cavities
+from engram.families.reading import read_vector, read_vectors
 from engram.parameters import Named
 
 #: eigendecompositions at once: a few megabytes, as many as fit
@@ -46,6 +46,8 @@ class ProbabilisticPCA(Family):
     Args:
         size: D.
         num_components: Q, below D.
+        origin: the point that products are taken from, [D], or a number for all entries: choose it
+            in the range of the data when these are far from 0 compared with their spread.
         progress: whether a bar is shown when leave-one-out takes longer.
 
     Example:
@@ -59,6 +61,7 @@ class ProbabilisticPCA(Family):
 
     size: int
     num_components: int
+    origin: float | Sequence[float] | Tensor = 0.0
     progress: bool = True
 
     def __post_init__(self) -> None:
@@ -68,6 +71,10 @@ class ProbabilisticPCA(Family):
                 f"{self.num_components!r} and {self.size!r}",
                 "use fewer components, so that some noise is left",
             )
+        origin = read_vector(self.origin, "origin")
+        if len(origin) not in (1, self.size):
+            raise ArgumentError(f"an origin of {self.size} entries", str(len(origin)), "check it")
+        object.__setattr__(self, "origin", origin.expand(self.size))
 
     def read(self, data: Any) -> Observations:
         return (read_vectors(data, "vectors", self.size),)
@@ -80,23 +87,26 @@ class ProbabilisticPCA(Family):
         }
 
     def likelihoods(self, observations: Observations) -> dict[str, WeightedSum]:
-        (points,) = observations
+        centred = observations[0] - torch.as_tensor(self.origin)
         return {
-            "count": equation.rows(torch.ones(len(points), dtype=torch.float64)),
-            "sum": equation.rows(points),
-            "outer": equation.products(points, points),
+            "count": equation.rows(torch.ones(len(centred), dtype=torch.float64)),
+            "sum": equation.rows(centred),
+            "outer": equation.products(centred, centred),
         }
 
     def check(self, natural: Mapping[str, Tensor]) -> None:
         if not natural["count"] > 1e-9:
-            raise improper("some data, since there is no prior", "none")
+            raise PosteriorError(
+                "some data, since there is no prior", "none", "take out less, or fit to more"
+            )
         values = torch.linalg.eigvalsh(self._covariance(natural)[1])
         rounding = SMALLEST_NOISE * float(natural["outer"].diagonal().sum() / natural["count"])
         noise = float(values[: -self.num_components].mean())
         if not (noise > rounding and float(values[0]) > -rounding):
-            raise improper(
+            raise PosteriorError(
                 "data that vary in more directions than there are components",
                 f"noise variance {noise:.4g}",
+                "take out less, use fewer components, or move the origin into the data",
             )
 
     def standard(self, natural: Mapping[str, Tensor]) -> Named:
@@ -155,8 +165,9 @@ class ProbabilisticPCA(Family):
 
     def _covariance(self, natural: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean and covariance of the examples, divided by their number."""
-        mean = natural["sum"] / natural["count"]
-        return mean, natural["outer"] / natural["count"] - mean[:, None] * mean[None, :]
+        centre = natural["sum"] / natural["count"]
+        covariance = natural["outer"] / natural["count"] - centre[:, None] * centre[None, :]
+        return torch.as_tensor(self.origin) + centre, covariance
 
     def _log_density(self, difference: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
         """log N(x; mu, W W' + noise) in the eigenbasis of the covariance, [M]."""

@@ -85,13 +85,21 @@ def check_support(allowed: Tensor, values: Tensor, expected: str, remedy: str) -
         raise TargetError(expected, f"{float(values[tuple(wrong)]):.6g} at {place}", remedy)
 
 
-def read_positive(value: Any, name: str) -> float:
-    """A positive finite number."""
+def read_number(value: Any, name: str) -> float:
+    """A finite number."""
     try:
         number = float(value)
     except (TypeError, ValueError):
         number = float("nan")
-    if not 0 < number < float("inf"):
+    if not abs(number) < float("inf"):
+        raise ArgumentError(f"a finite {name}", repr(value), "choose a proper prior")
+    return number
+
+
+def read_positive(value: Any, name: str) -> float:
+    """A positive finite number."""
+    number = read_number(value, name)
+    if not number > 0:
         raise ArgumentError(f"a positive {name}", repr(value), "choose a proper prior")
     return number
 
