@@ -81,9 +81,8 @@ def main() -> None:
     page = f"""# Families: every example left out
 
 Leave-one-out log predictive densities of all {chosen.examples:,} examples, and the posterior
-without
-{GROUP:,} of them, in turns with fitting once, the median of {chosen.rounds} rounds, {chosen.clock}
-clock. {conditions(record["environment"])}
+without {GROUP:,} of them, in turns with fitting once; medians of {chosen.rounds} rounds,
+{chosen.clock} clock. {conditions(record["environment"])}
 Written by `python -m benchmarks.families`.
 
 {table(header, rows)}

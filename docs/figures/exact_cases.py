@@ -47,7 +47,7 @@ def main() -> None:
     top.plot(times, values, ".", color="black", ms=4)
     top.plot(times[worst], values[worst], "o", mfc="none", color=RED, ms=9)
     top.set_ylabel("state")
-    top.legend(frameon=False, loc="upper right")
+    top.legend(frameon=False, loc="lower left")
     bottom.stem(times, -loo, linefmt=GREY, markerfmt=".", basefmt=" ")
     bottom.plot(times[worst], -loo[worst], "o", mfc="none", color=RED, ms=9)
     bottom.set_ylabel("leave-one-out loss, nats")
