@@ -47,7 +47,7 @@ def perturbed(
         ...           torch.tensor([0.5, 1.0]))
         {'counts': tensor([1.5000, 0.0000])}
     """
-    moved = {name: step_size * total(weights) for name, total in natural_gradients.items()}
+    moved = {name: _step(total(weights), step_size) for name, total in natural_gradients.items()}
     return {
         name: value + moved[name] if name in moved else value for name, value in natural.items()
     }
@@ -122,10 +122,9 @@ def mean_deviation(
             dimensions, by parameter name.
         step_size: :math:`\rho`.
     """
-    direction = solve(dict(gradients))
-    if step_size == 1.0:
-        return direction
-    return {name: step_size * vector for name, vector in direction.items()}
+    # measured from m the natural parameter is (0, -S/2), so that its first component becomes this
+    linear = {name: _step(total, step_size) for name, total in gradients.items()}
+    return solve(linear)
 
 
 def gaussian_natural(mean: Tensor, precision: Tensor) -> Named:
@@ -138,6 +137,11 @@ def gaussian_natural_gradients(
 ) -> dict[str, WeightedSum]:
     """:math:`(g_j - H_j m, H_j/2)` from expected gradients [M, P] and Hessians [M, P, P]."""
     return {"linear": rows(gradients - hessians @ mean), "quadratic": rows(0.5 * hessians)}
+
+
+def _step(total: Tensor, step_size: float) -> Tensor:
+    """rho times the sum; as it is where rho is 1, for the sum may be as large as a model."""
+    return total if step_size == 1.0 else step_size * total
 
 
 def rows(values: Tensor) -> WeightedSum:

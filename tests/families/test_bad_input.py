@@ -161,6 +161,13 @@ def test_weights_of_a_fit(case):
         case.family.fit(data, [np.nan] * 9)
 
 
+@every_family
+def test_sums_that_overflow(case):
+    data = case.data(0, 9)
+    with pytest.raises(PosteriorError):
+        case.family.fit(data, weights=[1e308] * 9)
+
+
 def test_components_without_noise():
     family = ProbabilisticPCA(4, 2)
     x = np.random.default_rng(0).normal(size=(5, 4))

@@ -119,5 +119,7 @@ def test_bad_input(points, fitted):
         family.fit(points, -np.ones(120))
     with pytest.raises(PosteriorError, match="more taken out than was in"):
         fitted.family.refit(fitted, [0], weights=[1.5])
+    with pytest.raises(PosteriorError, match="an overflow"):
+        family.fit(points, np.full(120, 1e308))
     with pytest.raises(ArgumentError, match="out of range"):
         fitted.family.refit(fitted, [120])

@@ -84,7 +84,7 @@ class Family(ABC):
         observations = self.read(data)
         counted = check_weights(weights, len(observations[0]))
         natural = equation.divided(self.prior(), self.likelihoods(observations), -counted)
-        self.check(natural)
+        check_proper(self, natural)
         return FamilyPosterior(self, natural, observations, counted)
 
 
@@ -147,7 +147,7 @@ class FamilyPosterior:
                 )
         subset = tuple(array[chosen] for array in self.observations)
         natural = equation.divided(self.natural, self.family.likelihoods(subset), shares)
-        self.family.check(natural)
+        check_proper(self.family, natural)
         left = self.weights.index_add(0, chosen, -shares)
         return FamilyPosterior(self.family, natural, self.observations, left)
 
@@ -202,6 +202,18 @@ def check_cavities(proper: Tensor) -> None:
             f"none without example {int((~proper).nonzero()[0, -1])}",
             "use a proper prior, more data, or weights that are not negative",
         )
+
+
+def check_proper(family: Family, natural: Named) -> None:
+    """PosteriorError unless the natural parameter is finite and belongs to a proper posterior."""
+    for name, value in natural.items():
+        if not torch.isfinite(value).all():
+            raise PosteriorError(
+                "data and weights whose sums are finite",
+                f"an overflow in the component {name!r}",
+                "scale the data down",
+            )
+    family.check(natural)
 
 
 def improper(expected: str, got: str) -> PosteriorError:

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from engram import equation
 from engram.equation import WeightedSum
 from engram.errors import DataError, PosteriorError
-from engram.families.base import Family, FamilyPosterior, Observations, check_weights
+from engram.families.base import Family, FamilyPosterior, Observations, check_proper, check_weights
 from engram.families.gaussian_mixture import GaussianMixture
 from engram.parameters import Named
 from engram.selection import check_group
@@ -141,6 +141,7 @@ class VariationalGaussianMixture(Family):
         for _ in bar:
             likelihoods = self.mixture.likelihoods((points, responsibilities))
             natural = equation.divided(self.prior(), likelihoods, -weights)
+            check_proper(self, natural)
             before, responsibilities = responsibilities, self._responsibilities(natural, points)
             change = float((responsibilities - before).abs().max()) if len(points) else 0.0
             if change <= self.tolerance:
