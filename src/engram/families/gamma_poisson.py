@@ -18,7 +18,15 @@ from torch import Tensor
 
 from engram import equation
 from engram.equation import WeightedSum
-from engram.families.base import Family, Observations, check_cavities, improper
+from engram.families.base import Family, Observations
+from engram.families.gamma import (
+    check_gamma,
+    gamma_cavity,
+    gamma_log_partition,
+    gamma_moments,
+    gamma_natural,
+    gamma_standard,
+)
 from engram.families.reading import (
     check_lengths,
     check_support,
@@ -61,30 +69,23 @@ class GammaPoisson(Family):
         return counts, exposures
 
     def prior(self) -> Named:
-        return {
-            "events": torch.tensor(self.a - 1.0, dtype=torch.float64),
-            "exposure": torch.tensor(self.b, dtype=torch.float64),
-        }
+        return gamma_natural(self.a, self.b)
 
     def likelihoods(self, observations: Observations) -> dict[str, WeightedSum]:
         counts, exposures = observations
         return {"events": equation.rows(counts), "exposure": equation.rows(exposures)}
 
     def check(self, natural: Mapping[str, Tensor]) -> None:
-        a, b = self.standard(natural).values()
-        if not (a > 0 and b > 0):
-            raise improper("a Gamma with positive a and b", f"a={float(a):.4g}, b={float(b):.4g}")
+        check_gamma(natural)
 
     def standard(self, natural: Mapping[str, Tensor]) -> Named:
-        return {"a": natural["events"] + 1, "b": natural["exposure"]}
+        return gamma_standard(natural)
 
     def log_partition(self, natural: Mapping[str, Tensor]) -> Tensor:
-        a, b = self.standard(natural).values()
-        return torch.lgamma(a) - a * b.log()
+        return gamma_log_partition(natural)
 
     def moments(self, natural: Mapping[str, Tensor]) -> Named:
-        a, b = self.standard(natural).values()
-        return {"mean": a / b, "variance": a / b**2}
+        return gamma_moments(natural)
 
     def log_predictive(self, natural: Mapping[str, Tensor], observations: Observations) -> Tensor:
         counts, exposures = observations
@@ -97,9 +98,5 @@ class GammaPoisson(Family):
         self, natural: Mapping[str, Tensor], observations: Observations, weights: Tensor
     ) -> Tensor:
         counts, exposures = observations
-        cavity = {
-            "events": natural["events"] - weights * counts,
-            "exposure": natural["exposure"] - weights * exposures,
-        }
-        check_cavities((cavity["events"] > -1) & (cavity["exposure"] > 0))
+        cavity = gamma_cavity(natural, weights * counts, weights * exposures)
         return self.log_predictive(cavity, observations)
