@@ -7,8 +7,9 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "engram"
 ORDER = (
-    {"_version", "errors", "parameters", "equation", "likelihoods", "batches", "report"},
-    {"posteriors", "curvature", "engine", "optimizers"},
+    {"_version", "errors", "parameters", "equation", "likelihoods", "batches"},
+    {"selection", "report"},
+    {"families", "posteriors", "curvature", "engine", "optimizers"},
     {"sensitivity"},
     {"tracking", "models"},
     {"demo"},

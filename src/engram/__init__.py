@@ -4,7 +4,7 @@ From the training data alone, with the memory-perturbation equation: the change 
 examples are left out is estimated by adding up their natural gradients.
 """
 
-from engram import likelihoods, optimizers
+from engram import families, likelihoods, optimizers
 from engram._version import __version__
 from engram.errors import EngramError
 from engram.posteriors.gaussian import Posterior
@@ -25,6 +25,7 @@ __all__ = [
     "Result",
     "Tracker",
     "__version__",
+    "families",
     "influence",
     "laplace",
     "likelihoods",

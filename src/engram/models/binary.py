@@ -31,7 +31,7 @@ from engram.models.binary_expectations import (
 from engram.models.diagnosis import Convergence, diagnose, finished
 from engram.models.natural_gradient import fit
 from engram.models.variational_linear import checked_inputs
-from engram.sensitivity.groups import check_group
+from engram.selection import check_group
 from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import Result
 

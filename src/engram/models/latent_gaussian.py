@@ -38,7 +38,7 @@ from engram.models.marginals import (
     marginal_result,
 )
 from engram.models.response import responded
-from engram.sensitivity.groups import check_group
+from engram.selection import check_group
 from engram.sensitivity.result import Result
 
 CONVERGED = 1e-3  # length of the natural gradient below which leverages are taken at their word

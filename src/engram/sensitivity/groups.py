@@ -26,6 +26,7 @@ from engram.parameters import Named
 from engram.posteriors.blocks import DenseBlock
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
+from engram.selection import check_group
 from engram.sensitivity.effects import Effect, effect, paper_effect
 from engram.sensitivity.remaining import LeftOut
 
@@ -184,51 +185,6 @@ def _check_choices(estimator: str, at: str, evaluate_on: Data | None) -> None:
             "a data set",
             'use estimator="corrected"',
         )
-
-
-def check_group(
-    indices: Sequence[int] | Tensor | None,
-    weights: Sequence[float] | Tensor | None,
-    num_data: int,
-) -> tuple[Tensor, Tensor]:
-    try:
-        chosen = torch.arange(num_data) if indices is None else torch.as_tensor(indices).cpu()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ArgumentError(
-            "a list of integer indices", repr(indices)[:80], "pass a list or a tensor"
-        ) from error
-    if chosen.dtype == torch.bool:
-        raise ArgumentError("indices as integers", "a mask", "pass mask.nonzero()[:, 0]")
-    if chosen.numel() == 0:
-        raise ArgumentError("at least one index", "none", "name the examples to leave out")
-    if chosen.dim() != 1 or chosen.is_floating_point():
-        raise ArgumentError(
-            "a list of integer indices",
-            f"{chosen.dtype} of shape {tuple(chosen.shape)}",
-            "check it",
-        )
-    outside = (chosen < 0) | (chosen >= num_data)
-    if outside.any():
-        raise ArgumentError(
-            f"indices from 0 to {num_data - 1}",
-            f"{int(chosen[outside][0])}, out of range",
-            "count examples from 0 in the order of the data",
-        )
-    if len(chosen.unique()) != len(chosen):
-        values, counts = chosen.unique(return_counts=True)
-        raise ArgumentError(
-            "each index once", f"{int(values[counts > 1][0])} repeated", "use weights instead"
-        )
-    if weights is None:
-        return chosen, torch.ones(len(chosen), dtype=torch.float64)
-    shares = torch.as_tensor(weights, dtype=torch.float64).cpu()
-    if shares.shape != chosen.shape or not torch.isfinite(shares).all():
-        raise ArgumentError(
-            f"{len(chosen)} finite weights, one per index",
-            f"shape {tuple(shares.shape)}",
-            "give one weight per index",
-        )
-    return chosen, shares
 
 
 def _remove(

@@ -1,0 +1,32 @@
+"""Conjugate exponential families, in which the memory-perturbation equation is exact."""
+
+from engram.families.base import Family, FamilyPosterior
+from engram.families.beta_bernoulli import BetaBernoulli
+from engram.families.dirichlet_categorical import DirichletCategorical
+from engram.families.gamma_exponential import GammaExponential
+from engram.families.gamma_poisson import GammaPoisson
+from engram.families.gaussian_mixture import GaussianMixture
+from engram.families.linear_regression import LinearRegression
+from engram.families.linear_state_space import LinearStateSpace
+from engram.families.normal_inverse_gamma import NormalInverseGamma
+from engram.families.normal_inverse_wishart import NormalInverseWishart
+from engram.families.normal_known_variance import NormalKnownVariance
+from engram.families.probabilistic_pca import ProbabilisticPCA
+from engram.families.variational_mixture import VariationalGaussianMixture
+
+__all__ = [
+    "BetaBernoulli",
+    "DirichletCategorical",
+    "Family",
+    "FamilyPosterior",
+    "GammaExponential",
+    "GammaPoisson",
+    "GaussianMixture",
+    "LinearRegression",
+    "LinearStateSpace",
+    "NormalInverseGamma",
+    "NormalInverseWishart",
+    "NormalKnownVariance",
+    "ProbabilisticPCA",
+    "VariationalGaussianMixture",
+]

@@ -1,0 +1,124 @@
+r"""Numbers with an unknown mean and an unknown variance.
+
+.. math:: \sigma^2 \sim \mathrm{InvGamma}(a, b), \quad \mu \sim N(m, \sigma^2/\kappa), \quad
+    y \sim N(\mu, \sigma^2)
+
+With :math:`T = (\mu/\sigma^2, -1/(2\sigma^2), -\mu^2/(2\sigma^2), -\tfrac12\log\sigma^2)`, both
+measured from the prior mean,
+
+.. math:: \lambda = (\kappa m,\ 2b + \kappa m^2,\ \kappa,\ 2a + 3), \quad
+    \tilde\lambda = (y, y^2, 1, 1)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engram import equation
+from engram.equation import WeightedSum
+from engram.families.base import Family, Observations, check_cavities, improper
+from engram.families.densities import student_log_density
+from engram.families.reading import read_number, read_numbers, read_positive
+from engram.parameters import Named
+
+
+@dataclass(frozen=True)
+class NormalInverseGamma(Family):
+    """Numbers, one per example.
+
+    Args:
+        mean: m, also the origin that squares are taken from: choose it in the range of the data
+            when these are far from 0 compared with their spread.
+        kappa: prior number of examples behind the mean.
+        a: prior shape of the variance; half the number of examples behind it.
+        b: prior scale of the variance.
+
+    Example:
+        >>> NormalInverseGamma(0.0, 1.0, 2.0, 1.0).fit([1.0, 3.0]).standard()["mean"]
+        tensor(1.3333, dtype=torch.float64)
+    """
+
+    mean: float = 0.0
+    kappa: float = 1.0
+    a: float = 1.0
+    b: float = 1.0
+
+    def __post_init__(self) -> None:
+        read_number(self.mean, "mean")
+        read_positive(self.kappa, "kappa")
+        read_positive(self.a, "prior shape a")
+        read_positive(self.b, "prior scale b")
+
+    def read(self, data: Any) -> Observations:
+        return (read_numbers(data, "numbers"),)
+
+    def prior(self) -> Named:
+        values = {"sum": 0.0, "square": 2 * self.b, "count": self.kappa, "shape": 2 * self.a + 3}
+        return {name: torch.tensor(v, dtype=torch.float64) for name, v in values.items()}
+
+    def likelihoods(self, observations: Observations) -> dict[str, WeightedSum]:
+        centred = observations[0] - self.mean
+        ones = equation.rows(torch.ones_like(centred))
+        return {
+            "sum": equation.rows(centred),
+            "square": equation.rows(centred**2),
+            "count": ones,
+            "shape": ones,
+        }
+
+    def check(self, natural: Mapping[str, Tensor]) -> None:
+        _, kappa, a, b = (float(value) for value in self.standard(natural).values())
+        if not (kappa > 0 and a > 0 and b > 0):
+            raise improper("positive kappa, a and b", f"kappa={kappa:.4g}, a={a:.4g}, b={b:.4g}")
+
+    def standard(self, natural: Mapping[str, Tensor]) -> Named:
+        centre = natural["sum"] / natural["count"]
+        return {
+            "mean": self.mean + centre,
+            "kappa": natural["count"],
+            "a": 0.5 * (natural["shape"] - 3),
+            "b": 0.5 * (natural["square"] - natural["sum"] * centre),
+        }
+
+    def log_partition(self, natural: Mapping[str, Tensor]) -> Tensor:
+        _, kappa, a, b = self.standard(natural).values()
+        return torch.lgamma(a) - a * b.log() - 0.5 * (kappa / (2 * math.pi)).log()
+
+    def moments(self, natural: Mapping[str, Tensor]) -> Named:
+        """The variance of the mean exists for a > 1, that of the variance for a > 2; else inf."""
+        mean, kappa, a, b = self.standard(natural).values()
+        infinite = torch.full_like(a, torch.inf)
+        expected = torch.where(a > 1, b / (a - 1), infinite)
+        spread = torch.where(a > 2, b**2 / ((a - 1) ** 2 * (a - 2)), infinite)
+        return {
+            "mean": mean,
+            "variance": expected / kappa,
+            "noise_mean": expected,
+            "noise_variance": spread,
+        }
+
+    def log_predictive(self, natural: Mapping[str, Tensor], observations: Observations) -> Tensor:
+        (numbers,) = observations
+        mean, kappa, a, b = self.standard(natural).values()
+        scale = b * (kappa + 1) / (a * kappa)
+        return student_log_density((numbers - mean) ** 2 / scale, scale.log(), 2 * a, 1)
+
+    def loo_log_predictive(
+        self, natural: Mapping[str, Tensor], observations: Observations, weights: Tensor
+    ) -> Tensor:
+        (numbers,) = observations
+        mean, kappa, a, b = self.standard(natural).values()
+        kappa_left, a_left = kappa - weights, a - 0.5 * weights
+        gain = kappa / kappa_left
+        # b as a downdate, not from the sums: those would cancel
+        b_left = b - 0.5 * weights * gain * (numbers - mean) ** 2
+        check_cavities((kappa_left > 0) & (a_left > 0) & (b_left > 0))
+        scale = b_left * (kappa_left + 1) / (a_left * kappa_left)
+        quadratic = (gain * (numbers - mean)) ** 2 / scale
+        return student_log_density(quadratic, scale.log(), 2 * a_left, 1)

@@ -1,0 +1,166 @@
+r"""Vectors with an unknown mean and an unknown covariance.
+
+.. math:: \Sigma \sim \mathrm{InvWishart}(\nu, \Psi), \quad \mu \sim N(m, \Sigma/\kappa), \quad
+    x \sim N(\mu, \Sigma)
+
+With :math:`T = (\Sigma^{-1}\mu, -\tfrac12\Sigma^{-1}, -\tfrac12\mu'\Sigma^{-1}\mu,
+-\tfrac12\log|\Sigma|)`, measured from the prior mean, in D dimensions
+
+.. math:: \lambda = (\kappa m,\ \Psi + \kappa m m',\ \kappa,\ \nu + D + 2), \quad
+    \tilde\lambda = (x, x x', 1, 1)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engram import equation
+from engram.equation import WeightedSum
+from engram.errors import ArgumentError
+from engram.families.base import Family, Observations, check_cavities, improper
+from engram.families.densities import student_log_density
+from engram.families.reading import read_covariance, read_positive, read_vector, read_vectors
+from engram.parameters import Named
+
+
+@dataclass(frozen=True, eq=False)
+class NormalInverseWishart(Family):
+    """Vectors, one row per example, [N, D].
+
+    Its methods take natural parameters with leading dimensions too, as a mixture has them.
+
+    Args:
+        mean: m [D], also the origin that products are taken from: choose it in the range of the
+            data when these are far from 0 compared with their spread.
+        kappa: prior number of examples behind the mean.
+        dof: nu, above D - 1; prior number of examples behind the covariance.
+        scale: Psi [D, D], or a number for its multiple of the identity.
+
+    Example:
+        >>> posterior = NormalInverseWishart([0.0, 0.0]).fit([[1.0, 2.0], [3.0, 4.0]])
+        >>> posterior.standard()["mean"]
+        tensor([1.3333, 2.0000], dtype=torch.float64)
+    """
+
+    mean: Sequence[float] | Tensor
+    kappa: float = 1.0
+    dof: float | None = None
+    scale: float | Tensor = 1.0
+
+    def __post_init__(self) -> None:
+        mean = read_vector(self.mean, "mean")
+        dof = len(mean) + 2.0 if self.dof is None else read_positive(self.dof, "dof")
+        if dof <= len(mean) - 1:
+            raise ArgumentError(
+                f"dof above {len(mean) - 1}, one less than the dimensions",
+                repr(self.dof),
+                "choose a proper prior",
+            )
+        read_positive(self.kappa, "kappa")
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "dof", dof)
+        object.__setattr__(self, "scale", read_covariance(self.scale, "scale", len(mean)))
+
+    @property
+    def size(self) -> int:
+        """D."""
+        return len(self.mean)
+
+    def read(self, data: Any) -> Observations:
+        return (read_vectors(data, "vectors", self.size),)
+
+    def prior(self) -> Named:
+        assert self.dof is not None
+        return {
+            "sum": torch.zeros(self.size, dtype=torch.float64),
+            "outer": torch.as_tensor(self.scale).clone(),
+            "count": torch.tensor(self.kappa, dtype=torch.float64),
+            "shape": torch.tensor(self.dof + self.size + 2, dtype=torch.float64),
+        }
+
+    def likelihoods(self, observations: Observations) -> dict[str, WeightedSum]:
+        centred = observations[0] - torch.as_tensor(self.mean)
+        ones = equation.rows(torch.ones(len(centred), dtype=torch.float64))
+        return {
+            "sum": equation.rows(centred),
+            "outer": equation.products(centred, centred),
+            "count": ones,
+            "shape": ones,
+        }
+
+    def check(self, natural: Mapping[str, Tensor]) -> None:
+        _, kappa, dof, scale = self.standard(natural).values()
+        if not ((kappa > 0).all() and (dof > self.size - 1).all()):
+            raise improper(
+                f"positive kappa and dof above {self.size - 1}",
+                f"kappa={float(kappa.min()):.4g}, dof={float(dof.min()):.4g}",
+            )
+        if (torch.linalg.cholesky_ex(scale).info != 0).any():
+            raise improper("a positive definite scale matrix", "one that is not")
+
+    def standard(self, natural: Mapping[str, Tensor]) -> Named:
+        centre = natural["sum"] / natural["count"][..., None]
+        scale = natural["outer"] - natural["sum"][..., :, None] * centre[..., None, :]
+        return {
+            "mean": torch.as_tensor(self.mean) + centre,
+            "kappa": natural["count"],
+            "dof": natural["shape"] - self.size - 2,
+            "scale": 0.5 * (scale + scale.mT),
+        }
+
+    def log_partition(self, natural: Mapping[str, Tensor]) -> Tensor:
+        _, kappa, dof, scale = self.standard(natural).values()
+        gammas = 0.5 * dof * self.size * math.log(2) + torch.mvlgamma(0.5 * dof, self.size)
+        spread = 0.5 * (dof * torch.logdet(scale) + self.size * (kappa / (2 * math.pi)).log())
+        return (gammas - spread).sum()
+
+    def moments(self, natural: Mapping[str, Tensor]) -> Named:
+        """Infinite where they do not exist: E[Sigma] needs dof > D + 1, its variance D + 3."""
+        mean, kappa, dof, scale = self.standard(natural).values()
+        infinite = torch.full_like(scale, torch.inf)
+        beyond = (dof - self.size - 1)[..., None, None]
+        expected = torch.where(beyond > 0, scale / beyond, infinite)
+        diagonal = scale.diagonal(dim1=-2, dim2=-1)
+        squares = diagonal[..., :, None] * diagonal[..., None, :]
+        numerator = (beyond + 2) * scale**2 + beyond * squares
+        spread = numerator / ((beyond + 1) * beyond**2 * (beyond - 2))
+        return {
+            "mean": mean,
+            "variance": expected / kappa[..., None, None],
+            "noise_mean": expected,
+            "noise_variance": torch.where(beyond > 2, spread, infinite),
+        }
+
+    def log_predictive(self, natural: Mapping[str, Tensor], observations: Observations) -> Tensor:
+        none = torch.zeros(len(observations[0]), dtype=torch.float64)
+        return self.loo_log_predictive(natural, observations, none)
+
+    def loo_log_predictive(
+        self, natural: Mapping[str, Tensor], observations: Observations, weights: Tensor
+    ) -> Tensor:
+        """A rank-one downdate of the scale for each example; leading dimensions give [..., N]."""
+        (points,) = observations
+        mean, kappa, dof, scale = self.standard(natural).values()
+        factor = torch.linalg.cholesky(scale)
+        difference = points - mean[..., None, :]
+        whitened = torch.linalg.solve_triangular(factor, difference.mT, upper=False)
+        square = (whitened**2).sum(-2)
+        kappa, dof = kappa[..., None], dof[..., None]
+        kappa_left, dof_left = kappa - weights, dof - weights - self.size + 1
+        gain = kappa / kappa_left
+        kept = 1 - weights * gain * square
+        check_cavities((kappa_left > 0) & (dof_left > 0) & (kept > 0))
+        inflation = (kappa_left + 1) / (kappa_left * dof_left)
+        determinant = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)[..., None] + kept.log()
+        return student_log_density(
+            gain**2 * square / kept / inflation,
+            determinant + self.size * inflation.log(),
+            dof_left,
+            self.size,
+        )

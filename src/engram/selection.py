@@ -1,0 +1,66 @@
+"""Which examples are left out, and what share of each: checked once, wherever it enters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engram.errors import ArgumentError
+
+
+def check_group(
+    indices: Sequence[int] | Tensor | None,
+    weights: Sequence[float] | Tensor | None,
+    num_data: int,
+) -> tuple[Tensor, Tensor]:
+    """The chosen indices and their shares; all examples if no indices, share 1 if no weights."""
+    chosen = _check_indices(indices, num_data)
+    if weights is None:
+        return chosen, torch.ones(len(chosen), dtype=torch.float64)
+    try:
+        shares = torch.as_tensor(weights, dtype=torch.float64).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(
+            "a list of weights", repr(weights)[:80], "give one number per index"
+        ) from error
+    if shares.shape != chosen.shape or not torch.isfinite(shares).all():
+        raise ArgumentError(
+            f"{len(chosen)} finite weights, one per index",
+            f"shape {tuple(shares.shape)}",
+            "give one weight per index",
+        )
+    return chosen, shares
+
+
+def _check_indices(indices: Sequence[int] | Tensor | None, num_data: int) -> Tensor:
+    try:
+        chosen = torch.arange(num_data) if indices is None else torch.as_tensor(indices).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(
+            "a list of integer indices", repr(indices)[:80], "pass a list or a tensor"
+        ) from error
+    if chosen.dtype == torch.bool:
+        raise ArgumentError("indices as integers", "a mask", "pass mask.nonzero()[:, 0]")
+    if chosen.numel() == 0:
+        raise ArgumentError("at least one index", "none", "name the examples to leave out")
+    if chosen.dim() != 1 or chosen.is_floating_point():
+        raise ArgumentError(
+            "a list of integer indices",
+            f"{chosen.dtype} of shape {tuple(chosen.shape)}",
+            "check it",
+        )
+    outside = (chosen < 0) | (chosen >= num_data)
+    if outside.any():
+        raise ArgumentError(
+            f"indices from 0 to {num_data - 1}",
+            f"{int(chosen[outside][0])}, out of range",
+            "count examples from 0 in the order of the data",
+        )
+    if len(chosen.unique()) != len(chosen):
+        values, counts = chosen.unique(return_counts=True)
+        raise ArgumentError(
+            "each index once", f"{int(values[counts > 1][0])} repeated", "use weights instead"
+        )
+    return chosen
