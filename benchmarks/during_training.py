@@ -52,7 +52,7 @@ RUNS = {
     "mnist-lenet5-adam-32": Run("mnist", "lenet5", "adam", (1e-3, 0.0), 60.0, 32, 10),
     "fmnist-lenet5-adam-32": Run("fmnist", "lenet5", "adam", (1e-3, 0.0), 60.0, 32, 10),
     "fmnist-lenet5-adamw-overfit": Run(
-        "fmnist", "lenet5", "adamw", (1e-3, 1e-3), 60.0, 256, 40, ("optimizer", "kronecker")
+        "fmnist", "lenet5", "adamw", (1e-3, 1e-3), 60.0, 256, 24, ("optimizer", "kronecker")
     ),
 }
 

@@ -16,6 +16,7 @@ from engram.sensitivity.pairs import influence
 from engram.sensitivity.result import Result, load
 from engram.sensitivity.variances import prediction_variance
 from engram.tracking.tracker import Tracker
+from engram.tracking.tuning import Tuning, tune
 
 __all__ = [
     "ClassRemovals",
@@ -24,6 +25,7 @@ __all__ = [
     "Removal",
     "Result",
     "Tracker",
+    "Tuning",
     "__version__",
     "families",
     "influence",
@@ -36,4 +38,5 @@ __all__ = [
     "remove",
     "remove_classes",
     "sensitivities",
+    "tune",
 ]
