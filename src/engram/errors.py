@@ -41,3 +41,11 @@ class ModelMismatchError(EngramError, ValueError):
 
 class EngineError(EngramError, RuntimeError):
     """The tangent pass cannot handle this model."""
+
+
+class DesignError(EngramError, ValueError):
+    """A design matrix that, with these targets, does not determine the coefficients."""
+
+
+class UnsupportedModelError(EngramError, TypeError):
+    """A fitted model of another library that there is no adapter for."""

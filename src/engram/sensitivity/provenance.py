@@ -7,12 +7,11 @@ from datetime import datetime, timezone
 from typing import Any
 
 import torch
-from torch import nn
 
 import engram._version as version
 
 
-def provenance(model: nn.Module, settings: dict[str, Any]) -> dict[str, Any]:
+def provenance(model: object, settings: dict[str, Any]) -> dict[str, Any]:
     """A record that goes with every result."""
     return {
         "engram": version.__version__,
