@@ -92,14 +92,11 @@ def as_matrix(inputs: Any) -> Tensor:
     if hasattr(inputs, "toarray"):
         inputs = inputs.toarray()
     try:
-        matrix = torch.as_tensor(
-            inputs if isinstance(inputs, Tensor) else np.asarray(inputs, dtype=np.float64)
-        )
+        matrix = _as_tensor(inputs)
     except (TypeError, ValueError) as error:
         raise DataError(
             "a matrix of numbers", str(error), "encode categories as numbers"
         ) from error
-    matrix = matrix.detach().cpu().double()
     if matrix.dim() != 2 or len(matrix) == 0:
         raise DataError(
             "a matrix X of shape (examples, columns) with at least one row",
@@ -123,13 +120,10 @@ def as_column(what: str, values: Any, count: int, default: float) -> Tensor:
     """A float64 vector of one finite number per example."""
     if values is None:
         return torch.full((count,), default, dtype=torch.float64)
-    if isinstance(values, Tensor):
-        column = values.detach().cpu().double()
-    else:
-        try:
-            column = torch.as_tensor(np.asarray(values, dtype=np.float64))
-        except (TypeError, ValueError) as error:
-            raise DataError(f"{what} that are numbers", str(error), f"convert {what}") from error
+    try:
+        column = _as_tensor(values)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{what} that are numbers", str(error), f"convert {what}") from error
     if column.dim() == 2 and column.shape[1] == 1:
         column = column[:, 0]
     if column.shape != (count,):
@@ -144,6 +138,14 @@ def as_column(what: str, values: Any, count: int, default: float) -> Tensor:
             f"finite {what}", f"{float(column[where])} for example {where}", "drop that example"
         )
     return column
+
+
+def _as_tensor(values: Any) -> Tensor:
+    """Float64 on the CPU, without a copy where none is needed."""
+    if isinstance(values, Tensor):
+        return values.detach().cpu().double()
+    array = np.ascontiguousarray(values, dtype=np.float64)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def column_names(inputs: Any, count: int) -> tuple[str, ...]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pandas as pd
-import torch
 from torch import Tensor
 
 from engram.errors import ArgumentError, PosteriorError
@@ -73,6 +72,7 @@ def linear_measures(fit: Fit) -> LinearMeasures:
         fit: from :func:`engram.models.fit_linear`, with any weights and penalty.
 
     Example:
+        >>> import torch
         >>> from engram.models import fit_linear
         >>> x, y = torch.tensor([[0.0], [1.0], [2.0], [6.0]]), torch.tensor([1.0, 3.0, 5.5, 12.0])
         >>> measures = linear_measures(fit_linear(x, y))

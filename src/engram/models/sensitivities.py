@@ -14,7 +14,7 @@ from engram.models.fit import Fit
 from engram.models.likelihood import ResponseLikelihood, Weighted
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.diagnostics import Diagnostics
-from engram.sensitivity.estimators import GUARD, Estimate, Setting, estimator_named
+from engram.sensitivity.estimators import GUARD, Estimate, Setting, corrected, estimator_named
 from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import Result
 
@@ -89,7 +89,10 @@ def sensitivities_of(
     examples = Examples(KnownVariance(fit.variances), fit.outputs, fit.targets, residual)
     guard = EXACT_GUARD if is_least_squares(fit) else GUARD
     setting = Setting(likelihood, fit.posterior, rounds, GradientSum(), guard)
-    estimate = _inside_support(fit, rule(examples, setting))
+    estimate = rule(examples, setting)
+    if estimator == "iterated" and bool(estimate.flagged.any()):
+        estimate = _held(estimate, corrected(examples, setting))
+    estimate = _inside_support(fit, estimate)
     settings = {
         "estimator": estimator,
         "rounds": rounds if estimator == "iterated" else None,
@@ -110,6 +113,18 @@ def is_least_squares(fit: Fit) -> bool:
     if not isinstance(likelihood, ResponseLikelihood):
         return False
     return likelihood.name == "gaussian" and likelihood.response.link.name == "identity"
+
+
+def _held(iterated: Estimate, step: Estimate) -> Estimate:
+    """Where the rounds grow apart, one Newton step instead; V is exact here, so it can be had."""
+    held = iterated.flagged
+    return Estimate(
+        torch.where(held[:, None], step.deviation, iterated.deviation),
+        torch.where(held[:, None], step.prediction_deviation, iterated.prediction_deviation),
+        torch.where(held, step.loo_loss, iterated.loo_loss),
+        held,
+        step.eigenvalues,
+    )
 
 
 def _inside_support(fit: Fit, estimate: Estimate) -> Estimate:
