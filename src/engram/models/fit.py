@@ -19,7 +19,7 @@ from engram.likelihoods import Likelihood
 from engram.models.design import as_column, as_matrix
 from engram.models.factor import Factor
 from engram.models.likelihood import ResponseLikelihood, Weighted
-from engram.models.newton import Objective, minimise
+from engram.models.newton import Minimum, Objective, minimise
 from engram.models.rank import check_rank
 from engram.models.separation import check_separation
 from engram.parameters import Layout
@@ -217,18 +217,24 @@ class Fit:
 
     def without(self, indices: Sequence[int] | Tensor) -> Fit:
         """The truth: the model fitted again without some examples, from where it is."""
-        kept = torch.ones(len(self.targets), dtype=torch.bool)
-        kept[torch.as_tensor(indices)] = False
-        design = self.objective.design.rows(kept.nonzero()[:, 0])
-        objective = replace(self.objective, design=design, targets=self.targets[kept])
-        minimum = minimise(objective, self.coefficients)
+        minimum = self.moved_without(indices)
         return fit_at(
-            objective,
+            minimum.objective,
             minimum.coefficients,
             hessian=self.hessian,
             converged=minimum.converged,
             dispersion=self.dispersion,
         )
+
+    def moved_without(self, indices: Sequence[int] | Tensor) -> Minimum:
+        """Where Newton's method goes from here when some examples are gone."""
+        kept = torch.ones(len(self.targets), dtype=torch.bool)
+        kept[torch.as_tensor(indices)] = False
+        if not kept.any():
+            raise PosteriorError("at least one example that remains", "none", "leave out fewer")
+        design = self.objective.design.rows(kept.nonzero()[:, 0])
+        objective = replace(self.objective, design=design, targets=self.targets[kept])
+        return minimise(objective, self.coefficients)
 
     def to_frame(self) -> pd.DataFrame:
         """Coefficients with their standard errors."""

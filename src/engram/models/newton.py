@@ -75,6 +75,7 @@ class Objective:
 class Minimum:
     """Where Newton's method came to."""
 
+    objective: Objective
     coefficients: Tensor
     converged: bool
     iterations: int
@@ -93,17 +94,17 @@ def minimise(objective: Objective, start: Tensor) -> Minimum:
             factor, scored = objective.factor(outputs, expected=True), scored + 1
         if factor is None:
             check_rank(objective.design)
-            return Minimum(coefficients, False, iteration, scored)
+            return Minimum(objective, coefficients, False, iteration, scored)
         step = -factor.solve(gradient[None])[0]
         decrease = -float(gradient @ step)
         moved = _descend(objective, coefficients, step.reshape(start.shape), value, decrease)
         if moved is None:
             settled = decrease <= 1e-8 * (1 + abs(value))  # only rounding is left
-            return Minimum(coefficients, settled, iteration, scored)
+            return Minimum(objective, coefficients, settled, iteration, scored)
         coefficients, outputs, value = moved
         if decrease <= TOLERANCE * (1 + abs(value)):
-            return Minimum(coefficients, True, iteration + 1, scored)
-    return Minimum(coefficients, False, LARGEST_ITERATION, scored)
+            return Minimum(objective, coefficients, True, iteration + 1, scored)
+    return Minimum(objective, coefficients, False, LARGEST_ITERATION, scored)
 
 
 def _descend(
