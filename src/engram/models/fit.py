@@ -163,14 +163,7 @@ class Fit:
         Args:
             share: eps; 1 leaves the example out, -1 counts it twice.
         """
-        weights = share * self.objective.design.weights
-        pull, hessian = self._pull_and_hessian()
-        product = weights[:, None, None] * (self.variances @ hessian)
-        self._check_shares(product, share)
-        # S^-1 J' (I - w L V)^-1 w e is the same step, with an inverse in output space
-        inner = torch.eye(hessian.shape[1], dtype=hessian.dtype) - product.mT
-        moved = torch.linalg.solve(inner, weights[:, None] * pull)
-        return self._steps(moved)
+        return share * self._steps(share, times=1)
 
     def parameter_derivative(self, share: float = 0.0) -> Tensor:
         r"""d theta / d eps where a share of each example is already out, [N, K, P].
@@ -181,22 +174,22 @@ class Fit:
         At eps = 0 the influence function of the data, at 1 that of the leave-one-out fit; exact for
         least squares.
         """
-        weights = self.objective.design.weights
-        pull, hessian = self._pull_and_hessian()
-        product = share * weights[:, None, None] * (self.variances @ hessian)
+        return self._steps(share, times=2)
+
+    def _steps(self, share: float, times: int) -> Tensor:
+        """S^-1 J' (I - eps w Lambda V)^-times w e for every example, [N, K, P].
+
+        One inverse, in the space of outputs, makes S that of the remaining data.
+        """
+        design, likelihood = self.objective.design, self.likelihood
+        hessian = likelihood.output_hessian(self.outputs, self.targets)
+        product = share * design.weights[:, None, None] * (self.variances @ hessian)
         self._check_shares(product, share)
         inner = torch.eye(hessian.shape[1], dtype=hessian.dtype) - product.mT
-        moved = torch.linalg.solve(inner, torch.linalg.solve(inner, weights[:, None] * pull))
-        return self._steps(moved)
-
-    def _pull_and_hessian(self) -> tuple[Tensor, Tensor]:
-        likelihood = self.likelihood
-        pull = likelihood.residual(self.outputs, self.targets)
-        return pull, likelihood.output_hessian(self.outputs, self.targets)
-
-    def _steps(self, seeds: Tensor) -> Tensor:
-        """S^-1 J_i' s_i for every example, [N, K, P]."""
-        gradients = seeds[:, :, None] * self.objective.design.matrix[:, None, :]
+        seeds = self.weighted.residual(self.outputs, self.targets)
+        for _ in range(times):
+            seeds = torch.linalg.solve(inner, seeds)
+        gradients = seeds[:, :, None] * design.matrix[:, None, :]
         solve = self.posterior.solve
         return equation.mean_deviation(solve, {"coefficients": gradients})["coefficients"]
 

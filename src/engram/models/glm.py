@@ -122,16 +122,19 @@ def class_shares(targets: Any) -> Tensor:
     if values.is_floating_point() and not bool((values == values.round()).all()):
         raise TargetError("whole class numbers", f"{values.dtype} values", "number the classes")
     numbers = values.long()
-    if len(numbers) and int(numbers.min()) >= 0:
-        missing = set(range(int(numbers.max()) + 1)) - set(numbers.unique().tolist())
-        if missing:
-            raise TargetError(
-                "class numbers without gaps",
-                f"no example of class {min(missing)}",
-                "renumber the classes that occur",
-            )
-    outputs = torch.zeros(len(numbers), int(numbers.max()) + 1, dtype=torch.float64)
-    return Categorical().prepare(outputs, numbers)
+    found = set(numbers.tolist())
+    if len(found) < 2 or min(found) < 0:
+        raise TargetError(
+            "class numbers from 0, of at least two classes", f"{sorted(found)[:5]}", "number them"
+        )
+    missing = set(range(max(found))) - found
+    if missing:
+        raise TargetError(
+            "class numbers without gaps",
+            f"no example of class {min(missing)}",
+            "renumber the classes that occur",
+        )
+    return Categorical().form(torch.zeros(len(numbers), max(found) + 1).double(), numbers)
 
 
 def _fitted(objective: Objective, dispersion: float | None, hessian: str) -> Fit:
