@@ -70,19 +70,19 @@ class TestSeparation:
     def test_quasi_complete(self):
         column = np.r_[np.zeros(20), np.ones(20)]
         targets = np.r_[BINARY[:20], np.ones(20)]
-        with pytest.raises(DesignError, match="quasi-complete separation: .*x0"):
+        with pytest.raises(DesignError, match=r"quasi-complete separation: .*x0"):
             fit_glm(np.column_stack([column, X[:, 0]]), targets)
 
     def test_multinomial(self):
         targets = np.digitize(X[:, 2], [-0.4, 0.4])
-        with pytest.raises(DesignError, match="separation: .*x2"):
+        with pytest.raises(DesignError, match=r"separation: .*x2"):
             fit_multinomial(X, targets)
         assert fit_multinomial(X, targets, penalty=0.1).converged
 
     def test_counts_of_zero(self):
         column = np.r_[np.zeros(20), np.ones(20)]
         targets = np.r_[COUNTS[:20], np.zeros(20)]
-        with pytest.raises(DesignError, match="separation: .*x0"):
+        with pytest.raises(DesignError, match=r"separation: .*x0"):
             fit_glm(np.column_stack([column, X[:, 0]]), targets, "poisson")
 
     def test_one_class(self):

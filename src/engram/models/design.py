@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ class Design:
     """X with what belongs to its rows and columns.
 
     Args:
-        matrix: X, [N, P], float64.
+        body: X without the column of ones that was asked for, float64.
+        ones: whether there is such a column; it is the first of X, and never copied in front of
+            the others where the cost of that would show.
         names: of the columns.
         penalty: of each column, [P]: penalty/2 theta^2 is added to the sum of losses at
             dispersion 1, so that it is ridge's alpha.
@@ -26,7 +29,8 @@ class Design:
         offset: added to the linear predictor, [N, 1].
     """
 
-    matrix: Tensor
+    body: Tensor
+    ones: bool
     names: tuple[str, ...]
     penalty: Tensor
     weights: Tensor
@@ -35,16 +39,40 @@ class Design:
     @property
     def num_data(self) -> int:
         """N."""
-        return len(self.matrix)
+        return len(self.body)
+
+    @property
+    def width(self) -> int:
+        """P."""
+        return len(self.names)
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        """X, [N, P]."""
+        return with_ones(self.body) if self.ones else self.body
 
     def outputs(self, coefficients: Tensor) -> Tensor:
         """f = X theta + offset, [N, K], for coefficients [K, P]."""
-        return self.matrix @ coefficients.mT + self.offset
+        if not self.ones:
+            return self.body @ coefficients.mT + self.offset
+        return self.body @ coefficients[:, 1:].mT + coefficients[:, 0] + self.offset
+
+    def pull_back(self, seeds: Tensor) -> Tensor:
+        """sum_i s_i x_i' for seeds [N, K], [K, P]."""
+        total = seeds.mT @ self.body
+        return torch.cat([seeds.sum(0)[:, None], total], 1) if self.ones else total
 
     def rows(self, indices: Tensor) -> Design:
         """The design of some examples."""
         parts = (self.weights[indices], self.offset[indices])
-        return Design(self.matrix[indices], self.names, self.penalty, *parts)
+        return Design(self.body[indices], self.ones, self.names, self.penalty, *parts)
+
+
+def with_ones(matrix: Tensor) -> Tensor:
+    """A column of ones, and the matrix."""
+    widened = matrix.new_empty(len(matrix), matrix.shape[1] + 1)
+    widened[:, 0], widened[:, 1:] = 1.0, matrix
+    return widened
 
 
 def read_design(
@@ -68,11 +96,9 @@ def read_design(
         )
     columns = _penalties(penalty, matrix.shape[1])
     if intercept:
-        widened = matrix.new_empty(len(matrix), matrix.shape[1] + 1)
-        widened[:, 0], widened[:, 1:] = 1.0, matrix
-        matrix, names = widened, ("intercept", *names)
+        names = ("intercept", *names)
         columns = torch.cat([columns.new_tensor([intercept_penalty]), columns])
-    if matrix.shape[1] == 0:
+    if not names:
         raise DataError(
             "at least one column", "none, and no intercept", "give X, or intercept=True"
         )
@@ -84,7 +110,7 @@ def read_design(
             "an example of weight 0 is not used; negative weights have no posterior",
         )
     shift = as_column("offset", offset, num_targets, 0.0)[:, None]
-    return Design(matrix, names, columns, row_weights, shift)
+    return Design(matrix, intercept, names, columns, row_weights, shift)
 
 
 def as_matrix(inputs: Any) -> Tensor:

@@ -54,11 +54,11 @@ class Factor:
         """log |S|."""
         return 2 * float(self.upper.diagonal().abs().log().sum())
 
-    def variances(self, matrix: Tensor, num_outputs: int) -> Tensor:
+    def variances(self, design: Design, num_outputs: int) -> Tensor:
         """V_i = (I (x) x_i)' S^-1 (I (x) x_i), [N, K, K]."""
         if num_outputs == 1:
-            return _square_norms(matrix, self.inverse)[:, None, None]
-        width = matrix.shape[1]
+            return _square_norms(design, self.inverse)[:, None, None]
+        matrix, width = design.matrix, design.width
         blocks = self.covariance.reshape(num_outputs, width, num_outputs, width)
         result = matrix.new_empty(len(matrix), num_outputs, num_outputs)
         for start in range(0, len(matrix), ROWS):
@@ -71,42 +71,53 @@ class Factor:
         return result
 
 
-def _square_norms(matrix: Tensor, inverse: Tensor) -> Tensor:
+def _square_norms(design: Design, inverse: Tensor) -> Tensor:
     """|x_i R^-1|^2; a triangular product takes half the time of a full one."""
-    values = matrix.numpy()
-    lower = np.asfortranarray(inverse.numpy()).T
-    result = np.empty(len(values))
-    for start in range(0, len(values), ROWS):
-        part = values[start : start + ROWS]
-        whitened = dtrmm(1.0, lower, part.T, lower=1)
-        result[start : start + ROWS] = np.einsum("pn,pn->n", whitened, whitened)
+    values, triangle = design.body.numpy(), inverse.numpy()
+    constant, shift = 0.0, None
+    if design.ones:  # the first row of R^-1 belongs to the column of ones
+        constant, shift, triangle = triangle[0, 0] ** 2, triangle[0, 1:, None], triangle[1:, 1:]
+    lower = np.asfortranarray(triangle).T
+    result = np.full(len(values), constant)
+    for start in range(0, len(values) if len(triangle) else 0, ROWS):
+        whitened = dtrmm(1.0, lower, values[start : start + ROWS].T, lower=1)
+        if shift is not None:
+            whitened += shift
+        result[start : start + ROWS] += np.einsum("pn,pn->n", whitened, whitened)
     return torch.from_numpy(result)
 
 
-def gram(matrix: Tensor, weights: Tensor) -> Tensor:
+def gram(design: Design, weights: Tensor) -> Tensor:
     """X' diag(w) X for weights of either sign."""
-    total = np.zeros((matrix.shape[1], matrix.shape[1]))
+    total = _body_gram(design.body, weights)
+    if not design.ones:
+        return total
+    result = total.new_empty(design.width, design.width)
+    result[0, 0], result[1:, 1:] = weights.sum(), total
+    result[0, 1:] = result[1:, 0] = weights @ design.body
+    return result
+
+
+def _body_gram(matrix: Tensor, weights: Tensor) -> Tensor:
     values, shares = matrix.numpy(), weights.numpy()
-    roots = np.sqrt(np.abs(shares))[:, None]
-    uniform = bool((shares == shares[:1]).all()) and shares[0] >= 0
-    if uniform:
+    if bool((shares == shares[:1]).all()) and shares[0] >= 0:
         return torch.from_numpy(shares[0] * (values.T @ values))
+    total = np.zeros((matrix.shape[1], matrix.shape[1]))
     for sign in (1.0, -1.0):
-        chosen = shares > 0 if sign > 0 else shares < 0
-        if not chosen.any():
+        roots = np.sqrt(np.maximum(sign * shares, 0.0))[:, None]
+        if not roots.any():
             continue
         for start in range(0, len(values), ROWS):
-            stop = start + ROWS
-            part = values[start:stop] * np.where(chosen[start:stop, None], roots[start:stop], 0.0)
-            total += sign * (part.T @ part)
+            part = values[start : start + ROWS] * roots[start : start + ROWS]
+            total += sign * (part.T @ part)  # numpy takes half the time for a matrix and itself
     return torch.from_numpy(total)
 
 
 def curvature(design: Design, hessian: Tensor) -> Tensor:
     """S without its penalty from output Hessians [N, K, K], weights not yet included."""
-    num_outputs, width = hessian.shape[1], design.matrix.shape[1]
+    num_outputs, width = hessian.shape[1], design.width
     if num_outputs == 1:
-        return gram(design.matrix, design.weights * hessian[:, 0, 0])
+        return gram(design, design.weights * hessian[:, 0, 0])
     blocks = design.matrix.new_empty(num_outputs, width, num_outputs, width)
     for k in range(num_outputs):
         for j in range(k + 1):

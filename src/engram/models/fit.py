@@ -16,7 +16,7 @@ from torch import Tensor
 from engram import equation
 from engram.errors import ArgumentError, PosteriorError
 from engram.likelihoods import Likelihood
-from engram.models.design import as_column, as_matrix
+from engram.models.design import as_column, as_matrix, with_ones
 from engram.models.factor import Factor
 from engram.models.likelihood import ResponseLikelihood, Weighted
 from engram.models.newton import Minimum, Objective, minimise
@@ -82,8 +82,12 @@ class Fit:
     @cached_property
     def variances(self) -> Tensor:
         """V_i, the covariance of an example's outputs, [N, K, K], dispersion included."""
-        num_outputs = len(self.coefficients)
-        return self.dispersion * self.factor.variances(self.objective.design.matrix, num_outputs)
+        return self.dispersion * self.unit_variances
+
+    @cached_property
+    def unit_variances(self) -> Tensor:
+        """The same at dispersion 1."""
+        return self.factor.variances(self.objective.design, len(self.coefficients))
 
     @cached_property
     def leverage(self) -> Tensor:
@@ -136,7 +140,7 @@ class Fit:
         matrix = as_matrix(inputs)
         width = self.coefficients.shape[1]
         if matrix.shape[1] == width - 1 and self.names[0] == "intercept":
-            matrix = torch.cat([torch.ones(len(matrix), 1, dtype=matrix.dtype), matrix], 1)
+            matrix = with_ones(matrix)
         if matrix.shape[1] != width:
             raise ArgumentError(
                 f"inputs with the fit's {width} columns", f"{matrix.shape[1]}", "pass the same ones"
@@ -275,7 +279,11 @@ def fit_at(
     scale = _dispersion(fit) if dispersion is None else dispersion
     if not (math.isfinite(scale) and scale > 0):
         raise ArgumentError("a positive dispersion", repr(scale), "leave it out to estimate it")
-    return fit if scale == 1.0 else replace(fit, dispersion=scale)
+    scaled = replace(fit, dispersion=scale)
+    for name in ("outputs", "unit_variances"):  # what the dispersion does not change
+        if name in vars(fit):
+            vars(scaled)[name] = vars(fit)[name]
+    return scaled
 
 
 def _dispersion(fit: Fit) -> float:

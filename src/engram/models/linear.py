@@ -72,7 +72,7 @@ def fit_linear(
             "columns that are dependent but for rounding",
             "drop some of them, or use penalty > 0",
         )
-    coefficients = torch.zeros(1, design.matrix.shape[1], dtype=torch.float64)
+    coefficients = torch.zeros(1, design.width, dtype=torch.float64)
     for _ in range(2):  # the second step restores the digits lost in X'X
         gradient = objective.gradient(coefficients, design.outputs(coefficients))
         coefficients = coefficients - factor.solve(gradient)

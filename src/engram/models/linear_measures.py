@@ -98,7 +98,7 @@ def linear_measures(fit: Fit) -> LinearMeasures:
     external = internal * scale / dispersion.sqrt()
     moved = leverage * residual / left
     count = float(leverage.sum())
-    log_ratio = design.matrix.shape[1] * (dispersion / fit.dispersion).log() - left.log()
+    log_ratio = design.width * (dispersion / fit.dispersion).log() - left.log()
     unit = fit.factor.covariance.diagonal().sqrt()
     return LinearMeasures(
         leverage=leverage,

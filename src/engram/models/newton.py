@@ -60,7 +60,7 @@ class Objective:
     def gradient(self, coefficients: Tensor, outputs: Tensor) -> Tensor:
         """dF / d theta, [K, P]."""
         residual = self.design.weights[:, None] * self.likelihood.residual(outputs, self.targets)
-        return residual.mT @ self.design.matrix + self.design.penalty * coefficients
+        return self.design.pull_back(residual) + self.design.penalty * coefficients
 
     def factor(self, outputs: Tensor, expected: bool = False) -> Factor | None:
         """The root of S, or None where S is not positive definite."""
@@ -126,9 +126,9 @@ def _descend(
 def starting_point(objective: Objective) -> Tensor:
     """Least squares on the link of means near the targets; zero for softmax."""
     design, likelihood = objective.design, objective.likelihood
-    width = design.matrix.shape[1]
+    width = design.width
     if not isinstance(likelihood, ResponseLikelihood):
-        return design.matrix.new_zeros(objective.targets.shape[1], width)
+        return design.body.new_zeros(objective.targets.shape[1], width)
     response = likelihood.response
     eta = response.link.predictor(response.start(objective.targets))
     weights = response.expected_curvature(eta)
@@ -143,7 +143,7 @@ def starting_point(objective: Objective) -> Tensor:
     shares = design.weights[:, None] * weights
     for scale in (1.0, 0.0):  # the fit may leave the support, the mean cannot
         target = scale * eta + (1 - scale) * (shares * eta).sum() / shares.sum()
-        right = (shares * (target - design.offset)).mT @ design.matrix
+        right = design.pull_back(shares * (target - design.offset))
         start = factor.solve(right)
         if math.isfinite(objective.value(start, design.outputs(start))):
             return start

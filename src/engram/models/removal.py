@@ -93,9 +93,9 @@ def _step(fit: Fit, chosen: Tensor, shares: Tensor) -> Tensor:
     likelihood = fit.likelihood
     pull = weights[:, None] * likelihood.residual(outputs, targets) * fit.dispersion
     hessian = likelihood.output_hessian(outputs, targets) * fit.dispersion
-    if len(fit.coefficients) > 1 or len(chosen) >= design.matrix.shape[1]:
+    if len(fit.coefficients) > 1 or len(chosen) >= design.width:
         taken = curvature(design, shares[:, None, None] * hessian)
-        return _dense(fit, taken, pull.mT @ design.matrix, chosen, shares)
+        return _dense(fit, taken, design.pull_back(pull), chosen, shares)
     rows = fit.factor.whiten(design.matrix)
     variance, removed = rows @ rows.mT, weights * hessian[:, 0, 0]
     values, vectors = torch.linalg.eigh(variance)

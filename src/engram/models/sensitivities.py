@@ -185,12 +185,11 @@ def _diagnostics(fit: Fit, estimate: Estimate) -> Diagnostics:
     objective, design = fit.objective, fit.objective.design
     gradient = objective.gradient(fit.coefficients, fit.outputs)
     regulariser = design.penalty * fit.coefficients
-    pull = design.weights[:, None] * objective.likelihood.residual(fit.outputs, fit.targets)
-    squares = torch.einsum("np,np->n", design.matrix, design.matrix)
-    apart = float((pull.square().sum(1) * squares).sum().sqrt())
     norm = float(gradient.norm())
-    # without a penalty the parts of the gradient cancel among examples only
-    parts = max(float((gradient - regulariser).norm() + regulariser.norm()), apart)
+    parts = float((gradient - regulariser).norm() + regulariser.norm())
+    if not bool(design.penalty.any()):  # then the gradients cancel among examples only
+        pull = design.weights[:, None] * objective.likelihood.residual(fit.outputs, fit.targets)
+        parts = float((pull.square().sum(1) @ design.matrix.square()).sum().sqrt())
     largest = fit.leverage if estimate.eigenvalues is None else estimate.eigenvalues.amax(1)
     return Diagnostics(
         leverage_examples=len(fit.targets),

@@ -143,16 +143,16 @@ def _classification(
 
 def _class_numbers(model: Any, targets: Any) -> Tensor:
     labels = np.asarray(targets).reshape(-1)
-    known = list(model.classes_)
-    position = {label: number for number, label in enumerate(known)}
-    strange = [label for label in labels.tolist() if label not in position]
-    if strange:
+    known = np.asarray(model.classes_)  # in order
+    numbers = np.searchsorted(known, labels).clip(max=len(known) - 1)
+    strange = labels[known[numbers] != labels]
+    if len(strange):
         raise TargetError(
-            f"labels among the classes that the model was fitted with, {known[:8]}",
+            f"labels among the classes that the model was fitted with, {known[:8].tolist()}",
             f"{strange[0]!r}",
             "pass the targets that it was fitted on",
         )
-    return torch.tensor([position[label] for label in labels.tolist()])
+    return torch.from_numpy(numbers)
 
 
 def _class_weights(model: Any, targets: Any, weights: Any) -> Tensor:
@@ -193,10 +193,10 @@ def _fit(
     if model.fit_intercept:
         constant = np.broadcast_to(np.reshape(model.intercept_, (-1, 1)), (len(coefficients), 1))
         coefficients = np.concatenate([constant, coefficients], 1)
-    if coefficients.shape[1] != design.matrix.shape[1]:
+    if coefficients.shape[1] != design.width:
         raise DataError(
             f"inputs with the {np.atleast_2d(model.coef_).shape[1]} columns of the fitted model",
-            f"{design.matrix.shape[1] - int(bool(model.fit_intercept))} columns",
+            f"{design.width - int(bool(model.fit_intercept))} columns",
             "pass the inputs it was fitted on",
         )
     theta = torch.from_numpy(np.ascontiguousarray(coefficients))
