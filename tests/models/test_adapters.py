@@ -102,7 +102,7 @@ def test_scikit_learn(name):
     weights = WEIGHTS[: len(targets)] if weighted else None
     model = fitted(estimator, inputs, targets, weights)
     result = engram.of(model, inputs, targets, sample_weight=weights)
-    assert result.diagnostics.relative_gradient < 1e-5  # its penalty and weights are the model's
+    assert result.diagnostics.relative_gradient < 1e-4  # its penalty and weights are the model's
     assert not torch.isnan(result.leverage).any()
     if tolerance is None:
         return

@@ -39,8 +39,7 @@ class Fit:
         factor: root of the precision S at dispersion 1.
         dispersion: of the response; 1 where it has none.
         hessian: ``observed`` or ``expected``, what S sums.
-        converged: whether the fit came to a minimum.
-        source: what it was made from.
+        converged, source: whether it came to a minimum, and what it was made from.
     """
 
     objective: Objective
@@ -162,8 +161,7 @@ class Fit:
         .. math:: \Delta_i = S_{\setminus i}^{-1} \epsilon\, w_i \nabla \ell_i, \qquad
             S_{\setminus i} = S - \epsilon\, w_i J_i' \Lambda_i J_i
 
-        Exact for least squares; one Newton step otherwise.
-
+        Exact for least squares, else one Newton step.
         Args:
             share: eps; 1 leaves the example out, -1 counts it twice.
         """
@@ -234,10 +232,7 @@ class Fit:
         return minimise(objective, self.coefficients)
 
     def to_frame(self) -> pd.DataFrame:
-        """Coefficients with their standard errors."""
-        rows = {"coefficient": self.coefficients[0], "standard_error": self.standard_errors[0]}
-        if len(self.coefficients) == 1:
-            return pd.DataFrame({k: v.numpy() for k, v in rows.items()}, index=list(self.names))
+        """Coefficients, one column per output."""
         return pd.DataFrame(self.coefficients.mT.numpy(), index=list(self.names))
 
     def __repr__(self) -> str:

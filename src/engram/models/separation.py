@@ -58,7 +58,7 @@ def check_separation(objective: Objective, coefficients: Tensor) -> None:
         return
     raise DesignError(
         "targets that overlap, so that the likelihood has a maximum",
-        _description(objective, found.x, margins @ found.x),
+        _description(objective, found.x, _is_complete(margins, fixed)),
         ADVICE,
     )
 
@@ -73,7 +73,10 @@ def _two_sided(objective: Objective) -> bool:
 def _suspicious(objective: Objective, outputs: Tensor) -> bool:
     """Predictors far out, and next to no curvature left along some column."""
     design = objective.design
-    if bool((design.penalty > 0).all()) or float(outputs.abs().max()) < FAR:
+    free = design.penalty == 0
+    if float(outputs.abs().max()) < FAR or not free.any():
+        return False
+    if design.ones and not free[1:].any():  # an intercept alone separates one class only
         return False
     factor = objective.factor(outputs)
     if factor is None:
@@ -114,16 +117,32 @@ def _against(matrix: np.ndarray, own: np.ndarray, other: int, count: int) -> np.
     return rows.reshape(len(rows), -1)
 
 
-def _description(objective: Objective, direction: np.ndarray, margins: np.ndarray) -> str:
+def _is_complete(margins: np.ndarray, fixed: np.ndarray) -> bool:
+    """Whether some direction keeps every margin above 0 at once."""
+    if len(fixed):
+        return False
+    wide = np.hstack([-margins, np.ones((len(margins), 1))])  # smallest margin, the last variable
+    goal = np.zeros(wide.shape[1])
+    goal[-1] = -1.0
+    found = linprog(
+        goal,
+        A_ub=wide,
+        b_ub=np.zeros(len(wide)),
+        bounds=[(-1, 1)] * margins.shape[1] + [(0, None)],
+        method="highs",
+        options={"time_limit": TIME_LIMIT},
+    )
+    return found.status == 0 and -found.fun > 1e-9 * np.abs(margins).max()
+
+
+def _description(objective: Objective, direction: np.ndarray, complete: bool) -> str:
     names = objective.design.names
     size = np.abs(direction.reshape(-1, len(names))).max(0)
     scaled = size * objective.design.matrix.abs().amax(0).numpy()
-    order = np.argsort(-scaled)
-    involved = [names[k] for k in order if scaled[k] > 1e-6 * scaled.max()]
-    apart = int((margins > 1e-9 * max(float(margins.max()), 1.0)).sum())
-    kind = "complete separation" if apart == len(margins) else "quasi-complete separation"
+    involved = [names[k] for k in np.argsort(-scaled) if scaled[k] > 1e-6 * scaled.max()]
     columns = ", ".join(involved[:6]) + (", ..." if len(involved) > 6 else "")
+    kind, how = ("complete", "all") if complete else ("quasi-complete", "some")
     return (
-        f"{kind}: a combination of {columns} tells {apart} of {len(margins)} comparisons apart "
-        "without error, so its coefficients grow for ever"
+        f"{kind} separation: a combination of {columns} tells {how} targets apart without error, "
+        "so its coefficients grow for ever"
     )
