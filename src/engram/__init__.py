@@ -4,9 +4,10 @@ From the training data alone, with the memory-perturbation equation: the change 
 examples are left out is estimated by adding up their natural gradients.
 """
 
-from engram import families, likelihoods, optimizers
+from engram import families, likelihoods, models, optimizers
 from engram._version import __version__
 from engram.errors import EngramError
+from engram.models.of import of
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import laplace
 from engram.posteriors.optimizers import posterior_of
@@ -32,6 +33,8 @@ __all__ = [
     "laplace",
     "likelihoods",
     "load",
+    "models",
+    "of",
     "optimizers",
     "posterior_of",
     "prediction_variance",

@@ -45,3 +45,11 @@ class EngineError(EngramError, RuntimeError):
 
 class MissingExtraError(EngramError, ImportError):
     """An optional library that is not installed."""
+
+
+class DesignError(EngramError, ValueError):
+    """A design matrix that, with these targets, does not determine the coefficients."""
+
+
+class UnsupportedModelError(EngramError, TypeError):
+    """A fitted model of another library that there is no adapter for."""
