@@ -133,7 +133,8 @@ def tune(
     learner = deepcopy(model)
     trials: list[Trial] = []
     best: tuple[Trial, nn.Module] | None = None
-    for strength in tqdm(sorted(grid, reverse=True), "tune", disable=not progress, leave=False):
+    strongest_first = sorted(grid, reverse=True)
+    for strength in tqdm(strongest_first, "tune", disable=not progress, delay=2.0, leave=False):
         start = deepcopy(learner.state_dict())
         optimizer = train(learner, strength)
         fit = _Fit(learner, data, chosen, posterior, strength)
