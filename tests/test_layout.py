@@ -10,7 +10,7 @@ ORDER = (
     {"_version", "errors", "parameters", "equation", "likelihoods", "batches"},
     {"posteriors", "curvature", "engine"},
     {"sensitivity"},
-    {"tracking"},
+    {"tracking", "retraining"},
     {"demo"},
     {"cli"},
 )

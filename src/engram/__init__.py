@@ -10,6 +10,9 @@ from engram.errors import EngramError
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import laplace
 from engram.posteriors.optimizers import posterior_of
+from engram.retraining import recipes
+from engram.retraining.retrain import retrain
+from engram.retraining.truth import Retraining
 from engram.sensitivity.examples import sensitivities
 from engram.sensitivity.groups import ClassRemovals, Removal, remove, remove_classes
 from engram.sensitivity.pairs import influence
@@ -23,6 +26,7 @@ __all__ = [
     "Posterior",
     "Removal",
     "Result",
+    "Retraining",
     "Tracker",
     "__version__",
     "influence",
@@ -31,7 +35,9 @@ __all__ = [
     "load",
     "posterior_of",
     "prediction_variance",
+    "recipes",
     "remove",
     "remove_classes",
+    "retrain",
     "sensitivities",
 ]

@@ -41,3 +41,11 @@ class ModelMismatchError(EngramError, ValueError):
 
 class EngineError(EngramError, RuntimeError):
     """The tangent pass cannot handle this model."""
+
+
+class TrainingError(EngramError, RuntimeError):
+    """A training function that gives back nothing usable, changes its data, or diverges."""
+
+
+class RunFolderError(EngramError, ValueError):
+    """A folder that holds another run, or that the other processes have not completed."""
