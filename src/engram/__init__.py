@@ -13,6 +13,8 @@ from engram.posteriors.optimizers import posterior_of
 from engram.retraining import recipes
 from engram.retraining.retrain import retrain
 from engram.retraining.truth import Retraining
+from engram.retraining.verification import Verification
+from engram.retraining.verify import verify
 from engram.sensitivity.examples import sensitivities
 from engram.sensitivity.groups import ClassRemovals, Removal, remove, remove_classes
 from engram.sensitivity.pairs import influence
@@ -28,6 +30,7 @@ __all__ = [
     "Result",
     "Retraining",
     "Tracker",
+    "Verification",
     "__version__",
     "influence",
     "laplace",
@@ -40,4 +43,5 @@ __all__ = [
     "remove_classes",
     "retrain",
     "sensitivities",
+    "verify",
 ]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 Apply = Callable[[Tensor], Tensor]
-SMALLEST_SHARE = 1e-3  # of a pair's curvature that is new; less is noise or known already
+SMALLEST_SHARE = 100.0  # of a pair's curvature that is new, in roundings; less is noise
 
 
 class OwnPairs:
@@ -90,7 +90,7 @@ class SharedPairs:
             new_changes = new_changes - known @ self.changes
         gram = new_steps.double() @ new_changes.double().mT
         values, vectors = torch.linalg.eigh(0.5 * (gram + gram.mT))
-        kept = values > SMALLEST_SHARE
+        kept = values > max(1e-8, SMALLEST_SHARE * torch.finfo(steps.dtype).eps)
         turn = (vectors[:, kept] * values[kept].rsqrt()).mT.to(steps.dtype)
         if self.steps is None or self.changes is None:
             self.steps, self.changes = turn @ new_steps, turn @ new_changes
