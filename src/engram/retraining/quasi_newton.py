@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engram.retraining.secants import OwnPairs, SharedPairs
+from engram.retraining.secants import Apply, OwnPairs
 from engram.retraining.stack import Stack
 
 SUFFICIENT = 1e-4  # share of the linear decrease that a step must reach
@@ -45,9 +45,9 @@ class Objective:
 
     @property
     def shareable(self) -> bool:
-        """Whether the groups are small enough for the copies to share their curvature."""
+        """Whether there are groups, small enough for the copies to share their curvature."""
         longest = max(len(chosen) for chosen in self.members)
-        return longest <= max(1.0, LARGEST_SHARED_GROUP * self.stack.num_data)
+        return 0 < longest <= max(1.0, LARGEST_SHARED_GROUP * self.stack.num_data)
 
 
 @dataclass
@@ -72,7 +72,7 @@ def minimise(
     targets: Tensor,
     iterations: int,
     own: OwnPairs,
-    shared: SharedPairs | None,
+    base: Apply | None,
     report: Callable[[int], None],
 ) -> Progress:
     """Step until every copy's gradient norm is below its target, or nothing improves any more.
@@ -83,15 +83,14 @@ def minimise(
         targets: gradient norms to reach, [C].
         iterations: at most so many steps.
         own: pairs of each copy.
-        shared: pairs of all copies with the posterior inside; None takes a multiple of the
-            identity from the copy's own last pair.
+        base: applies an inverse Hessian that all copies share; None stands for the identity.
         report: called with the number of copies that have just finished.
     """
     stack, weights = objective.stack, objective.weights
+    preconditioner = torch.clone if base is None else base
     value, gradient = stack.value_and_gradient(start, weights)
     ones = torch.ones(len(start), dtype=torch.long)
     state = Progress(start.clone(), value, gradient, torch.ones(len(start), dtype=torch.bool), ones)
-    sharing = shared if shared is not None and objective.shareable else None
     for _ in range(iterations):
         finished = state.moving & (state.norm <= targets).cpu()
         state.moving &= ~finished
@@ -99,13 +98,10 @@ def minimise(
         rows = state.moving.nonzero()[:, 0].to(start.device)
         if len(rows) == 0:
             break
-        direction = _direction(state, rows, own, shared)
+        direction = _direction(state, rows, own, preconditioner, base is not None)
         steps, changes, advanced = _search(objective, weights, state, rows, direction)
-        moved = rows[advanced]
-        if len(moved):
-            own.add(moved, steps, changes, shared.base if shared else torch.clone)
-        if len(moved) and sharing is not None:
-            sharing.add(steps, changes + _left_out_change(objective, state, moved, steps))
+        if advanced.any():
+            own.add(rows[advanced], steps, changes, preconditioner)
         stuck = rows[~advanced].cpu()
         state.moving[stuck] = False
         report(len(stuck))
@@ -114,25 +110,27 @@ def minimise(
 
 
 def _direction(
-    state: Progress, rows: Tensor, own: OwnPairs, shared: SharedPairs | None
+    state: Progress, rows: Tensor, own: OwnPairs, base: Apply, trusted: bool
 ) -> Tensor:
-    """-B^-1 g; where that does not lead down, the base's own direction."""
+    """-B^-1 g; where that does not lead down, the base's own direction.
+
+    The base is scaled by the copy's last pair. Before the first one it is taken at its word if it
+    knows the curvature, else the step is no longer than 1.
+    """
     gradient = state.gradient[rows]
+    first = torch.ones_like(gradient[:, 0])
+    if not trusted:
+        first = 1.0 / gradient.abs().sum(1).clamp_min(1.0)
+    known = torch.zeros_like(first) if own.scale is None else own.scale[rows]
+    scale = torch.where(known > 0, known, first)[:, None]
 
-    def base(vectors: Tensor) -> Tensor:
-        if shared is not None and shared.steps is not None:
-            return shared.apply(vectors)
-        if shared is not None:
-            sc = 1.0 if own.scale is None else torch.where(own.scale[rows]>0, own.scale[rows], 1.0)[:,None]
-            return sc*shared.base(vectors)
-        first = 1.0 / gradient.abs().sum(1).clamp_min(1e-30)
-        scale = first if own.scale is None else torch.where(own.scale[rows] > 0, own.scale[rows], first)
-        return scale[:, None] * vectors
+    def scaled(vectors: Tensor) -> Tensor:
+        return scale * base(vectors)
 
-    direction = -own.apply(rows, gradient, base)
+    direction = -own.apply(rows, gradient, scaled)
     uphill = (direction * gradient).sum(1) >= 0
     if uphill.any():
-        direction[uphill] = -base(gradient)[uphill]
+        direction[uphill] = -scaled(gradient)[uphill]
     return direction
 
 
@@ -173,19 +171,9 @@ def _search(
         waiting[taken] = False
         curved = final[~good] - first[~good]
         shorter = torch.where(curved > 0, -first[~good] / curved, 0.5).clamp(0.1, 0.5)
-        length[left[~good]] *= torch.nan_to_num(shorter, nan=0.1)
+        length[left[~good]] *= torch.where(torch.isfinite(shorter), shorter, 0.1)
     advanced = ~waiting
     return steps[advanced], changes[advanced], advanced
-
-
-def _left_out_change(
-    objective: Objective, state: Progress, rows: Tensor, steps: Tensor
-) -> Tensor:
-    """Change of the left-out examples' gradient: own objective plus this is the shared one."""
-    members = [objective.members[int(row)] for row in rows]
-    after = state.flat[rows]
-    stack = objective.stack
-    return stack.left_out_gradient(after, members) - stack.left_out_gradient(after - steps, members)
 
 
 def left_out_norms(stack: Stack, flat: Tensor, members: Sequence[Tensor]) -> Tensor:

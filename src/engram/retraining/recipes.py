@@ -22,13 +22,13 @@ from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import laplace
 from engram.retraining.descent import Plan, adam_update, descend, momentum_update
 from engram.retraining.quasi_newton import Objective, left_out_norms, minimise
-from engram.retraining.secants import OwnPairs, SharedPairs
+from engram.retraining.secants import Apply, OwnPairs, SharedPairs
 from engram.retraining.stack import Stack
 
 Report = Callable[[float], None]
 DENSE_PARAMETERS = 2500  # up to here Newton fits a full precision, beyond a Kronecker one
 TYPICAL_EXAMPLES = 64
-SHARED_ROUNDS = 12  # rounds of steps of a stack that shared pairs are kept of
+RESIDUAL_SHARE = 0.3  # of the wanted norm at which the shared linear systems count as solved
 
 
 @dataclass(frozen=True)
@@ -161,10 +161,11 @@ class LBFGS(Recipe):
 class Newton(Recipe):
     """Newton-like steps with the posterior's covariance, and with what other copies' steps say.
 
-    The first step is the posterior's own estimate. What the posterior gets wrong is learned from
-    pairs of steps and gradient changes: from the copy's own, which on a quadratic is conjugate
-    gradients, and, as long as the left-out groups are small, from those of all copies in the stack,
-    whose Hessians are nearly the same.
+    Copies that leave out little share nearly the same Hessian. Rounds of block conjugate gradients,
+    preconditioned with the posterior, find it in the directions that matter for any of them: each
+    round gives every copy as many directions as there are copies. Then each copy steps by itself
+    and learns the rest from its own pairs of steps and gradient changes. Where groups are large
+    there is nothing to share, and the posterior and the own pairs remain.
 
     Args:
         posterior: of the trained model; fitted when not given, with a full precision up to 2500
@@ -202,9 +203,11 @@ class Newton(Recipe):
 
     def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
         wanted = wanted_norms(objective, start, self.tolerance)
+        base = self._solve_with(objective.stack)
+        if objective.shareable:
+            base = shared_curvature(objective, start[0], base, wanted).apply
         own = OwnPairs(len(start), self.history)
-        shared = SharedPairs(self._solve_with(objective.stack), SHARED_ROUNDS * len(start))
-        state = minimise(objective, start, wanted, self.iterations, own, shared, report)
+        state = minimise(objective, start, wanted, self.iterations, own, base, report)
         return Trained(state.flat, state.norm, wanted, state.evaluations)
 
     def _solve_with(self, stack: Stack) -> Callable[[Tensor], Tensor]:
@@ -221,6 +224,20 @@ class Newton(Recipe):
             return stack.layout.flatten(solved)
 
         return solve
+
+
+def shared_curvature(
+    objective: Objective, at: Tensor, base: Apply, wanted: Tensor
+) -> SharedPairs:
+    """What all copies learn together about the Hessian where they start."""
+    stack = objective.stack
+    everything = at.new_ones(1, stack.num_data)
+    gradient = stack.value_and_gradient(at[None], everything)[1]
+    left_out = stack.left_out_gradient(at.expand(len(objective.members), -1), objective.members)
+    targets = RESIDUAL_SHARE * wanted.to(at.device)
+    return SharedPairs.found_by(
+        base, lambda rows: stack.hessian_times(at, rows), gradient - left_out, targets
+    )
 
 
 def wanted_norms(objective: Objective, start: Tensor, tolerance: float) -> Tensor:

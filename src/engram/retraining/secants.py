@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 Apply = Callable[[Tensor], Tensor]
-SMALLEST_SHARE = 100.0  # of a pair's curvature that is new, in roundings; less is noise
+SMALLEST_SHARE = 50.0  # of a pair's curvature that is new, in roundings; less is noise
+ROUNDS = 10  # of block conjugate gradients
 
 
 class OwnPairs:
@@ -60,48 +61,79 @@ class OwnPairs:
 
 
 class SharedPairs:
-    r"""Pairs of all copies, made conjugate: :math:`\hat S \hat Y' = I`, on top of a posterior.
+    r"""Directions with known curvature, conjugate: :math:`\hat S \hat Y' = I`, around a posterior.
 
-    .. math:: B^{-1} = (I - \hat S'\hat Y) B_0^{-1} (I - \hat Y'\hat S) + \hat S'\hat S
+    .. math:: B^{-1} = (I - \hat S'\hat Y)\, c B_0^{-1} (I - \hat Y'\hat S) + \hat S'\hat S
 
     Args:
         base: applies the inverse precision :math:`B_0^{-1}` to rows [A, P].
-        largest: most conjugate directions that are kept.
     """
 
-    def __init__(self, base: Apply, largest: int) -> None:
-        self.base, self.largest = base, largest
+    def __init__(self, base: Apply) -> None:
+        self.base = base
+        self.scale = 1.0  # c: by how much the base is right in what the directions do not span
         self.steps: Tensor | None = None
         self.changes: Tensor | None = None
 
-    def add(self, steps: Tensor, changes: Tensor) -> None:
-        """What is new in these pairs, [A, P] each, of the objective that all copies share."""
+    @classmethod
+    def found_by(cls, base: Apply, multiply: Apply, right: Tensor, targets: Tensor) -> SharedPairs:
+        """Block conjugate gradients for H X = right, [C, P]; every direction serves every copy.
+
+        Args:
+            base: the preconditioner.
+            multiply: H v for rows [A, P].
+            right: one right-hand side per copy.
+            targets: residual norms at which to stop, [C].
+        """
+        pairs, residual = cls(base), right.clone()
+        for _ in range(ROUNDS):
+            norms = residual.double().norm(dim=1)
+            open_rows = norms > targets
+            if not open_rows.any():
+                break
+            direction = base(residual[open_rows] / norms[open_rows, None].to(residual.dtype))
+            image = multiply(direction)
+            product = float((direction * image).double().sum())
+            aligned = float((direction * residual[open_rows]).double().sum(1).div(
+                norms[open_rows]).sum())
+            if product > 0:
+                pairs.scale = min(max(aligned / product, 0.1), 1.0)
+            new = pairs.add(direction, image)
+            if new == 0:
+                break
+            steps, changes = pairs.steps, pairs.changes
+            assert steps is not None and changes is not None
+            residual -= (residual @ steps[-new:].mT) @ changes[-new:]
+        return pairs
+
+    def add(self, steps: Tensor, changes: Tensor) -> int:
+        """What is new in these pairs, [A, P] each; how many directions that is."""
         product = (steps * changes).sum(1)
         good = product > 1e-6 * steps.norm(dim=1) * changes.norm(dim=1)
         if not good.any():
-            return
+            return 0
         scale = product[good].rsqrt()[:, None]
         new_steps, new_changes = steps[good] * scale, changes[good] * scale
         if self.steps is not None and self.changes is not None:
-            if len(self.steps) >= self.largest:
-                return
             known = new_steps @ self.changes.mT
             new_steps = new_steps - known @ self.steps
             new_changes = new_changes - known @ self.changes
         gram = new_steps.double() @ new_changes.double().mT
         values, vectors = torch.linalg.eigh(0.5 * (gram + gram.mT))
-        kept = values > max(1e-8, SMALLEST_SHARE * torch.finfo(steps.dtype).eps)
+        kept = values > max(1e-10, SMALLEST_SHARE * torch.finfo(steps.dtype).eps)
         turn = (vectors[:, kept] * values[kept].rsqrt()).mT.to(steps.dtype)
+        new_steps, new_changes = turn @ new_steps, turn @ new_changes
         if self.steps is None or self.changes is None:
-            self.steps, self.changes = turn @ new_steps, turn @ new_changes
+            self.steps, self.changes = new_steps, new_changes
         else:
-            self.steps = torch.cat([self.steps, turn @ new_steps])
-            self.changes = torch.cat([self.changes, turn @ new_changes])
+            self.steps = torch.cat([self.steps, new_steps])
+            self.changes = torch.cat([self.changes, new_changes])
+        return int(kept.sum())
 
     def apply(self, vectors: Tensor) -> Tensor:
         """B^-1 v, [A, P]."""
         if self.steps is None or self.changes is None:
-            return self.base(vectors)
+            return self.scale * self.base(vectors)
         inside = vectors @ self.steps.mT
-        outside = self.base(vectors - inside @ self.changes)
+        outside = self.scale * self.base(vectors - inside @ self.changes)
         return outside + (inside - outside @ self.changes.mT) @ self.steps

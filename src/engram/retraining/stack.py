@@ -92,6 +92,19 @@ class Stack:
             value += total.detach().double()
         return value, gradient
 
+    def hessian_times(self, at: Tensor, vectors: Tensor) -> Tensor:
+        """Rows of H v at one point [P], over all examples and the regulariser, [C, P]."""
+        product = self.prior_precision * vectors
+        for part in self._slices(len(vectors)):
+            leaf = at.detach().requires_grad_()
+            batch, targets = self.batch.select(part), self.targets[part]
+            with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+                outputs = self._single(self.layout.unflatten(leaf), batch.inputs)
+                loss = self.likelihood.loss(outputs, targets).sum()
+                gradient = torch.autograd.grad(loss, leaf, create_graph=True)[0]
+            product += torch.autograd.grad(gradient, leaf, vectors, is_grads_batched=True)[0]
+        return product
+
     def left_out_gradient(self, flat: Tensor, members: Sequence[Tensor]) -> Tensor:
         """Sum of the gradients of each copy's own left-out examples, [C, P]."""
         longest = max(len(chosen) for chosen in members)
