@@ -22,7 +22,7 @@ from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import laplace
 from engram.retraining.descent import Plan, adam_update, descend, momentum_update
 from engram.retraining.quasi_newton import Objective, left_out_norms, minimise
-from engram.retraining.secants import Apply, OwnPairs, SharedPairs
+from engram.retraining.secants import IDENTITY, Apply, Base, OwnPairs, SharedPairs
 from engram.retraining.stack import Stack
 
 Report = Callable[[float], None]
@@ -152,8 +152,8 @@ class LBFGS(Recipe):
 
     def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
         wanted = wanted_norms(objective, start, self.tolerance)
-        own = OwnPairs(len(start), self.history)
-        state = minimise(objective, start, wanted, self.iterations, own, None, report)
+        own = OwnPairs(start, self.history)
+        state = minimise(objective, start, wanted, self.iterations, own, IDENTITY, report)
         return Trained(state.flat, state.norm, wanted, state.evaluations)
 
 
@@ -176,7 +176,7 @@ class Newton(Recipe):
     posterior: Posterior | Any | None = field(default=None)
     tolerance: float = 1e-3
     iterations: int = 500
-    history: int = 12
+    history: int = 20
     converges = True
 
     def __post_init__(self) -> None:
@@ -203,10 +203,11 @@ class Newton(Recipe):
 
     def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
         wanted = wanted_norms(objective, start, self.tolerance)
-        base = self._solve_with(objective.stack)
+        solve = self._solve_with(objective.stack)
+        base = Base(solve, exact=False)
         if objective.shareable:
-            base = shared_curvature(objective, start[0], base, wanted).apply
-        own = OwnPairs(len(start), self.history)
+            base = Base(shared_curvature(objective, start[0], solve, wanted).apply, exact=True)
+        own = OwnPairs(start, self.history)
         state = minimise(objective, start, wanted, self.iterations, own, base, report)
         return Trained(state.flat, state.norm, wanted, state.evaluations)
 

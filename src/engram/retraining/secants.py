@@ -8,30 +8,50 @@ after every round, as in a block Krylov method.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 Apply = Callable[[Tensor], Tensor]
 SMALLEST_SHARE = 50.0  # of a pair's curvature that is new, in roundings; less is noise
-ROUNDS = 10  # of block conjugate gradients
+ROUNDS = 20  # of block conjugate gradients
+
+
+@dataclass(frozen=True)
+class Base:
+    """An inverse Hessian that copies start from.
+
+    Args:
+        apply: to rows [A, P].
+        exact: whether it is to be taken at its word; otherwise each copy's last pair scales it,
+            and without curvature at all (``known=False``) the first step is no longer than 1.
+    """
+
+    apply: Apply
+    exact: bool
+    known: bool = True
+
+
+IDENTITY = Base(torch.clone, exact=False, known=False)
 
 
 class OwnPairs:
     """The last pairs of each copy: limited-memory BFGS on top of any inverse Hessian.
 
     Args:
-        copies: C.
+        start: parameters of the copies, [C, P].
         depth: pairs kept.
     """
 
-    def __init__(self, copies: int, depth: int) -> None:
+    def __init__(self, start: Tensor, depth: int) -> None:
+        copies = len(start)
         self.depth = depth
         self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []
-        self.scale: Tensor | None = None  # s'y / y'B0^-1 y of the last pair, [C]; 0 before
         self.copies = copies
+        self.scale = start.new_zeros(copies)  # of the base for each copy; 0 while unknown
 
-    def add(self, rows: Tensor, steps: Tensor, changes: Tensor, base: Apply) -> None:
+    def add(self, rows: Tensor, steps: Tensor, changes: Tensor) -> None:
         """Pairs of the copies ``rows``; a pair without positive curvature counts as none."""
         product = (steps * changes).sum(1)
         norms = steps.norm(dim=1) * changes.norm(dim=1)
@@ -41,10 +61,14 @@ class OwnPairs:
         full_changes, full_inverse = torch.zeros_like(full_steps), steps.new_zeros(self.copies)
         full_steps[rows], full_changes[rows], full_inverse[rows] = steps, changes, inverse
         self.pairs = [*self.pairs[-self.depth + 1 :], (full_steps, full_changes, full_inverse)]
-        squares = (changes * base(changes)).sum(1)
-        if self.scale is None:
-            self.scale = steps.new_zeros(self.copies)
-        self.scale[rows] = torch.where(good, product / squares.clamp_min(1e-300), self.scale[rows])
+
+    def rescale(self, rows: Tensor, base: Apply) -> None:
+        """Let the last pair of these copies set the size of the base, s'y / y'B0^-1 y."""
+        steps, changes, inverse = (part[rows] for part in self.pairs[-1])
+        product, squares = (steps * changes).sum(1), (changes * base(changes)).sum(1)
+        good = (inverse > 0) & (squares > 0)
+        ratio = product / torch.where(good, squares, 1.0)
+        self.scale[rows] = torch.where(good, ratio, self.scale[rows])
 
     def apply(self, rows: Tensor, vectors: Tensor, base: Apply) -> Tensor:
         """The two-loop recursion around ``base`` for the copies ``rows``, [A, P]."""
@@ -94,8 +118,8 @@ class SharedPairs:
             direction = base(residual[open_rows] / norms[open_rows, None].to(residual.dtype))
             image = multiply(direction)
             product = float((direction * image).double().sum())
-            aligned = float((direction * residual[open_rows]).double().sum(1).div(
-                norms[open_rows]).sum())
+            along = (direction * residual[open_rows]).double().sum(1)
+            aligned = float((along / norms[open_rows]).sum())
             if product > 0:
                 pairs.scale = min(max(aligned / product, 0.1), 1.0)
             new = pairs.add(direction, image)
