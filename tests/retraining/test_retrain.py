@@ -4,7 +4,12 @@ import copy
 
 import pytest
 import torch
-from problems_of_retraining import (
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import engram
+from engram.retraining.recipes import LBFGS, SGD, Adam, Newton
+from retraining_problems import (
     PRIOR_PRECISION,
     RIDGE,
     classifier,
@@ -14,11 +19,6 @@ from problems_of_retraining import (
     ridge_problem,
     ridge_without,
 )
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import engram
-from engram.retraining.recipes import LBFGS, SGD, Adam, Newton
 from snapshot import differences, snapshot
 
 DELTA = 0.5

@@ -62,7 +62,9 @@ def assemble(
         noise_floor=floor,
         provenance=provenance(model, settings),
         evaluation_loss=copies.get("evaluation"),
-        evaluation_loss_with=refits["refit_evaluation"][0] if "refit_evaluation" in refits else None,
+        evaluation_loss_with=refits["refit_evaluation"][0]
+        if "refit_evaluation" in refits
+        else None,
         parameters={n.removeprefix("parameter "): t for n, t in copies.items() if " " in n},
         **{name: copies[name] for name in ("gradient_norm", "wanted_norm")},
         **{name: copies[name] for name in ("evaluations", "seconds")},

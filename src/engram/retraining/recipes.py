@@ -227,9 +227,7 @@ class Newton(Recipe):
         return solve
 
 
-def shared_curvature(
-    objective: Objective, at: Tensor, base: Apply, wanted: Tensor
-) -> SharedPairs:
+def shared_curvature(objective: Objective, at: Tensor, base: Apply, wanted: Tensor) -> SharedPairs:
     """What all copies learn together about the Hessian where they start."""
     stack = objective.stack
     everything = at.new_ones(1, stack.num_data)

@@ -198,9 +198,7 @@ def _check_refits(refits: int) -> None:
         )
 
 
-def _settings(
-    model: nn.Module, data: Data, ways: Recipe | Function, task: Task
-) -> dict[str, Any]:
+def _settings(model: nn.Module, data: Data, ways: Recipe | Function, task: Task) -> dict[str, Any]:
     """Everything that decides what comes out, as plain values."""
     own = isinstance(ways, Recipe)
     evaluated = task.evaluate_on
