@@ -41,10 +41,10 @@ class RecipeWorker:
         start = self.stack.start[None]
         began = time.perf_counter()
         trained = [self._baseline(start, report)]
+        recipe = self._recipe_at(trained[0].flat[0])
         for number in range(1, self.task.refits):
             seed = self.task.seed + max(0, number - 1)
             other = self._start_of_repeat(trained[0].flat, start, number)
-            recipe = self._recipe_at(trained[0].flat[0])
             trained.append(self._train(recipe, (NOTHING,), other, seed, report))
         flat = torch.cat([t.flat for t in trained])
         part: Part = {
@@ -68,6 +68,8 @@ class RecipeWorker:
 
     def _recipe_at(self, flat: Tensor) -> Recipe:
         """The recipe with what it knows about the model at other parameters."""
+        if torch.equal(flat, self.stack.start):
+            return self.recipe
         model = copy.deepcopy(self.stack.model)
         with torch.no_grad():
             for name, value in self.stack.layout.unflatten(flat).items():
