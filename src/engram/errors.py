@@ -53,3 +53,11 @@ class DesignError(EngramError, ValueError):
 
 class UnsupportedModelError(EngramError, TypeError):
     """A fitted model of another library that there is no adapter for."""
+
+
+class TrainingError(EngramError, RuntimeError):
+    """A training function that gives back nothing usable, changes its data, or diverges."""
+
+
+class RunFolderError(EngramError, ValueError):
+    """A folder that holds another run, or that the other processes have not completed."""
