@@ -95,8 +95,9 @@ def tune(
 
     .. math:: \hat\delta = \arg\min_\delta \tfrac{1}{N} \sum_i \ell_i(f_i + d_i)
 
-    The strongest regulariser comes first, and each training starts from the weights of the one
-    before it. The model that is passed stays as it is.
+    The weakest regulariser comes first, and each training starts from the weights of the one before
+    it: a net that a strong one has pressed to zero would stay there. The model that is passed stays
+    as it is.
 
     Args:
         model: where the first training starts.
@@ -133,13 +134,12 @@ def tune(
     learner = deepcopy(model)
     trials: list[Trial] = []
     best: tuple[Trial, nn.Module] | None = None
-    strongest_first = sorted(grid, reverse=True)
-    for strength in tqdm(strongest_first, "tune", disable=not progress, delay=2.0, leave=False):
+    for strength in tqdm(sorted(grid), "tune", disable=not progress, delay=2.0, leave=False):
         start = deepcopy(learner.state_dict())
         optimizer = train(learner, strength)
         fit = _Fit(learner, data, chosen, posterior, strength)
         trial = fit.trial(optimizer, estimator, validation)
-        trials.insert(0, trial)
+        trials.append(trial)
         if math.isnan(trial.estimate):
             learner.load_state_dict(start)  # a diverged model is no place to start from
         elif best is None or trial.estimate < best[0].estimate:
