@@ -219,10 +219,11 @@ Written by `python -m benchmarks.retraining`.
 
 {table(header, rows)}
 
-The bar is {verdict}: {times(ratio)}. Stacking alone gives little on a processor, where a gradient of
-a stack costs about 0.7 of a separate one a copy (compare the two rows of `lbfgs`). What sharing the
-curvature adds is bounded by how few gradients `newton` needs for a single copy. `torch.optim.LBFGS`
-stops improving in single precision where the value no longer resolves a step; it is given 400 steps.
+The bar is {verdict}: {times(ratio)}. Stacking alone gives little on a processor, where a gradient
+of a stack costs about 0.7 of a separate one a copy (compare the two rows of `lbfgs`). What sharing
+the curvature adds is bounded by how few gradients `newton` needs for a single copy.
+`torch.optim.LBFGS` stops improving in single precision where the value no longer resolves a step;
+it is given 400 steps.
 """
 
 
