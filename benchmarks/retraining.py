@@ -219,11 +219,10 @@ Written by `python -m benchmarks.retraining`.
 
 {table(header, rows)}
 
-The bar is {verdict}: {times(ratio)}. Stacking alone gives little on a processor, where a gradient
-of a stack costs about 0.7 of a separate one a copy (compare the two rows of `lbfgs`). What sharing
-the curvature adds is bounded by how few gradients `newton` needs for a single copy.
-`torch.optim.LBFGS` stops improving in single precision where the value no longer resolves a step;
-it is given 400 steps.
+The bar is {verdict}: {times(ratio)}. Stacking alone gives little on a processor (compare the two
+rows of `lbfgs`). The shared curvature roughly halves the gradients that `newton` needs for a copy by
+itself, and the last few copies of a stack take the most steps. `torch.optim.LBFGS` is stopped after
+400 steps; where it has not reached the norm, its time is a lower bound only.
 """
 
 
