@@ -220,9 +220,9 @@ Written by `python -m benchmarks.retraining`.
 {table(header, rows)}
 
 The bar is {verdict}: {times(ratio)}. Stacking alone gives little on a processor (compare the two
-rows of `lbfgs`). The shared curvature roughly halves the gradients that `newton` needs for a copy by
-itself, and the last few copies of a stack take the most steps. `torch.optim.LBFGS` is stopped after
-400 steps; where it has not reached the norm, its time is a lower bound only.
+rows of `lbfgs`). The shared curvature roughly halves the gradients that `newton` needs for a copy
+by itself, and the last few copies of a stack take the most steps. `torch.optim.LBFGS` is stopped
+after 400 steps; where it has not reached the norm, its time is a lower bound only.
 """
 
 
