@@ -144,7 +144,7 @@ def _lbfgs(model: nn.Module, x: Tensor, y: Tensor, wanted: float) -> tuple[int, 
         value.backward()  # type: ignore[no-untyped-call]
         return value
 
-    for _ in range(100):
+    for _ in range(40):
         optimizer.step(closure)  # type: ignore[arg-type]
         closure()
         norm = float(nn.utils.get_total_norm([p.grad for p in model.parameters()]))
@@ -201,6 +201,8 @@ def page(record: dict[str, Any]) -> str:
                 f"{found['worst']:.2f}",
             ]
         )
+    ratio = ways["newton, one at a time"]["seconds_per_copy"] / best
+    verdict = "reached" if ratio >= BAR else "**not reached**"
     header = ["way", "a copy", "times the first", "gradients", "converged", "worst norm"]
     return f"""# Retraining
 
@@ -209,7 +211,7 @@ def page(record: dict[str, Any]) -> str:
 {setting["tolerance"]:g} of the norm of its left-out example's gradient. The bar: together at least
 {BAR:g} times faster than a loop of separate trainings with the same recipe ("newton, one at a
 time"). The loops are timed on the first {setting["separate"]} of the copies, and their time a copy
-is taken as that of all. "newton, together" also runs up to 20 rounds of Hessian products that all
+is taken as that of all. "newton, together" also runs up to 10 rounds of Hessian products that all
 copies share; they are in its time, not in its count of gradients. Fitting the posterior is in
 neither. "Worst norm" is the largest gradient norm reached, in units of the one asked for. Processor
 time with one thread. {conditions(record["environment"])}
@@ -217,9 +219,10 @@ Written by `python -m benchmarks.retraining`.
 
 {table(header, rows)}
 
-What makes the difference is not the stacking (one gradient of a stack costs about 0.7 of a separate
-one a copy) but that the copies share their curvature: a stack of C copies learns C directions of
-the Hessian in every round.
+The bar is {verdict}: {times(ratio)}. Stacking alone gives little on a processor (compare the two
+rows of `lbfgs`). The shared curvature roughly halves the gradients that `newton` needs for a copy
+by itself, and the last few copies of a stack take the most steps. `torch.optim.LBFGS` is stopped
+after 400 steps; where it has not reached the norm, its time is a lower bound only.
 """
 
 
@@ -229,7 +232,7 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=5000)
     parser.add_argument("--copies", type=int, default=100)
     parser.add_argument("--tolerance", type=float, default=0.05)
-    parser.add_argument("--separate", type=int, default=5, help="copies timed one at a time")
+    parser.add_argument("--separate", type=int, default=3, help="copies timed one at a time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the two files")
     chosen = parser.parse_args()

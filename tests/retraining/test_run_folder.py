@@ -11,6 +11,7 @@ import torch
 
 import engram
 from engram.errors import ArgumentError, RunFolderError
+from engram.retraining.ranks import Ranks
 from retraining_problems import PRIOR_PRECISION, RIDGE, ridge_fit, ridge_problem
 
 HERE = Path(__file__).parent.parent
@@ -171,3 +172,10 @@ def test_several_processes_need_a_folder(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ArgumentError, match="2 processes"):
         run(None, "newton")
+
+
+def test_a_process_that_starts_late_leaves_no_gap():
+    early, late = list(range(10)), [2, 3, 5, 7, 8, 9]  # 0, 1, 4 and 6 were done in between
+    shares = [Ranks(0, 3).share(early), Ranks(1, 3).share(late), Ranks(2, 3).share(late)]
+    assert {number for share in shares for number in share} >= set(late)
+    assert sum(map(len, shares)) == len({number for share in shares for number in share})

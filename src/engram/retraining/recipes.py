@@ -29,7 +29,7 @@ Report = Callable[[float], None]
 DENSE_PARAMETERS = 2500  # up to here Newton fits a full precision, beyond a Kronecker one
 TYPICAL_EXAMPLES = 64
 ROUNDINGS = 64  # of the regulariser's gradient: what a sum over many examples cannot resolve
-RESIDUAL_SHARE = 0.3  # of the wanted norm at which the shared linear systems count as solved
+RESIDUAL_SHARE = 1.0  # of the wanted norm at which the shared linear systems count as solved
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 Apply = Callable[[Tensor], Tensor]
 SMALLEST_SHARE = 50.0  # of a pair's curvature that is new, in roundings; less is noise
-ROUNDS = 20  # of block conjugate gradients
+ROUNDS = 10  # of block conjugate gradients
 
 
 @dataclass(frozen=True)
