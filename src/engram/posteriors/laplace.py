@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.batches import Data
+from engram.batches import Batches, Data
 from engram.curvature.hessian import hessian
 from engram.curvature.kronecker import KroneckerFactors
 from engram.curvature.moments import OuterMoments, SquareMoments
@@ -23,13 +23,15 @@ from engram.posteriors.gaussian import Posterior, check_prior_precision
 
 Gradients = Sequence[Tensor | None]
 
+FULL_WORK = 1e10  # N P^2 up to which the full matrix is the default
+
 
 def laplace(
     model: nn.Module,
     data: Data,
     *,
     likelihood: str | Likelihood = "categorical",
-    structure: str = "kronecker",
+    structure: str | None = None,
     prior_precision: float = 1.0,
     curvature: str = "ggn",
     batch_size: int | None = None,
@@ -43,7 +45,8 @@ def laplace(
         data: the training data.
         likelihood: a name or an object.
         structure: ``isotropic``, ``diagonal``, ``kronecker`` (K-FAC), ``ekfac`` (K-FAC with
-            eigenvalues corrected, two passes), ``full``, or ``last_layer`` (full over it).
+            eigenvalues corrected, two passes), ``full``, or ``last_layer`` (full over it). If not
+            given, ``full`` where that takes seconds (N P^2 up to 1e10), else ``kronecker``.
         prior_precision: delta of the regulariser delta/2 |theta|^2 on the sum of the losses.
         curvature: ``ggn`` exact, ``fisher`` with one sampled label per example, ``empirical``, or
             ``hessian`` (exact Hessian; ``full`` and ``last_layer``).
@@ -59,6 +62,8 @@ def laplace(
     """
     prior_precision = check_prior_precision(prior_precision)
     check_curvature(curvature)
+    if structure is None:
+        structure = "full" if curvature == "hessian" else _default_structure(model, data)
     fit = STRUCTURES.get(structure) if isinstance(structure, str) else None
     if fit is None:
         raise ArgumentError(
@@ -81,6 +86,13 @@ def laplace(
         }
         num_data = opened.batches.num_data
     return Posterior(structure, mean, blocks, prior_precision, num_data, settings)
+
+
+def _default_structure(model: nn.Module, data: Data) -> str:
+    """The most faithful structure that costs no more than seconds."""
+    num_params = sum(p.numel() for p in trainable(model).values())
+    work = Batches(data, 1).num_data * num_params**2
+    return "full" if work <= FULL_WORK else "kronecker"
 
 
 class Fit:

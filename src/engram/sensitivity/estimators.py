@@ -20,6 +20,7 @@ from torch import Tensor
 from engram.engine.totals import GradientSum
 from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
+from engram.posteriors.blocks import DenseBlock
 from engram.posteriors.gaussian import Posterior
 
 GUARD = 0.99  # largest eigenvalue of V Lambda that is taken at its word
@@ -254,3 +255,12 @@ def estimator_named(name: str) -> Estimator:
             f"estimator to be one of {', '.join(ESTIMATORS)}", repr(name), 'use "linear"'
         )
     return ESTIMATORS[name]
+
+
+def default_estimator(posterior: Posterior) -> str:
+    """``corrected`` where the precision is dense, else ``linear``.
+
+    What is subtracted from an approximate precision may not be in it, and leaves nothing sensible.
+    """
+    dense = all(isinstance(block, DenseBlock) for block in posterior.blocks)
+    return "corrected" if dense else "linear"

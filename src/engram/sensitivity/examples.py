@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from engram.batches import Data
 from engram.engine.prepare import training_layers
-from engram.engine.session import session
+from engram.engine.session import Session, session
 from engram.engine.totals import GradientSum
 from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
@@ -16,7 +16,12 @@ from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.columns import Columns
 from engram.sensitivity.diagnostics import Leverages, diagnose, sampled_leverages
-from engram.sensitivity.estimators import Setting, estimator_named
+from engram.sensitivity.estimators import (
+    Estimator,
+    Setting,
+    default_estimator,
+    estimator_named,
+)
 from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import Result
 
@@ -27,7 +32,7 @@ def sensitivities(
     posterior: Posterior | Any,
     *,
     likelihood: str | Likelihood = "categorical",
-    estimator: str = "linear",
+    estimator: str | None = None,
     rounds: int = 3,
     batch_size: int | None = None,
     seed: int = 0,
@@ -40,7 +45,8 @@ def sensitivities(
         data: the training data.
         posterior: of this model at its present weights; a fitted laplace-torch object works too.
         likelihood: a name or an object.
-        estimator: ``linear``, ``corrected``, ``iterated`` or ``paper``.
+        estimator: ``linear``, ``corrected``, ``iterated`` or ``paper``; if not given,
+            ``corrected`` where the precision is dense (``full``, ``last_layer``), else ``linear``.
         rounds: of ``iterated``.
         batch_size: most examples at a time; chosen from the free memory if not given.
         seed: of the choice of examples whose leverage is computed.
@@ -55,34 +61,19 @@ def sensitivities(
         >>> result.loo_nll > result.train_nll
         True
     """
-    rule = estimator_named(estimator)
     if rounds < 0:
         raise ArgumentError("rounds of 0 or more", repr(rounds), "use rounds=3")
+    if estimator is not None:
+        estimator_named(estimator)
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
+    chosen = estimator or default_estimator(posterior)
     switched = training_layers(model)
     with session(model, data, likelihood, batch_size, progress) as opened:
         posterior.check_likelihood(opened.likelihood)
         total = GradientSum()
         setting = Setting(opened.likelihood, posterior, rounds, total)
-        columns = Columns(opened.batches.num_data)
-        for observed in opened.passes("sensitivities"):
-            estimate = rule(observed, setting)
-            rows = {
-                "indices": observed.batch.indices,
-                "targets": observed.batch.targets,
-                "outputs": observed.outputs,
-                "deviation": estimate.deviation,
-                "prediction_deviation": estimate.prediction_deviation,
-                "score": estimate.prediction_deviation.abs().sum(1),
-                "loss": observed.loss,
-                "loo_loss": estimate.loo_loss,
-                "flagged": estimate.flagged,
-            }
-            if estimate.eigenvalues is not None:
-                rows["eigenvalues"] = estimate.eigenvalues
-            columns.add(rows)
-        tensors = columns.tensors
+        tensors = _estimates(opened, estimator_named(chosen), setting)
         eigenvalues = tensors.pop("eigenvalues", None)
         if eigenvalues is None:
             leverages = sampled_leverages(opened, posterior, seed)
@@ -92,8 +83,8 @@ def sensitivities(
             model, posterior, opened.engine.coverage, total, leverages, tensors["flagged"]
         )
         settings = {
-            "estimator": estimator,
-            "rounds": rounds if estimator == "iterated" else None,
+            "estimator": chosen,
+            "rounds": rounds if chosen == "iterated" else None,
             "structure": posterior.structure,
             "posterior": dict(posterior.settings),
             "prior_precision": posterior.prior_precision,
@@ -110,3 +101,25 @@ def sensitivities(
             coverage=opened.engine.coverage.ways,
             provenance=provenance(model, settings),
         )
+
+
+def _estimates(opened: Session, rule: Estimator, setting: Setting) -> dict[str, Tensor]:
+    """The columns of the result, in the order of the data."""
+    columns = Columns(opened.batches.num_data)
+    for observed in opened.passes("sensitivities"):
+        estimate = rule(observed, setting)
+        rows = {
+            "indices": observed.batch.indices,
+            "targets": observed.batch.targets,
+            "outputs": observed.outputs,
+            "deviation": estimate.deviation,
+            "prediction_deviation": estimate.prediction_deviation,
+            "score": estimate.prediction_deviation.abs().sum(1),
+            "loss": observed.loss,
+            "loo_loss": estimate.loo_loss,
+            "flagged": estimate.flagged,
+        }
+        if estimate.eigenvalues is not None:
+            rows["eigenvalues"] = estimate.eigenvalues
+        columns.add(rows)
+    return columns.tensors

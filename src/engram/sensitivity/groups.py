@@ -23,11 +23,11 @@ from engram.engine.session import Session, session
 from engram.errors import ArgumentError, TargetError
 from engram.likelihoods import Likelihood
 from engram.parameters import Named
-from engram.posteriors.blocks import DenseBlock
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
 from engram.selection import check_group
 from engram.sensitivity.effects import Effect, effect, paper_effect
+from engram.sensitivity.estimators import default_estimator
 from engram.sensitivity.remaining import LeftOut
 
 ESTIMATORS = ("linear", "corrected", "paper")
@@ -97,7 +97,7 @@ def remove(
     """
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
-    estimator = _chosen_estimator(estimator, posterior)
+    estimator = estimator or default_estimator(posterior)
     _check_choices(estimator, at, evaluate_on)
     with session(model, data, likelihood, batch_size, progress) as opened:
         posterior.check_likelihood(opened.likelihood)
@@ -138,7 +138,7 @@ def remove_classes(
     """Estimate the effect of leaving out each class in turn; arguments as for :func:`remove`."""
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
-    estimator = _chosen_estimator(estimator, posterior)
+    estimator = estimator or default_estimator(posterior)
     _check_choices(estimator, at, evaluate_on)
     with session(model, data, likelihood, batch_size, progress) as opened:
         posterior.check_likelihood(opened.likelihood)
@@ -164,13 +164,6 @@ def class_numbers(batches: Batches) -> Tensor:
             "use engram.remove with the indices of each group",
         )
     return labels.long()
-
-
-def _chosen_estimator(estimator: str | None, posterior: Posterior) -> str:
-    if estimator is not None:
-        return estimator
-    dense = all(isinstance(block, DenseBlock) for block in posterior.blocks)
-    return "corrected" if dense else "linear"
 
 
 def _check_choices(estimator: str, at: str, evaluate_on: Data | None) -> None:
