@@ -7,9 +7,11 @@ examples are left out is estimated by adding up their natural gradients.
 from engram import families, likelihoods, optimizers
 from engram._version import __version__
 from engram.errors import EngramError
+from engram.posteriors.calibration import calibrate
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import laplace
 from engram.posteriors.optimizers import posterior_of
+from engram.refinement.refine import refine
 from engram.retraining import recipes
 from engram.retraining.retrain import retrain
 from engram.retraining.truth import Retraining
@@ -32,6 +34,7 @@ __all__ = [
     "Tracker",
     "Verification",
     "__version__",
+    "calibrate",
     "families",
     "influence",
     "laplace",
@@ -41,6 +44,7 @@ __all__ = [
     "posterior_of",
     "prediction_variance",
     "recipes",
+    "refine",
     "remove",
     "remove_classes",
     "retrain",

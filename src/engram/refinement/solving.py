@@ -1,0 +1,125 @@
+r"""The step of leaving one example out, with the exact curvature of the remaining data.
+
+.. math:: \Delta\theta_i = \Big(H + \delta - J_i' \Lambda_i J_i\Big)^{-1} \nabla \ell_i,
+    \qquad d_i = J_i \Delta\theta_i
+
+H is the Hessian or the Gauss-Newton matrix of all data. A block of examples is solved together:
+every system has its own right-hand side and its own last term, and all share the passes for H.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engram.curvature.conjugate_gradients import Solution, conjugate_gradients
+from engram.curvature.exact import ExactCurvature
+from engram.engine.prepare import device_of
+from engram.engine.session import Observed, Session, available_bytes
+from engram.parameters import Layout, Named
+from engram.posteriors.gaussian import Posterior
+from engram.posteriors.traces import covered_layout, prior_vector
+
+LARGEST_ITERATION = 300
+LARGEST_BLOCK = 64
+MEMORY_SHARE = 0.1
+VECTORS_PER_EXAMPLE = 8  # solution, residual, direction, image and temporaries
+
+
+@dataclass(frozen=True)
+class Solved:
+    """Deviations of M examples.
+
+    Args:
+        deviation: d, [M, K].
+        residual: relative residual of each solve, [M].
+        indefinite: where the remaining curvature was not positive, so that there is no minimum to
+            speak of, [M].
+        products: products with the exact curvature, one pass over the data each.
+    """
+
+    deviation: Tensor
+    residual: Tensor
+    indefinite: Tensor
+    products: int
+
+
+def solve_left_out(
+    opened: Session, posterior: Posterior, chosen: Tensor, curvature: str, tolerance: float
+) -> Solved:
+    """Solve for every chosen example, block by block.
+
+    Args:
+        posterior: preconditions the solves and gives the prior.
+        chosen: positions in the data, [M].
+        curvature: ``hessian`` or ``ggn``.
+        tolerance: relative residual at which a system counts as solved.
+    """
+    layout = covered_layout(posterior)
+    exact = ExactCurvature(opened, layout, curvature)
+    deviations, found = [], []
+    for block in chosen.split(_examples_at_once(opened, layout)):
+        own = _Own(opened.observe(opened.batches.take(block)), opened, layout)
+        solution = _solve_block(exact, posterior, own, tolerance)
+        deviations.append(own.tangents(solution.vectors).cpu())
+        found.append(solution)
+        own.observed.trace.release()
+    return Solved(
+        torch.cat(deviations),
+        torch.cat([s.residual.cpu() for s in found]),
+        torch.cat([s.indefinite.cpu() for s in found]),
+        exact.products,
+    )
+
+
+class _Own:
+    """What each example of a block adds by itself: its gradient and its Gauss-Newton term."""
+
+    def __init__(self, observed: Observed, opened: Session, layout: Layout) -> None:
+        self.observed, self.likelihood, self.layout = observed, opened.likelihood, layout
+
+    def gradients(self, seed: Tensor) -> Tensor:
+        """J_i' seed_i, [B, P]."""
+        found = self.observed.trace.own_gradients(seed)
+        zeros: Named = {
+            name: seed.new_zeros(len(seed), *shape)
+            for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)
+            if name not in found
+        }
+        return self.layout.flatten(found | zeros)
+
+    def tangents(self, vectors: Tensor) -> Tensor:
+        """J_i v_i, [B, K]."""
+        return self.observed.trace.own_tangents(self.layout.unflatten(vectors))
+
+    def curvature_times(self, vectors: Tensor) -> Tensor:
+        """J_i' Lambda_i J_i v_i, [B, P]."""
+        outputs, targets = self.observed.outputs, self.observed.targets
+        moved = self.tangents(vectors)
+        return self.gradients(self.likelihood.hessian_times(outputs, targets, moved))
+
+
+def _solve_block(
+    exact: ExactCurvature, posterior: Posterior, own: _Own, tolerance: float
+) -> Solution:
+    layout = own.layout
+    right = own.gradients(own.observed.residual)
+    prior = prior_vector(posterior, layout).to(right)
+
+    def times(vectors: Tensor, rows: Tensor) -> Tensor:
+        whole = torch.zeros_like(right)
+        whole[rows] = vectors
+        return exact.times(vectors) + prior * vectors - own.curvature_times(whole)[rows]
+
+    def precondition(vectors: Tensor) -> Tensor:
+        return layout.flatten(posterior.solve(layout.unflatten(vectors)))
+
+    return conjugate_gradients(times, precondition, right, tolerance, LARGEST_ITERATION)
+
+
+def _examples_at_once(opened: Session, layout: Layout) -> int:
+    per_example = 8 * VECTORS_PER_EXAMPLE * layout.num_params
+    budget = MEMORY_SHARE * available_bytes(device_of(opened.model))
+    return max(1, min(LARGEST_BLOCK, opened.largest_part, int(budget / per_example)))
