@@ -23,7 +23,7 @@ class Solution:
     """Solutions of M systems with P unknowns.
 
     Args:
-        vectors: x, [M, P]; where a system is not positive definite, the last one before that showed.
+        vectors: x, [M, P]; where a system is not positive definite, the last one before that
         residual: norm of b - A x over that of b, both in the preconditioner's metric, [M].
         indefinite: where a direction of no positive curvature was met, [M].
         iterations: products that each system took, [M].

@@ -28,6 +28,7 @@ from engram.retraining.stack import Stack
 Report = Callable[[float], None]
 DENSE_PARAMETERS = 2500  # up to here Newton fits a full precision, beyond a Kronecker one
 TYPICAL_EXAMPLES = 64
+ROUNDINGS = 64  # of the regulariser's gradient: what a sum over many examples cannot resolve
 RESIDUAL_SHARE = 0.3  # of the wanted norm at which the shared linear systems count as solved
 
 
@@ -58,6 +59,10 @@ class Recipe(ABC):
         self, model: nn.Module, data: Data, likelihood: Likelihood, prior: float, progress: bool
     ) -> Recipe:
         """The recipe with everything it needs to know about the trained model."""
+        return self
+
+    def rebind(self, model: nn.Module, data: Data, likelihood: Likelihood, prior: float) -> Recipe:
+        """The same after the model's weights have moved."""
         return self
 
     @abstractmethod
@@ -142,7 +147,7 @@ class LBFGS(Recipe):
         history: pairs of steps and gradient changes that are kept.
     """
 
-    tolerance: float = 1e-3
+    tolerance: float = 1e-2
     iterations: int = 2000
     history: int = 20
     converges = True
@@ -168,13 +173,14 @@ class Newton(Recipe):
     there is nothing to share, and the posterior and the own pairs remain.
 
     Args:
-        posterior: of the trained model; fitted when not given, with a full precision up to 2500
-            parameters and a Kronecker-factored one beyond.
+        posterior: of the trained model, for the refit with everything; fitted when not given, with
+            a full precision up to 2500 parameters and a Kronecker-factored one beyond. For the
+            left-out copies it is fitted again at that refit.
         tolerance, iterations, history: as in :class:`LBFGS`.
     """
 
     posterior: Posterior | Any | None = field(default=None)
-    tolerance: float = 1e-3
+    tolerance: float = 1e-2
     iterations: int = 500
     history: int = 20
     converges = True
@@ -190,16 +196,10 @@ class Newton(Recipe):
             posterior.check_model(model)
             posterior.check_likelihood(likelihood)
             return replace(self, posterior=posterior)
-        entries = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        fitted = laplace(
-            model,
-            data,
-            likelihood=likelihood,
-            structure="full" if entries <= DENSE_PARAMETERS else "kronecker",
-            prior_precision=prior,
-            progress=progress,
-        )
-        return replace(self, posterior=fitted)
+        return replace(self, posterior=_fitted(model, data, likelihood, prior, progress))
+
+    def rebind(self, model: nn.Module, data: Data, likelihood: Likelihood, prior: float) -> Newton:
+        return replace(self, posterior=_fitted(model, data, likelihood, prior, False))
 
     def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
         wanted = wanted_norms(objective, start, self.tolerance)
@@ -225,6 +225,20 @@ class Newton(Recipe):
             return stack.layout.flatten(solved)
 
         return solve
+
+
+def _fitted(
+    model: nn.Module, data: Data, likelihood: Likelihood, prior: float, progress: bool
+) -> Posterior:
+    entries = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return laplace(
+        model,
+        data,
+        likelihood=likelihood,
+        structure="full" if entries <= DENSE_PARAMETERS else "kronecker",
+        prior_precision=prior,
+        progress=progress,
+    )
 
 
 def shared_curvature(objective: Objective, at: Tensor, base: Apply, wanted: Tensor) -> SharedPairs:
@@ -253,7 +267,7 @@ def wanted_norms(objective: Objective, start: Tensor, tolerance: float) -> Tenso
         typical = left_out_norms(stack, start[:1], [i[None] for i in spread.unique()])
         norms[none] = float(typical.median())
     regulariser = stack.prior_precision * start.double().norm(dim=1).cpu()
-    rounding = 4 * torch.finfo(start.dtype).eps * regulariser
+    rounding = ROUNDINGS * torch.finfo(start.dtype).eps * regulariser
     return torch.maximum(tolerance * norms, rounding)
 
 

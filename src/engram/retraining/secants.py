@@ -91,13 +91,14 @@ class SharedPairs:
 
     Args:
         base: applies the inverse precision :math:`B_0^{-1}` to rows [A, P].
+        like: rows of the same length, type and device.
     """
 
-    def __init__(self, base: Apply) -> None:
+    def __init__(self, base: Apply, like: Tensor) -> None:
         self.base = base
         self.scale = 1.0  # c: by how much the base is right in what the directions do not span
-        self.steps: Tensor | None = None
-        self.changes: Tensor | None = None
+        self.steps = like.new_zeros(0, like.shape[1])
+        self.changes = self.steps
 
     @classmethod
     def found_by(cls, base: Apply, multiply: Apply, right: Tensor, targets: Tensor) -> SharedPairs:
@@ -109,7 +110,7 @@ class SharedPairs:
             right: one right-hand side per copy.
             targets: residual norms at which to stop, [C].
         """
-        pairs, residual = cls(base), right.clone()
+        pairs, residual = cls(base, right), right.clone()
         for _ in range(ROUNDS):
             norms = residual.double().norm(dim=1)
             open_rows = norms > targets
@@ -125,9 +126,7 @@ class SharedPairs:
             new = pairs.add(direction, image)
             if new == 0:
                 break
-            steps, changes = pairs.steps, pairs.changes
-            assert steps is not None and changes is not None
-            residual -= (residual @ steps[-new:].mT) @ changes[-new:]
+            residual -= (residual @ pairs.steps[-new:].mT) @ pairs.changes[-new:]
         return pairs
 
     def add(self, steps: Tensor, changes: Tensor) -> int:
@@ -138,26 +137,19 @@ class SharedPairs:
             return 0
         scale = product[good].rsqrt()[:, None]
         new_steps, new_changes = steps[good] * scale, changes[good] * scale
-        if self.steps is not None and self.changes is not None:
-            known = new_steps @ self.changes.mT
-            new_steps = new_steps - known @ self.steps
-            new_changes = new_changes - known @ self.changes
+        known = new_steps @ self.changes.mT
+        new_steps = new_steps - known @ self.steps
+        new_changes = new_changes - known @ self.changes
         gram = new_steps.double() @ new_changes.double().mT
         values, vectors = torch.linalg.eigh(0.5 * (gram + gram.mT))
         kept = values > max(1e-10, SMALLEST_SHARE * torch.finfo(steps.dtype).eps)
         turn = (vectors[:, kept] * values[kept].rsqrt()).mT.to(steps.dtype)
-        new_steps, new_changes = turn @ new_steps, turn @ new_changes
-        if self.steps is None or self.changes is None:
-            self.steps, self.changes = new_steps, new_changes
-        else:
-            self.steps = torch.cat([self.steps, new_steps])
-            self.changes = torch.cat([self.changes, new_changes])
+        self.steps = torch.cat([self.steps, turn @ new_steps])
+        self.changes = torch.cat([self.changes, turn @ new_changes])
         return int(kept.sum())
 
     def apply(self, vectors: Tensor) -> Tensor:
         """B^-1 v, [A, P]."""
-        if self.steps is None or self.changes is None:
-            return self.scale * self.base(vectors)
         inside = vectors @ self.steps.mT
         outside = self.scale * self.base(vectors - inside @ self.changes)
         return outside + (inside - outside @ self.changes.mT) @ self.steps
