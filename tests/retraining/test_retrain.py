@@ -64,7 +64,7 @@ def test_groups_equal_the_closed_form():
         exact = ridge_without(x, y, list(groups.values())[owner])
         without = truth.outputs[row] + truth.deviation[row]
         assert (without - x[index] @ exact).abs().max() < 1e-8
-    assert list(truth.to_frame().columns)[0] == "left_out_with"
+    assert truth.to_frame().columns[0] == "left_out_with"
 
 
 def test_an_unconverged_model_is_measured_from_its_refit():
