@@ -43,10 +43,10 @@ def refine(
 ) -> Result:
     r"""Obtain some examples of a result again, exactly, and merge them into it.
 
-    .. math:: d_i = J_i \Big(H + \delta - J_i' \Lambda_i J_i\Big)^{-1} \nabla \ell_i
+    .. math:: d_i = J_i (H + \delta - H_i)^{-1} \nabla \ell_i
 
-    is solved with the exact curvature H by conjugate gradients, preconditioned with the posterior,
-    or the model is trained again without the example.
+    is solved with the exact curvature H of all data, less the example's own, by conjugate
+    gradients preconditioned with the posterior; or the model is trained again without the example.
 
     Args:
         model: the trained model that the result is about; it is not changed.
@@ -58,7 +58,7 @@ def refine(
             if not given.
         method: ``solve``, or ``retrain`` for the truth itself.
         curvature: of ``solve``: ``hessian``, or ``ggn``. Where the Hessian without the example is
-            not positive definite, the example is solved with ``ggn`` and flagged.
+            not positive definite, less of it is taken off, and the example is flagged.
         tolerance: of ``solve``: relative residual.
         train: of ``retrain``: a recipe or a function, as in :func:`engram.retrain`.
         batch_size: most examples at a time; chosen from the free memory if not given.
@@ -120,19 +120,14 @@ class Obtained:
 def _solve(request: Request) -> Obtained:
     opened, posterior, chosen = request.opened, request.posterior, request.chosen
     solved = solve_left_out(opened, posterior, chosen, request.curvature, request.tolerance)
-    deviation, residual, products = solved.deviation, solved.residual, solved.products
-    bad = solved.indefinite & (request.curvature != "ggn")
-    if bad.any():
-        again = solve_left_out(opened, posterior, chosen[bad], "ggn", request.tolerance)
-        deviation[bad], residual[bad] = again.deviation, again.residual
-        products += again.products
     record = {
         "curvature": request.curvature,
-        "products": products,
+        "products": solved.products,
         "indefinite": int(solved.indefinite.sum()),
-        "largest_residual": float(residual.max()),
+        "largest_residual": float(solved.residual.max()),
     }
-    return Obtained(deviation, solved.indefinite | (residual > request.tolerance), record)
+    unsolved = solved.residual > request.tolerance
+    return Obtained(solved.deviation, solved.indefinite | unsolved, record)
 
 
 def _retrain(request: Request) -> Obtained:

@@ -1,10 +1,10 @@
 r"""The step of leaving one example out, with the exact curvature of the remaining data.
 
-.. math:: \Delta\theta_i = \Big(H + \delta - J_i' \Lambda_i J_i\Big)^{-1} \nabla \ell_i,
-    \qquad d_i = J_i \Delta\theta_i
+.. math:: \Delta\theta_i = (H + \delta - H_i)^{-1} \nabla \ell_i, \qquad d_i = J_i \Delta\theta_i
 
-H is the Hessian or the Gauss-Newton matrix of all data. A block of examples is solved together:
-every system has its own right-hand side and its own last term, and all share the passes for H.
+H is the curvature of all data and :math:`H_i` the example's own. A block of examples is solved
+together: every system has its own right-hand side and its own last term, and all share the passes
+for H.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engram.curvature.conjugate_gradients import Solution, conjugate_gradients
 from engram.curvature.exact import ExactCurvature
+from engram.curvature.single import own_hessians_times
 from engram.engine.prepare import device_of
 from engram.engine.session import Observed, Session, available_bytes
 from engram.parameters import Layout, Named
@@ -35,8 +36,8 @@ class Solved:
     Args:
         deviation: d, [M, K].
         residual: relative residual of each solve, [M].
-        indefinite: where the remaining curvature was not positive, so that there is no minimum to
-            speak of, [M].
+        indefinite: where the curvature that was asked for was not positive without the example,
+            and another was taken, [M].
         products: products with the exact curvature, one pass over the data each.
     """
 
@@ -46,10 +47,31 @@ class Solved:
     products: int
 
 
+@dataclass(frozen=True)
+class Remaining:
+    """Which curvature of all data, and which of the example is taken from it."""
+
+    whole: str
+    own: str
+
+
+# The Hessian of the remaining data is what a minimum is found with. It need not be positive
+# definite at the present weights; keeping the example's own residual part, or leaving out all
+# of them, brings it closer to that.
+REMAINING = {
+    "hessian": (
+        Remaining("hessian", "hessian"),
+        Remaining("hessian", "ggn"),
+        Remaining("ggn", "ggn"),
+    ),
+    "ggn": (Remaining("ggn", "ggn"),),
+}
+
+
 def solve_left_out(
     opened: Session, posterior: Posterior, chosen: Tensor, curvature: str, tolerance: float
 ) -> Solved:
-    """Solve for every chosen example, block by block.
+    """Solve for every chosen example; again, more cautiously, where it was not definite.
 
     Args:
         posterior: preconditions the solves and gives the prior.
@@ -57,11 +79,29 @@ def solve_left_out(
         curvature: ``hessian`` or ``ggn``.
         tolerance: relative residual at which a system counts as solved.
     """
+    first, *others = REMAINING[curvature]
+    solved = _solve_as(opened, posterior, chosen, first, tolerance)
+    pending = solved.indefinite.nonzero()[:, 0]
+    deviation, residual, products = solved.deviation, solved.residual, solved.products
+    for remaining in others:
+        if len(pending) == 0:
+            break
+        again = _solve_as(opened, posterior, chosen[pending], remaining, tolerance)
+        deviation[pending], residual[pending] = again.deviation, again.residual
+        products += again.products
+        pending = pending[again.indefinite]
+    return Solved(deviation, residual, solved.indefinite, products)
+
+
+def _solve_as(
+    opened: Session, posterior: Posterior, chosen: Tensor, remaining: Remaining, tolerance: float
+) -> Solved:
+    """Block by block."""
     layout = covered_layout(posterior)
-    exact = ExactCurvature(opened, layout, curvature)
+    exact = ExactCurvature(opened, layout, remaining.whole)
     deviations, found = [], []
     for block in chosen.split(_examples_at_once(opened, layout)):
-        own = _Own(opened.observe(opened.batches.take(block)), opened, layout)
+        own = _Own(opened.observe(opened.batches.take(block)), opened, layout, remaining.own)
         solution = _solve_block(exact, posterior, own, tolerance)
         deviations.append(own.tangents(solution.vectors).cpu())
         found.append(solution)
@@ -75,10 +115,12 @@ def solve_left_out(
 
 
 class _Own:
-    """What each example of a block adds by itself: its gradient and its Gauss-Newton term."""
+    """What each example of a block adds by itself: its gradient and its curvature."""
 
-    def __init__(self, observed: Observed, opened: Session, layout: Layout) -> None:
-        self.observed, self.likelihood, self.layout = observed, opened.likelihood, layout
+    def __init__(self, observed: Observed, opened: Session, layout: Layout, kind: str) -> None:
+        self.observed, self.model, self.likelihood = observed, opened.model, opened.likelihood
+        self.layout = layout
+        self.curvature_times = {"ggn": self._gauss_newton, "hessian": self._hessian}[kind]
 
     def gradients(self, seed: Tensor) -> Tensor:
         """J_i' seed_i, [B, P]."""
@@ -94,7 +136,14 @@ class _Own:
         """J_i v_i, [B, K]."""
         return self.observed.trace.own_tangents(self.layout.unflatten(vectors))
 
-    def curvature_times(self, vectors: Tensor) -> Tensor:
+    def _hessian(self, vectors: Tensor) -> Tensor:
+        """H_i v_i, [B, P]."""
+        observed, named = self.observed, self.layout.unflatten(vectors)
+        return own_hessians_times(
+            self.model, self.likelihood, observed.batch, observed.targets, named
+        )
+
+    def _gauss_newton(self, vectors: Tensor) -> Tensor:
         """J_i' Lambda_i J_i v_i, [B, P]."""
         outputs, targets = self.observed.outputs, self.observed.targets
         moved = self.tangents(vectors)
