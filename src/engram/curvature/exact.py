@@ -58,7 +58,8 @@ class ExactCurvature:
         for batch in self._batches():
             with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
                 found = product(self, batch, directions)
-            total += torch.cat([g.detach().flatten(1) for g in found], dim=1)
+            named = dict(zip(self.layout.names, found, strict=True))
+            total += self.layout.flatten(named).detach()
         return total
 
     def _batches(self) -> Iterator[Batch]:

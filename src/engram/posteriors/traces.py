@@ -96,7 +96,7 @@ def probe_vectors(opened: Session, layout: Layout, match: str, count: int, seed:
             outputs = call(opened.model, observed.batch.inputs)
         seeds = (roots @ own).permute(2, 0, 1).contiguous()
         found = many_gradients([outputs], parameters, [seeds], count)
-        total += torch.cat([g.flatten(1) for g in found], dim=1)
+        total += layout.flatten(dict(zip(layout.names, found, strict=True)))
     return total
 
 
