@@ -31,11 +31,12 @@ def _problem(name: str, found: dict[str, Any]) -> str:
         for structure, parts in found["structures"].items()
         for way, numbers in parts["ways"].items()
     ]
-    return (
-        f"## {name}\n\n{found['num_data']:,} examples, {found['num_params']:,} parameters;\n"
-        f"smallest eigenvalue of the Hessian {found['smallest_eigenvalue']:.2g}, largest gradient norm of a "
-        f"refit {found['gradient_norm']:.0e}.\n\n{table(HEADER, rows)}"
-    )
+    return f"""## {name}
+
+{found["num_data"]:,} examples, {found["num_params"]:,} parameters; smallest eigenvalue of the Hessian
+{found["smallest_eigenvalue"]:.2g}, largest gradient norm of a refit {found["gradient_norm"]:.0e}.
+
+{table(HEADER, rows)}"""
 
 
 def _cost(record: dict[str, Any]) -> str:
