@@ -22,10 +22,12 @@ from engram.engine.session import Observed, Session, available_bytes
 from engram.parameters import Layout, Named
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.traces import covered_layout, prior_vector
+from engram.refinement.agreement import Agreement
 
 LARGEST_ITERATION = 300
 LARGEST_BLOCK = 64
 MEMORY_SHARE = 0.1
+SMALLEST_AGREEMENT = 0.5  # of the promised decrease, below which a step is refused
 VECTORS_PER_EXAMPLE = 8  # solution, residual, direction, image and temporaries
 
 
@@ -37,7 +39,7 @@ class Solved:
         deviation: d, [M, K].
         residual: relative residual of each solve, [M].
         indefinite: where the curvature that was asked for was not positive without the example,
-            and another was taken, [M].
+            or led too far, and another was taken, [M].
         products: products with the exact curvature, one pass over the data each.
     """
 
@@ -56,8 +58,8 @@ class Remaining:
 
 
 # The Hessian of the remaining data is what a minimum is found with. It need not be positive
-# definite at the present weights; keeping the example's own residual part, or leaving out all
-# of them, brings it closer to that.
+# definite at the present weights, or nearly vanishes in some direction; keeping the example's own
+# residual part, or leaving out all of them, brings it further from that.
 REMAINING = {
     "hessian": (
         Remaining("hessian", "hessian"),
@@ -79,14 +81,16 @@ def solve_left_out(
         curvature: ``hessian`` or ``ggn``.
         tolerance: relative residual at which a system counts as solved.
     """
+    layout = covered_layout(posterior)
+    objective = Agreement(opened, posterior, layout)
     first, *others = REMAINING[curvature]
-    solved = _solve_as(opened, posterior, chosen, first, tolerance)
+    solved = _solve_as(opened, posterior, chosen, first, tolerance, objective)
     pending = solved.indefinite.nonzero()[:, 0]
     deviation, residual, products = solved.deviation, solved.residual, solved.products
     for remaining in others:
         if len(pending) == 0:
             break
-        again = _solve_as(opened, posterior, chosen[pending], remaining, tolerance)
+        again = _solve_as(opened, posterior, chosen[pending], remaining, tolerance, objective)
         deviation[pending], residual[pending] = again.deviation, again.residual
         products += again.products
         pending = pending[again.indefinite]
@@ -94,22 +98,31 @@ def solve_left_out(
 
 
 def _solve_as(
-    opened: Session, posterior: Posterior, chosen: Tensor, remaining: Remaining, tolerance: float
+    opened: Session,
+    posterior: Posterior,
+    chosen: Tensor,
+    remaining: Remaining,
+    tolerance: float,
+    objective: Agreement,
 ) -> Solved:
     """Block by block."""
-    layout = covered_layout(posterior)
+    layout = objective.layout
     exact = ExactCurvature(opened, layout, remaining.whole)
-    deviations, found = [], []
+    deviations, found, refused = [], [], []
     for block in chosen.split(_examples_at_once(opened, layout)):
         own = _Own(opened.observe(opened.batches.take(block)), opened, layout, remaining.own)
         solution = _solve_block(exact, posterior, own, tolerance)
         deviations.append(own.tangents(solution.vectors).cpu())
         found.append(solution)
+        right = own.gradients(own.observed.residual)
+        promised = 0.5 * (right.double() * solution.vectors.double()).sum(1)
+        kept = objective.of_steps(block, solution.vectors, promised)
+        refused.append((solution.indefinite | ~(kept >= SMALLEST_AGREEMENT)).cpu())
         own.observed.trace.release()
     return Solved(
         torch.cat(deviations),
         torch.cat([s.residual.cpu() for s in found]),
-        torch.cat([s.indefinite.cpu() for s in found]),
+        torch.cat(refused),
         exact.products,
     )
 
