@@ -34,7 +34,8 @@ def _problem(name: str, found: dict[str, Any]) -> str:
     return f"""## {name}
 
 {found["num_data"]:,} examples, {found["num_params"]:,} parameters; the smallest
-eigenvalue of the Hessian is {found["smallest_eigenvalue"]:.2g}, the largest gradient norm of a refit {found["gradient_norm"]:.0e}.
+eigenvalue of the Hessian is {found["smallest_eigenvalue"]:.2g}, the largest gradient norm of a
+refit {found["gradient_norm"]:.0e}.
 
 {table(HEADER, rows)}"""
 

@@ -6,7 +6,10 @@ from torch import nn
 
 import engram
 from cases import CASES
+from engram.engine.session import session
 from engram.errors import ArgumentError, DataError, ModelMismatchError
+from engram.posteriors.traces import covered_layout
+from engram.refinement.agreement import Agreement
 from fitted import assert_close, posterior, sensitivities
 from retraining_problems import PRIOR_PRECISION, RIDGE, ridge_problem, ridge_without
 from snapshot import differences, snapshot
@@ -44,7 +47,7 @@ def test_gauss_newton_solves_equal_the_dense_ones(name):
         kept[i] = 0
         expected = dense_deviation(case, i, case.dense.ggn(weights=kept))
         assert_close(refined.deviation[i], expected)
-    assert not refined.flagged[CHOSEN].any()
+    assert refined.provenance["settings"]["refined"][0]["largest_residual"] <= 1e-10
 
 
 def test_hessian_solves_equal_the_dense_ones():
@@ -77,7 +80,7 @@ def test_where_the_hessian_is_not_positive_less_of_it_is_taken_off():
     flagged = refined.flagged
     assert flagged.all()
     assert_close(refined.deviation, plain.deviation, 1e-6)
-    assert refined.provenance["settings"]["refined"][0]["indefinite"] == 12
+    assert refined.provenance["settings"]["refined"][0]["refused"] == 12
 
 
 def test_retraining_a_ridge_regression_equals_the_closed_form():
@@ -103,6 +106,28 @@ def test_retraining_a_ridge_regression_equals_the_closed_form():
             expected = x[i] @ ridge_without(x, y, [i])
             assert (refined.outputs[i] + refined.deviation[i] - expected).abs().max() < 1e-7
         assert (refined.deviation[2] == before.deviation[2]).all()
+
+
+def test_a_quadratic_objective_keeps_every_promise():
+    model, x, y = ridge_problem()
+    fitted = engram.laplace(
+        model,
+        (x, y),
+        likelihood=RIDGE,
+        structure="full",
+        prior_precision=PRIOR_PRECISION,
+        progress=False,
+    )
+    with session(model, (x, y), RIDGE, None, False) as opened:
+        objective = Agreement(opened, fitted, covered_layout(fitted))
+        chosen = torch.tensor([0, 2])
+        exact = torch.stack([ridge_without(x, y, [i])[:, 0] for i in (0, 2)])
+        steps = exact - model.weight.detach()
+        gradients = RIDGE.residual(model(x).detach(), y)[chosen] * x[chosen]
+        ratios = objective.of_steps(chosen, steps, 0.5 * (gradients * steps).sum(1))
+        assert (ratios - 1).abs().max() < 1e-8
+        too_long = objective.of_steps(chosen, 4 * steps, 2 * (gradients * steps).sum(1))
+        assert (too_long < 0).all()
 
 
 def test_what_was_not_chosen_stays_and_columns_say_how_each_was_obtained(tmp_path):

@@ -58,7 +58,8 @@ def refine(
             if not given.
         method: ``solve``, or ``retrain`` for the truth itself.
         curvature: of ``solve``: ``hessian``, or ``ggn``. Where the Hessian without the example is
-            not positive definite, less of it is taken off, and the example is flagged.
+            not positive definite, or leads too far, a safer curvature is taken and the example
+            flagged.
         tolerance: of ``solve``: relative residual.
         train: of ``retrain``: a recipe or a function, as in :func:`engram.retrain`.
         batch_size: most examples at a time; chosen from the free memory if not given.
@@ -123,11 +124,11 @@ def _solve(request: Request) -> Obtained:
     record = {
         "curvature": request.curvature,
         "products": solved.products,
-        "indefinite": int(solved.indefinite.sum()),
+        "refused": int(solved.refused.sum()),
         "largest_residual": float(solved.residual.max()),
     }
     unsolved = solved.residual > request.tolerance
-    return Obtained(solved.deviation, solved.indefinite | unsolved, record)
+    return Obtained(solved.deviation, solved.refused | unsolved, record)
 
 
 def _retrain(request: Request) -> Obtained:

@@ -38,14 +38,14 @@ class Solved:
     Args:
         deviation: d, [M, K].
         residual: relative residual of each solve, [M].
-        indefinite: where the curvature that was asked for was not positive without the example,
+        refused: where the curvature that was asked for was not positive without the example,
             or led too far, and another was taken, [M].
         products: products with the exact curvature, one pass over the data each.
     """
 
     deviation: Tensor
     residual: Tensor
-    indefinite: Tensor
+    refused: Tensor
     products: int
 
 
@@ -85,7 +85,7 @@ def solve_left_out(
     objective = Agreement(opened, posterior, layout)
     first, *others = REMAINING[curvature]
     solved = _solve_as(opened, posterior, chosen, first, tolerance, objective)
-    pending = solved.indefinite.nonzero()[:, 0]
+    pending = solved.refused.nonzero()[:, 0]
     deviation, residual, products = solved.deviation, solved.residual, solved.products
     for remaining in others:
         if len(pending) == 0:
@@ -93,8 +93,8 @@ def solve_left_out(
         again = _solve_as(opened, posterior, chosen[pending], remaining, tolerance, objective)
         deviation[pending], residual[pending] = again.deviation, again.residual
         products += again.products
-        pending = pending[again.indefinite]
-    return Solved(deviation, residual, solved.indefinite, products)
+        pending = pending[again.refused]
+    return Solved(deviation, residual, solved.refused, products)
 
 
 def _solve_as(
