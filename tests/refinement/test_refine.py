@@ -121,9 +121,10 @@ def test_a_quadratic_objective_keeps_every_promise():
     with session(model, (x, y), RIDGE, None, False) as opened:
         objective = Agreement(opened, fitted, covered_layout(fitted))
         chosen = torch.tensor([0, 2])
-        exact = torch.stack([ridge_without(x, y, [i])[:, 0] for i in (0, 2)])
-        steps = exact - model.weight.detach()
-        gradients = RIDGE.residual(model(x).detach(), y)[chosen] * x[chosen]
+        exact = torch.stack([ridge_without(x, y, [i]).T for i in (0, 2)])
+        steps = (exact - model.weight.detach()).flatten(1)
+        residual = RIDGE.residual(model(x).detach(), y)[chosen]
+        gradients = (residual[:, :, None] * x[chosen][:, None, :]).flatten(1)
         ratios = objective.of_steps(chosen, steps, 0.5 * (gradients * steps).sum(1))
         assert (ratios - 1).abs().max() < 1e-8
         too_long = objective.of_steps(chosen, 4 * steps, 2 * (gradients * steps).sum(1))
