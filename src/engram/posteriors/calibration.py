@@ -141,6 +141,8 @@ def _record(traces: Traces, match: str, curvature: str, probes: int, seed: int) 
 
 def _check_counts(probes: int, tolerance: float) -> None:
     if not isinstance(probes, int) or probes < 2:
-        raise ArgumentError("at least 2 probes, for a standard error", repr(probes), "use probes=10")
+        raise ArgumentError(
+            "at least 2 probes, for a standard error", repr(probes), "use probes=10"
+        )
     if not 0 < tolerance < 1:
         raise ArgumentError("a tolerance between 0 and 1", repr(tolerance), "use tolerance=0.05")
