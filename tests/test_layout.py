@@ -11,7 +11,8 @@ ORDER = (
     {"selection", "report"},
     {"families", "posteriors", "curvature", "engine", "optimizers"},
     {"sensitivity"},
-    {"tracking", "models", "retraining"},
+    {"tracking", "retraining", "models"},
+    {"refinement"},
     {"demo"},
     {"cli"},
 )

@@ -20,6 +20,7 @@ import engram
 NUM_DATA, NUM_LEFT_OUT, PRIOR_PRECISION = 500, 60, 3.0
 
 
+@functools.cache
 def digits() -> tuple[Tensor, Tensor]:
     images, labels = load_digits(return_X_y=True)
     return torch.tensor(images[:NUM_DATA]) / 16, torch.tensor(labels[:NUM_DATA])
@@ -146,3 +147,48 @@ def test_loss_increase_matches_retraining() -> None:
         model, digits(), posterior, estimator="iterated", rounds=5, progress=False
     )
     assert pearson((result.loo_loss - result.loss)[left_out], increases) >= 0.98
+
+
+def mean_ratio(result: engram.Result, left_out: Tensor, increases: Tensor) -> float:
+    """Mean estimated over mean true loss increase."""
+    return float((result.loo_loss - result.loss)[left_out].mean() / increases.mean())
+
+
+@pytest.mark.parametrize("structure", ["full", "kronecker", "diagonal"])
+def test_calibration_puts_the_mean_increase_right(structure: str) -> None:
+    model, left_out, scores, increases = truth()
+    data = digits()
+    posterior = engram.laplace(
+        model, data, structure=structure, prior_precision=PRIOR_PRECISION, progress=False
+    )
+    before = engram.sensitivities(model, data, posterior, progress=False)
+    calibrated = engram.calibrate(model, data, posterior, progress=False)
+    after = engram.sensitivities(model, data, calibrated, estimator="corrected", progress=False)
+    error = abs(mean_ratio(after, left_out, increases) - 1)
+    assert error <= 0.15
+    assert error < abs(mean_ratio(before, left_out, increases) - 1)
+    assert spearman(after.score[left_out], scores) >= 0.98
+
+
+@pytest.mark.parametrize("method", ["solve", "retrain"])
+def test_refined_examples_match_retraining(method: str) -> None:
+    """From the crudest posterior, whose own mean increase is five times the true one."""
+    model, left_out, scores, increases = truth()
+    data = digits()
+    posterior = engram.laplace(
+        model, data, structure="diagonal", prior_precision=PRIOR_PRECISION, progress=False
+    )
+    result = engram.refine(
+        model,
+        data,
+        engram.sensitivities(model, data, posterior, progress=False),
+        posterior,
+        indices=left_out,
+        method=method,
+        progress=False,
+    )
+    assert spearman(result.score[left_out], scores) >= 0.995
+    assert pearson(result.score[left_out], scores) >= 0.99
+    assert pearson((result.loo_loss - result.loss)[left_out], increases) >= 0.99
+    assert abs(mean_ratio(result, left_out, increases) - 1) <= 0.05
+    assert (result.obtained > 0).sum() == NUM_LEFT_OUT

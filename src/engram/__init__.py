@@ -8,9 +8,11 @@ from engram import families, likelihoods, models, optimizers
 from engram._version import __version__
 from engram.errors import EngramError
 from engram.models.of import of
+from engram.posteriors.calibration import calibrate
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import laplace
 from engram.posteriors.optimizers import posterior_of
+from engram.refinement.refine import refine
 from engram.retraining import recipes
 from engram.retraining.retrain import retrain
 from engram.retraining.truth import Retraining
@@ -35,6 +37,7 @@ __all__ = [
     "Tuning",
     "Verification",
     "__version__",
+    "calibrate",
     "families",
     "influence",
     "laplace",
@@ -46,6 +49,7 @@ __all__ = [
     "posterior_of",
     "prediction_variance",
     "recipes",
+    "refine",
     "remove",
     "remove_classes",
     "retrain",

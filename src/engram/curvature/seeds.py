@@ -15,6 +15,7 @@ from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
 
 CURVATURES = ("ggn", "fisher", "empirical", "hessian")
+EXACT = ("hessian", "ggn")
 
 
 def check_curvature(curvature: str) -> None:
@@ -24,6 +25,16 @@ def check_curvature(curvature: str) -> None:
             f"curvature to be one of {', '.join(CURVATURES)}",
             repr(curvature),
             'use "ggn", the exact Gauss-Newton matrix',
+        )
+
+
+def check_exact(curvature: str) -> None:
+    """ArgumentError unless it is a curvature whose products can be had exactly."""
+    if curvature not in EXACT:
+        raise ArgumentError(
+            f"curvature to be one of {', '.join(EXACT)}",
+            repr(curvature),
+            'use "hessian", or "ggn" where the model is not at a minimum',
         )
 
 

@@ -88,6 +88,11 @@ class Trace:
 
     def tangent(self, direction: Named) -> Tensor:
         """J direction, [B, K], for one direction that all examples share."""
+        count = len(self.outputs)
+        return self.own_tangents({n: v.expand(count, *v.shape) for n, v in direction.items()})
+
+    def own_tangents(self, directions: Named) -> Tensor:
+        """J_i v_i, [B, K], for a direction of each example's own, [B, *shape] by name."""
         leaf = torch.zeros_like(self.outputs).requires_grad_()
         with _kernels():
             found = self.gradients(leaf, create_graph=True)
@@ -95,12 +100,24 @@ class Trace:
         with torch.no_grad():
             for site in self.sites:
                 roles = {
-                    role: direction[name].expand(site.call.num_examples, *direction[name].shape)
+                    role: directions[name]
                     for role, name in site.roles.items()
-                    if name in direction
+                    if name in directions
                 }
                 moves.append(site.rule.tangent(site.call, roles) if roles else None)
         return self._push(leaf, found, moves)
+
+    def own_gradients(self, seed: Tensor) -> Named:
+        """J_i' seed_i, [B, *shape] by name; parameters that no output depends on are left out."""
+        result: Named = {}
+        with torch.no_grad():
+            for site, gradient in zip(self.sites, self.arranged(seed), strict=True):
+                if gradient is None:
+                    continue
+                for role, value in site.rule.gradient(site.call, gradient).items():
+                    name = site.roles[role]
+                    result[name] = result[name] + value if name in result else value
+        return result
 
     def _push(
         self, leaf: Tensor, found: Sequence[Tensor | None], moves: Sequence[Tensor | None]

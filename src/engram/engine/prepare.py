@@ -209,14 +209,7 @@ def _disagreements(model: nn.Module, plan: Plan, probe: Batch) -> tuple[list[str
     seed = torch.randn(recorded.outputs.shape, generator=generator, dtype=torch.float64).to(
         recorded.outputs
     )
-    ours: Named = {}
-    with torch.no_grad():
-        for site, gradient in zip(recorded.sites, recorded.arranged(seed), strict=True):
-            if gradient is None:
-                continue
-            for role, value in site.rule.gradient(site.call, gradient).items():
-                name = site.roles[role]
-                ours[name] = ours[name] + value if name in ours else value
+    ours = recorded.own_gradients(seed)
     # what has no second derivative shows here, not in the first pass over the data
     recorded.tangent({name: torch.ones_like(p) for name, p in trainable(model).items()})
     if not torch.isfinite(recorded.outputs).all():

@@ -45,7 +45,7 @@ def effect(
         if at == "linearised":
             without = observed.outputs + observed.trace.tangent(delta)
         else:
-            without = _outputs_at(opened.model, moved, observed.batch)
+            without = outputs_at(opened.model, moved, observed.batch)
         collected.add(observed, without)
     return collected.effect()
 
@@ -85,7 +85,8 @@ class _Collected:
         return Effect(**self.columns.tensors)
 
 
-def _outputs_at(model: nn.Module, parameters: Named, batch: Batch) -> Tensor:
+def outputs_at(model: nn.Module, parameters: Named, batch: Batch) -> Tensor:
+    """Outputs with some parameters replaced, [B, K]."""
     args, kwargs = ((), batch.inputs) if isinstance(batch.inputs, dict) else (batch.inputs, {})
     try:
         with torch.no_grad():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -22,6 +23,8 @@ TENSORS = (
     *("indices", "targets", "outputs", "deviation", "prediction_deviation"),
     *("score", "loss", "loo_loss", "leverage", "flagged"),
 )
+REFINED = ("obtained",)  # files of earlier versions are without it
+OBTAINED = ("estimate", "solve", "retrain")  # what the numbers in the column stand for
 UNITS = {
     "sign": "a deviation is without the example minus with it",
     "loss": "nats per example",
@@ -51,6 +54,8 @@ class Result:
         diagnostics: what needs no truth to judge the result by.
         coverage: how each parameter was handled, by name.
         provenance: versions, settings and seed.
+        obtained: how each example was obtained, as a position in ``OBTAINED``; all are estimates
+            until :func:`engram.refine` replaces some, [N].
     """
 
     indices: Tensor
@@ -66,6 +71,11 @@ class Result:
     diagnostics: Diagnostics
     coverage: Mapping[str, str] = field(repr=False)
     provenance: Mapping[str, Any] = field(repr=False)
+    obtained: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.uint8))
+
+    def __post_init__(self) -> None:
+        if self.obtained.numel() == 0:
+            object.__setattr__(self, "obtained", torch.zeros_like(self.flagged, dtype=torch.uint8))
 
     @property
     def num_data(self) -> int:
@@ -116,6 +126,8 @@ class Result:
             "leverage": self.leverage.numpy(),
             "flagged": self.flagged.numpy(),
         }
+        if self.obtained.any():
+            columns["obtained"] = [OBTAINED[number] for number in self.obtained.tolist()]
         return pd.DataFrame(columns, index=pd.Index(self.indices.numpy(), name="example"))
 
     def save(self, folder: str | Path) -> Path:
@@ -123,7 +135,7 @@ class Result:
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         save_file(
-            {name: getattr(self, name).contiguous() for name in TENSORS},
+            {name: getattr(self, name).contiguous() for name in (*TENSORS, *REFINED)},
             path / "result.safetensors",
         )
         description = {
@@ -153,6 +165,9 @@ class Result:
             str(self.diagnostics),
             "sign                  without the example minus with it",
         ]
+        if settings.get("refined"):
+            counts = [f"{int((self.obtained == n).sum()):,} by {OBTAINED[n]}" for n in (1, 2)]
+            lines.append(f"refined               {', '.join(counts)}; the others are estimates")
         if settings.get("in_eval_mode"):
             layers = ", ".join(settings["in_eval_mode"])
             lines.append(f"note                  {layers} in eval mode for this; as before now")
@@ -182,6 +197,7 @@ def load(folder: str | Path) -> Result:
     diagnostics = Diagnostics(**{k: v for k, v in description["diagnostics"].items() if k in names})
     return Result(
         **{name: tensors[name] for name in TENSORS},
+        **{name: tensors[name] for name in REFINED if name in tensors},
         diagnostics=diagnostics,
         coverage=description["coverage"],
         provenance=description["provenance"],

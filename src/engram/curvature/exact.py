@@ -1,0 +1,156 @@
+r"""Exact products with the curvature of the sum of losses, for many vectors in one pass.
+
+With the Gauss-Newton matrix :math:`\sum_i J_i' \Lambda_i J_i`, or the Hessian, which adds
+:math:`\sum_i \sum_k e_{ik} \nabla^2 f_{ik}`; neither is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from tqdm.auto import tqdm
+
+from engram.batches import Batch, call
+from engram.curvature.seeds import check_exact
+from engram.engine.prepare import device_of
+from engram.engine.session import Session
+from engram.parameters import Layout, trainable
+
+VECTORS_AT_ONCE = 64
+
+
+class ExactCurvature:
+    """Products with the curvature at the model's present weights, over some parameters.
+
+    Args:
+        opened: model, data and likelihood.
+        layout: the parameters; all others count as fixed.
+        kind: ``ggn`` or ``hessian``.
+
+    Attributes:
+        products: vectors multiplied so far, each of them one pass over the data.
+    """
+
+    def __init__(self, opened: Session, layout: Layout, kind: str) -> None:
+        check_exact(kind)
+        self.opened, self.layout, self.kind = opened, layout, kind
+        parameters = trainable(opened.model)
+        self.parameters = [parameters[name] for name in layout.names]
+        self.products = 0
+
+    def times(self, vectors: Tensor) -> Tensor:
+        """[M, P] -> [M, P], in one pass over the data for as many vectors as memory holds."""
+        self.products += len(vectors)
+        parts = [self._times(part) for part in vectors.split(self._vectors_at_once())]
+        return torch.cat(parts) if parts else vectors
+
+    def _vectors_at_once(self) -> int:
+        fitting = self.opened.largest_part // max(1, self.opened.batches.batch_size)
+        return max(1, min(VECTORS_AT_ONCE, fitting))
+
+    def _times(self, vectors: Tensor) -> Tensor:
+        total = torch.zeros_like(vectors)
+        directions = list(self.layout.unflatten(vectors).values())
+        product = PRODUCTS[self.kind]
+        for batch in self._batches():
+            with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+                found = product(self, batch, directions)
+            named = dict(zip(self.layout.names, found, strict=True))
+            total += self.layout.flatten(named).detach()
+        return total
+
+    def _batches(self) -> Iterator[Batch]:
+        device = device_of(self.opened.model)
+        for batch in tqdm(
+            self.opened.batches,
+            "curvature products",
+            disable=not self.opened.progress,
+            delay=2.0,
+            leave=False,
+        ):
+            for start in range(0, len(batch), self.opened.largest_part):
+                yield batch.select(slice(start, start + self.opened.largest_part)).to(device)
+
+    def gauss_newton(self, batch: Batch, directions: Sequence[Tensor]) -> list[Tensor]:
+        """J' Lambda J v: the tangent as the derivative of the backward pass by its seed."""
+        likelihood = self.opened.likelihood
+        outputs = call(self.opened.model, batch.inputs)
+        fixed = outputs.detach()
+        targets = likelihood.prepare(fixed, batch.targets)
+        seed = torch.zeros_like(fixed).requires_grad_()
+        pulled = torch.autograd.grad(
+            outputs, self.parameters, seed, create_graph=True, allow_unused=True
+        )
+        used = [(g, v) for g, v in zip(pulled, directions, strict=True) if g is not None]
+        count = len(directions[0])
+        (moved,) = many_gradients([g for g, _ in used], [seed], [v for _, v in used], count)
+        weighted = likelihood.hessian_times(
+            fixed.repeat(count, 1),
+            targets.repeat(count, *[1] * (targets.dim() - 1)),
+            moved.flatten(0, 1),
+        )
+        return many_gradients([outputs], self.parameters, [weighted.view_as(moved)], count)
+
+    def hessian(self, batch: Batch, directions: Sequence[Tensor]) -> list[Tensor]:
+        """The derivative of the gradient along v, by the symmetry of the Hessian."""
+        likelihood = self.opened.likelihood
+        outputs = call(self.opened.model, batch.inputs)
+        targets = likelihood.prepare(outputs.detach(), batch.targets)
+        gradient = torch.autograd.grad(
+            likelihood.loss(outputs, targets).sum(),
+            self.parameters,
+            create_graph=True,
+            allow_unused=True,
+        )
+        used = [
+            (g, v)
+            for g, v in zip(gradient, directions, strict=True)
+            if g is not None and g.requires_grad
+        ]
+        return many_gradients(
+            [g for g, _ in used], self.parameters, [v for _, v in used], len(directions[0])
+        )
+
+
+PRODUCTS: dict[str, Callable[[ExactCurvature, Batch, Sequence[Tensor]], list[Tensor]]] = {
+    "ggn": ExactCurvature.gauss_newton,
+    "hessian": ExactCurvature.hessian,
+}
+
+
+def many_gradients(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], seeds: Sequence[Tensor], count: int
+) -> list[Tensor]:
+    """Gradients of sum_o <seed_om, output_o> for every m, [count, *shape] per input.
+
+    All at once where the operations can be vectorised, else one by one.
+    """
+    if not outputs:
+        return [x.new_zeros(count, *x.shape) for x in inputs]
+
+    def once(grads: Sequence[Tensor], batched: bool) -> list[Tensor]:
+        return list(
+            torch.autograd.grad(
+                outputs,
+                inputs,
+                grads,
+                retain_graph=True,
+                is_grads_batched=batched,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+        )
+
+    try:
+        found = once(seeds, True)
+    except RuntimeError:  # an operation without a batching rule
+        rows = [once([s[m] for s in seeds], False) for m in range(count)]
+        return [torch.stack(column) for column in zip(*rows, strict=True)]
+    # what no output depends on comes back without the leading dimension
+    return [
+        g if g.dim() == x.dim() + 1 else g.expand(count, *x.shape)
+        for g, x in zip(found, inputs, strict=True)
+    ]

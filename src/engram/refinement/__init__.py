@@ -1,0 +1,1 @@
+"""Some examples of a result again, by dearer and better means."""

@@ -1,0 +1,227 @@
+"""Some examples of a result again, by exact solves or by training without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engram.batches import Data
+from engram.curvature.seeds import check_exact
+from engram.engine.session import Session, session
+from engram.errors import ArgumentError, DataError
+from engram.likelihoods import Likelihood
+from engram.posteriors.convert import as_posterior
+from engram.posteriors.gaussian import Posterior
+from engram.refinement.solving import solve_left_out
+from engram.retraining.retrain import Train, retrain
+from engram.selection import check_group
+from engram.sensitivity.estimators import displaced
+from engram.sensitivity.result import OBTAINED, Result
+
+TOP_SHARE = 0.05  # of the examples, by score, that are refined with the flagged ones
+FEWEST_TOP = 20
+
+
+def refine(
+    model: nn.Module,
+    data: Data,
+    result: Result,
+    posterior: Posterior | Any,
+    *,
+    likelihood: str | Likelihood = "categorical",
+    indices: Sequence[int] | Tensor | None = None,
+    method: str = "solve",
+    curvature: str = "hessian",
+    tolerance: float = 1e-3,
+    train: Train = "newton",
+    batch_size: int | None = None,
+    progress: bool = True,
+) -> Result:
+    r"""Obtain some examples of a result again, exactly, and merge them into it.
+
+    .. math:: d_i = J_i (H + \delta - H_i)^{-1} \nabla \ell_i
+
+    is solved with the exact curvature H of all data, less the example's own, by conjugate
+    gradients preconditioned with the posterior; or the model is trained again without the example.
+
+    Args:
+        model: the trained model that the result is about; it is not changed.
+        data: the training data.
+        result: of :func:`engram.sensitivities` on this model and data, or refined before.
+        posterior: of this model; the better it is, the fewer passes the solves take.
+        likelihood: a name or an object.
+        indices: which examples; the flagged ones and the 5 % (at least 20) with the highest score
+            if not given.
+        method: ``solve``, or ``retrain`` for the truth itself.
+        curvature: of ``solve``: ``hessian``, or ``ggn``. Where the Hessian without the example is
+            not positive definite, or leads too far, a safer curvature is taken and the example
+            flagged.
+        tolerance: of ``solve``: relative residual.
+        train: of ``retrain``: a recipe or a function, as in :func:`engram.retrain`.
+        batch_size: most examples at a time; chosen from the free memory if not given.
+        progress: show a bar when it takes longer than a few seconds.
+
+    Returns:
+        The result with these examples replaced. Its column ``obtained`` says of every example
+        whether it is an ``estimate`` or comes from a ``solve`` or a ``retrain``.
+
+    Example:
+        >>> from engram import laplace, sensitivities
+        >>> model = nn.Linear(3, 2)
+        >>> data = (torch.randn(30, 3), torch.randint(0, 2, (30,)))
+        >>> posterior = laplace(model, data, structure="kronecker")
+        >>> refined = refine(model, data, sensitivities(model, data, posterior), posterior)
+        >>> refined.to_frame()["obtained"].value_counts().to_dict()
+        {'solve': 20, 'estimate': 10}
+    """
+    ways: dict[str, Callable[[Request], Obtained]] = {"solve": _solve, "retrain": _retrain}
+    if not isinstance(method, str) or method not in ways:
+        raise ArgumentError(f"method to be one of {', '.join(ways)}", repr(method), 'use "solve"')
+    check_exact(curvature)
+    if not 0 < tolerance < 1:
+        raise ArgumentError("a tolerance between 0 and 1", repr(tolerance), "use tolerance=1e-3")
+    posterior = as_posterior(posterior, model)
+    posterior.check_model(model)
+    with session(model, data, likelihood, batch_size, progress) as opened:
+        posterior.check_likelihood(opened.likelihood)
+        _check_result(result, opened)
+        chosen = _default_choice(result) if indices is None else indices
+        chosen = check_group(chosen, None, opened.batches.num_data)[0]
+        request = Request(opened, data, posterior, chosen, curvature, tolerance, train)
+        obtained = ways[method](request)
+        return _merged(result, opened, chosen, obtained, method)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a method is given."""
+
+    opened: Session
+    data: Data
+    posterior: Posterior
+    chosen: Tensor
+    curvature: str
+    tolerance: float
+    train: Train
+
+
+@dataclass(frozen=True)
+class Obtained:
+    """Deviations [M, K] of the chosen examples, which of them not to trust, and the record."""
+
+    deviation: Tensor
+    flagged: Tensor
+    record: dict[str, Any]
+
+
+def _solve(request: Request) -> Obtained:
+    opened, posterior, chosen = request.opened, request.posterior, request.chosen
+    solved = solve_left_out(opened, posterior, chosen, request.curvature, request.tolerance)
+    record = {
+        "curvature": request.curvature,
+        "products": solved.products,
+        "refused": int(solved.refused.sum()),
+        "largest_residual": float(solved.residual.max()),
+    }
+    unsolved = solved.residual > request.tolerance
+    return Obtained(solved.deviation, solved.refused | unsolved, record)
+
+
+def _retrain(request: Request) -> Obtained:
+    posterior = request.posterior
+    if posterior.prior_by_name and request.train in ("newton", "lbfgs", "adam", "sgd"):
+        raise ArgumentError(
+            "one prior precision for all parameters with a built-in recipe",
+            "a posterior with a different one by parameter",
+            "pass train=fit, the function that trained the model",
+        )
+    truth = retrain(
+        request.opened.model,
+        request.data,
+        request.chosen,
+        train=request.train,
+        likelihood=request.opened.likelihood,
+        prior_precision=posterior.prior_precision,
+        refits=2,
+        progress=request.opened.progress,
+    )
+    record = {
+        "unconverged": int((~truth.converged).sum()),
+        "noise_floor": truth.noise_floor.level,
+        "drift": truth.noise_floor.drift,
+        "evaluations": int(truth.evaluations.sum()),
+    }
+    return Obtained(truth.deviation, ~truth.converged, record)
+
+
+def _default_choice(result: Result) -> Tensor:
+    """The flagged examples and those with the highest scores."""
+    count = min(result.num_data, max(FEWEST_TOP, round(TOP_SHARE * result.num_data)))
+    top = result.score.topk(count).indices
+    return torch.cat([result.flagged.nonzero()[:, 0], top]).unique()
+
+
+def _check_result(result: Result, opened: Session) -> None:
+    """The result must be about this model on this data, example by example."""
+    if not isinstance(result, Result):
+        raise ArgumentError(
+            "a result of engram.sensitivities", type(result).__name__, "pass the result itself"
+        )
+    batches = opened.batches
+    in_order = torch.equal(result.indices, torch.arange(batches.num_data))
+    if result.num_data != batches.num_data or not in_order:
+        raise DataError(
+            f"a result of all {batches.num_data} examples of this data, in order",
+            f"one of {result.num_data}",
+            "pass the result and the data that belong together",
+        )
+    spread = torch.linspace(0, batches.num_data - 1, min(64, batches.num_data)).long().unique()
+    observed = opened.observe(batches.take(spread))
+    outputs = observed.outputs.to(result.outputs)
+    tolerance = 1e-8 if outputs.dtype == torch.float64 else 1e-3
+    same = torch.equal(result.targets[spread], observed.batch.targets.cpu())
+    limit = tolerance * (1 + result.outputs.abs().max())
+    if not same or not bool(((outputs - result.outputs[spread]).abs() <= limit).all()):
+        raise DataError(
+            "a result of this model on this data",
+            "other targets" if not same else "other outputs",
+            "compute the sensitivities again with the present model and data",
+        )
+
+
+def _merged(
+    result: Result, opened: Session, chosen: Tensor, obtained: Obtained, method: str
+) -> Result:
+    outputs, targets = result.outputs[chosen], result.targets[chosen]
+    deviation = obtained.deviation.to(result.deviation)
+    prepared = opened.likelihood.prepare(outputs, targets)
+    change, loo_loss = displaced(opened.likelihood, outputs, prepared, deviation)
+    rows = {
+        "deviation": deviation,
+        "prediction_deviation": change,
+        "score": change.abs().sum(1),
+        "loo_loss": loo_loss,
+        "flagged": obtained.flagged,
+        "obtained": torch.full((len(chosen),), OBTAINED.index(method), dtype=torch.uint8),
+    }
+    columns = {}
+    for name, values in rows.items():
+        column = getattr(result, name).clone()
+        column[chosen] = values.to(column)
+        columns[name] = column
+    settings = dict(result.provenance.get("settings", {}))
+    step = {"method": method, "examples": len(chosen), **obtained.record}
+    settings["refined"] = [*settings.get("refined", []), step]
+    diagnostics = replace(
+        result.diagnostics, flagged_share=float(columns["flagged"].double().mean())
+    )
+    return replace(
+        result,
+        **columns,
+        diagnostics=diagnostics,
+        provenance={**result.provenance, "settings": settings},
+    )
