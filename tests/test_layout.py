@@ -11,7 +11,7 @@ ORDER = (
     {"selection", "report"},
     {"families", "posteriors", "curvature", "engine", "optimizers"},
     {"sensitivity"},
-    {"tracking", "models"},
+    {"tracking", "models", "retraining"},
     {"demo"},
     {"cli"},
 )

@@ -10,6 +10,11 @@ from engram.errors import EngramError
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import laplace
 from engram.posteriors.optimizers import posterior_of
+from engram.retraining import recipes
+from engram.retraining.retrain import retrain
+from engram.retraining.truth import Retraining
+from engram.retraining.verification import Verification
+from engram.retraining.verify import verify
 from engram.sensitivity.examples import sensitivities
 from engram.sensitivity.groups import ClassRemovals, Removal, remove, remove_classes
 from engram.sensitivity.pairs import influence
@@ -23,7 +28,9 @@ __all__ = [
     "Posterior",
     "Removal",
     "Result",
+    "Retraining",
     "Tracker",
+    "Verification",
     "__version__",
     "families",
     "influence",
@@ -33,7 +40,10 @@ __all__ = [
     "optimizers",
     "posterior_of",
     "prediction_variance",
+    "recipes",
     "remove",
     "remove_classes",
+    "retrain",
     "sensitivities",
+    "verify",
 ]

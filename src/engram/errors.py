@@ -45,3 +45,11 @@ class EngineError(EngramError, RuntimeError):
 
 class MissingExtraError(EngramError, ImportError):
     """An optional library that is not installed."""
+
+
+class TrainingError(EngramError, RuntimeError):
+    """A training function that gives back nothing usable, changes its data, or diverges."""
+
+
+class RunFolderError(EngramError, ValueError):
+    """A folder that holds another run, or that the other processes have not completed."""

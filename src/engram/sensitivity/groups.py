@@ -142,7 +142,7 @@ def remove_classes(
     _check_choices(estimator, at, evaluate_on)
     with session(model, data, likelihood, batch_size, progress) as opened:
         posterior.check_likelihood(opened.likelihood)
-        labels = _labels(opened.batches)
+        labels = class_numbers(opened.batches)
         removals = ClassRemovals()
         for label in labels.unique().tolist():
             chosen = (labels == label).nonzero()[:, 0]
@@ -151,7 +151,8 @@ def remove_classes(
         return removals
 
 
-def _labels(batches: Batches) -> Tensor:
+def class_numbers(batches: Batches) -> Tensor:
+    """The class of every example, [N]; TargetError if targets are not class numbers."""
     labels = torch.cat([batch.targets.cpu() for batch in batches])
     if labels.dim() == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]

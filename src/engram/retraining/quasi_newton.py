@@ -1,0 +1,182 @@
+r"""Full-batch quasi-Newton steps for many copies at once, each with its own step control.
+
+.. math:: \theta_c \leftarrow \theta_c - t_c B_c^{-1} g_c
+
+:math:`B_c` comes from the copy's own last steps, around curvature that all copies share; a copy
+that has converged is set aside, so that the others get cheaper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engram.retraining.secants import Apply, OwnPairs
+from engram.retraining.stack import Stack
+
+SUFFICIENT = 1e-4  # share of the linear decrease that a step must reach
+TRIALS = 12
+LARGEST_SHARED_GROUP = 0.05  # of the data; beyond, the copies' curvatures differ too much
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The copies' objectives: which examples each leaves out.
+
+    Args:
+        stack: model and data.
+        members: the left-out examples of each copy; none for a refit with everything.
+    """
+
+    stack: Stack
+    members: tuple[Tensor, ...]
+
+    @property
+    def weights(self) -> Tensor:
+        """0 where a copy leaves the example out, else 1, [C, N]."""
+        start = self.stack.start
+        weights = start.new_ones(len(self.members), self.stack.num_data)
+        for row, chosen in enumerate(self.members):
+            weights[row, chosen.to(start.device)] = 0.0
+        return weights
+
+    @property
+    def shareable(self) -> bool:
+        """Whether there are groups, small enough for the copies to share their curvature."""
+        longest = max(len(chosen) for chosen in self.members)
+        return 0 < longest <= max(1.0, LARGEST_SHARED_GROUP * self.stack.num_data)
+
+
+@dataclass
+class Progress:
+    """Where the copies are: parameters, values, gradients, and who is still moving."""
+
+    flat: Tensor
+    value: Tensor
+    gradient: Tensor
+    moving: Tensor
+    evaluations: Tensor
+
+    @property
+    def norm(self) -> Tensor:
+        """Gradient norm of each copy, [C]."""
+        return self.gradient.double().norm(dim=1)
+
+
+def minimise(
+    objective: Objective,
+    start: Tensor,
+    targets: Tensor,
+    iterations: int,
+    own: OwnPairs,
+    base: Apply | None,
+    report: Callable[[int], None],
+) -> Progress:
+    """Step until every copy's gradient norm is below its target, or nothing improves any more.
+
+    Args:
+        objective: of the copies.
+        start: parameters of each, [C, P].
+        targets: gradient norms to reach, [C].
+        iterations: at most so many steps.
+        own: pairs of each copy.
+        base: applies an inverse Hessian that all copies share; None stands for the identity.
+        report: called with the number of copies that have just finished.
+    """
+    stack, weights = objective.stack, objective.weights
+    preconditioner = torch.clone if base is None else base
+    value, gradient = stack.value_and_gradient(start, weights)
+    ones = torch.ones(len(start), dtype=torch.long)
+    state = Progress(start.clone(), value, gradient, torch.ones(len(start), dtype=torch.bool), ones)
+    for _ in range(iterations):
+        finished = state.moving & (state.norm <= targets).cpu()
+        state.moving &= ~finished
+        report(int(finished.sum()))
+        rows = state.moving.nonzero()[:, 0].to(start.device)
+        if len(rows) == 0:
+            break
+        direction = _direction(state, rows, own, preconditioner, base is not None)
+        steps, changes, advanced = _search(objective, weights, state, rows, direction)
+        if advanced.any():
+            own.add(rows[advanced], steps, changes, preconditioner)
+        stuck = rows[~advanced].cpu()
+        state.moving[stuck] = False
+        report(len(stuck))
+    report(int(state.moving.sum()))
+    return state
+
+
+def _direction(
+    state: Progress, rows: Tensor, own: OwnPairs, base: Apply, trusted: bool
+) -> Tensor:
+    """-B^-1 g; where that does not lead down, the base's own direction.
+
+    The base is scaled by the copy's last pair. Before the first one it is taken at its word if it
+    knows the curvature, else the step is no longer than 1.
+    """
+    gradient = state.gradient[rows]
+    first = torch.ones_like(gradient[:, 0])
+    if not trusted:
+        first = 1.0 / gradient.abs().sum(1).clamp_min(1.0)
+    known = torch.zeros_like(first) if own.scale is None else own.scale[rows]
+    scale = torch.where(known > 0, known, first)[:, None]
+
+    def scaled(vectors: Tensor) -> Tensor:
+        return scale * base(vectors)
+
+    direction = -own.apply(rows, gradient, scaled)
+    uphill = (direction * gradient).sum(1) >= 0
+    if uphill.any():
+        direction[uphill] = -scaled(gradient)[uphill]
+    return direction
+
+
+def _search(
+    objective: Objective, weights: Tensor, state: Progress, rows: Tensor, direction: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Halve each copy's step until it is good; which advanced, with their steps and changes.
+
+    A step is good where the value falls enough, or, where the fall is below rounding, where the
+    slope along the step has shrunk and the value has not risen beyond rounding.
+    """
+    slope = (state.gradient[rows] * direction).double().sum(1)
+    length = torch.ones_like(slope)
+    waiting = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+    steps, changes = torch.zeros_like(direction), torch.zeros_like(direction)
+    rounding = 20 * torch.finfo(direction.dtype).eps
+    for _ in range(TRIALS):
+        left = waiting.nonzero()[:, 0]
+        if len(left) == 0:
+            break
+        copies = rows[left]
+        step = length[left, None].to(direction.dtype) * direction[left]
+        trial = state.flat[copies] + step
+        value, gradient = objective.stack.value_and_gradient(trial, weights[copies])
+        state.evaluations[copies.cpu()] += 1
+        fall, first = value - state.value[copies], length[left] * slope[left]
+        final = (gradient * step).double().sum(1)
+        slack = rounding * state.value[copies].abs()
+        good = (fall <= SUFFICIENT * first) | (
+            (fall <= slack) & (final <= (2 * SUFFICIENT - 1) * first) & (final.abs() <= -first)
+        )
+        good &= torch.isfinite(value)
+        taken = left[good]
+        steps[taken], changes[taken] = step[good], gradient[good] - state.gradient[copies[good]]
+        done = copies[good]
+        state.flat[done], state.value[done] = trial[good], value[good]
+        state.gradient[done] = gradient[good]
+        waiting[taken] = False
+        curved = final[~good] - first[~good]
+        shorter = torch.where(curved > 0, -first[~good] / curved, 0.5).clamp(0.1, 0.5)
+        length[left[~good]] *= torch.where(torch.isfinite(shorter), shorter, 0.1)
+    advanced = ~waiting
+    return steps[advanced], changes[advanced], advanced
+
+
+def left_out_norms(stack: Stack, flat: Tensor, members: Sequence[Tensor]) -> Tensor:
+    """Norm of the gradient of each copy's left-out examples: what a refit has to undo, [C]."""
+    expanded = flat.expand(len(members), -1)
+    return stack.left_out_gradient(expanded, members).double().norm(dim=1)

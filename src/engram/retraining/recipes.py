@@ -1,0 +1,261 @@
+"""Built-in ways to train again, each for a whole stack of copies at once.
+
+``SGD`` and ``Adam`` go on training for some epochs; ``LBFGS`` and ``Newton`` train until the
+gradient of the copy's own objective has vanished, and start from the refit with everything.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engram.batches import Data
+from engram.errors import ArgumentError
+from engram.likelihoods import Likelihood
+from engram.posteriors.convert import as_posterior
+from engram.posteriors.gaussian import Posterior
+from engram.posteriors.laplace import laplace
+from engram.retraining.descent import Plan, adam_update, descend, momentum_update
+from engram.retraining.quasi_newton import Objective, left_out_norms, minimise
+from engram.retraining.secants import Apply, OwnPairs, SharedPairs
+from engram.retraining.stack import Stack
+
+Report = Callable[[float], None]
+DENSE_PARAMETERS = 2500  # up to here Newton fits a full precision, beyond a Kronecker one
+TYPICAL_EXAMPLES = 64
+RESIDUAL_SHARE = 0.3  # of the wanted norm at which the shared linear systems count as solved
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A stack after training.
+
+    Args:
+        flat: parameters, [C, P].
+        gradient_norm: norm of the gradient of each copy's objective (a sum over examples), [C].
+        wanted_norm: the norm at which it counts as converged; infinite for a recipe that trains
+            for a fixed time, [C].
+        evaluations: gradients over the data that each copy took, [C].
+    """
+
+    flat: Tensor
+    gradient_norm: Tensor
+    wanted_norm: Tensor
+    evaluations: Tensor
+
+
+class Recipe(ABC):
+    """A way to train a stack of copies."""
+
+    converges: bool
+
+    def bind(
+        self, model: nn.Module, data: Data, likelihood: Likelihood, prior: float, progress: bool
+    ) -> Recipe:
+        """The recipe with everything it needs to know about the trained model."""
+        return self
+
+    @abstractmethod
+    def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
+        """Train all copies from ``start`` [C, P]."""
+
+
+def _fixed_time(objective: Objective, flat: Tensor, epochs: int) -> Trained:
+    gradient = objective.stack.value_and_gradient(flat, objective.weights)[1]
+    copies = len(flat)
+    return Trained(
+        flat,
+        gradient.double().norm(dim=1),
+        torch.full((copies,), torch.inf, dtype=torch.float64),
+        torch.full((copies,), epochs),
+    )
+
+
+def _check_positive(recipe: object, **values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not value > 0:
+            raise ArgumentError(f"a positive {name}", repr(value), f"check {recipe!r}")
+
+
+@dataclass(frozen=True)
+class SGD(Recipe):
+    """Stochastic gradient descent with momentum; arguments as in :class:`Adam`."""
+
+    learning_rate: float = 0.05
+    epochs: int = 50
+    batch_size: int | None = 64
+    momentum: float = 0.9
+    converges = False
+
+    def __post_init__(self) -> None:
+        _check_positive(
+            self, learning_rate=self.learning_rate, epochs=self.epochs, batch_size=self.batch_size
+        )
+
+    def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
+        plan = Plan(self.epochs, self.batch_size, self.learning_rate, seed)
+        flat = descend(objective, start, plan, momentum_update(self.momentum), report)
+        return _fixed_time(objective, flat, self.epochs)
+
+
+@dataclass(frozen=True)
+class Adam(Recipe):
+    """Adam on the mean objective, the regulariser in the gradient.
+
+    Args:
+        learning_rate: at the start; it falls to zero along a cosine.
+        epochs: passes over the data.
+        batch_size: examples per step; None takes all of them.
+    """
+
+    learning_rate: float = 1e-3
+    epochs: int = 50
+    batch_size: int | None = 64
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    converges = False
+
+    def __post_init__(self) -> None:
+        _check_positive(
+            self, learning_rate=self.learning_rate, epochs=self.epochs, batch_size=self.batch_size
+        )
+
+    def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
+        plan = Plan(self.epochs, self.batch_size, self.learning_rate, seed)
+        flat = descend(objective, start, plan, adam_update(self.betas, self.epsilon), report)
+        return _fixed_time(objective, flat, self.epochs)
+
+
+@dataclass(frozen=True)
+class LBFGS(Recipe):
+    """Full-batch L-BFGS, each copy by itself.
+
+    Args:
+        tolerance: a copy has converged when its gradient norm is below this share of the norm of
+            its left-out examples' gradient, which is what the training has to undo.
+        iterations: at most so many steps.
+        history: pairs of steps and gradient changes that are kept.
+    """
+
+    tolerance: float = 1e-3
+    iterations: int = 2000
+    history: int = 20
+    converges = True
+
+    def __post_init__(self) -> None:
+        _check_positive(self, tolerance=self.tolerance, iterations=self.iterations)
+
+    def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
+        wanted = wanted_norms(objective, start, self.tolerance)
+        own = OwnPairs(len(start), self.history)
+        state = minimise(objective, start, wanted, self.iterations, own, None, report)
+        return Trained(state.flat, state.norm, wanted, state.evaluations)
+
+
+@dataclass(frozen=True)
+class Newton(Recipe):
+    """Newton-like steps with the posterior's covariance, and with what other copies' steps say.
+
+    Copies that leave out little share nearly the same Hessian. Rounds of block conjugate gradients,
+    preconditioned with the posterior, find it in the directions that matter for any of them: each
+    round gives every copy as many directions as there are copies. Then each copy steps by itself
+    and learns the rest from its own pairs of steps and gradient changes. Where groups are large
+    there is nothing to share, and the posterior and the own pairs remain.
+
+    Args:
+        posterior: of the trained model; fitted when not given, with a full precision up to 2500
+            parameters and a Kronecker-factored one beyond.
+        tolerance, iterations, history: as in :class:`LBFGS`.
+    """
+
+    posterior: Posterior | Any | None = field(default=None)
+    tolerance: float = 1e-3
+    iterations: int = 500
+    history: int = 12
+    converges = True
+
+    def __post_init__(self) -> None:
+        _check_positive(self, tolerance=self.tolerance, iterations=self.iterations)
+
+    def bind(
+        self, model: nn.Module, data: Data, likelihood: Likelihood, prior: float, progress: bool
+    ) -> Newton:
+        if self.posterior is not None:
+            posterior = as_posterior(self.posterior, model)
+            posterior.check_model(model)
+            posterior.check_likelihood(likelihood)
+            return replace(self, posterior=posterior)
+        entries = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        fitted = laplace(
+            model,
+            data,
+            likelihood=likelihood,
+            structure="full" if entries <= DENSE_PARAMETERS else "kronecker",
+            prior_precision=prior,
+            progress=progress,
+        )
+        return replace(self, posterior=fitted)
+
+    def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
+        wanted = wanted_norms(objective, start, self.tolerance)
+        base = self._solve_with(objective.stack)
+        if objective.shareable:
+            base = shared_curvature(objective, start[0], base, wanted).apply
+        own = OwnPairs(len(start), self.history)
+        state = minimise(objective, start, wanted, self.iterations, own, base, report)
+        return Trained(state.flat, state.norm, wanted, state.evaluations)
+
+    def _solve_with(self, stack: Stack) -> Callable[[Tensor], Tensor]:
+        posterior = self.posterior
+        assert isinstance(posterior, Posterior)
+        covered = posterior.block_of
+
+        def solve(rows: Tensor) -> Tensor:
+            vectors = stack.layout.unflatten(rows)
+            solved = posterior.solve(vectors)
+            for name in vectors:
+                if name not in covered:  # no precision known: the prior's
+                    solved[name] = vectors[name] / posterior.prior_precision
+            return stack.layout.flatten(solved)
+
+        return solve
+
+
+def shared_curvature(
+    objective: Objective, at: Tensor, base: Apply, wanted: Tensor
+) -> SharedPairs:
+    """What all copies learn together about the Hessian where they start."""
+    stack = objective.stack
+    everything = at.new_ones(1, stack.num_data)
+    gradient = stack.value_and_gradient(at[None], everything)[1]
+    left_out = stack.left_out_gradient(at.expand(len(objective.members), -1), objective.members)
+    targets = RESIDUAL_SHARE * wanted.to(at.device)
+    return SharedPairs.found_by(
+        base, lambda rows: stack.hessian_times(at, rows), gradient - left_out, targets
+    )
+
+
+def wanted_norms(objective: Objective, start: Tensor, tolerance: float) -> Tensor:
+    """Gradient norms at which copies count as converged, [C].
+
+    A share of what leaving out brought in; for a refit with everything, of a typical example's
+    gradient. Rounding in the sum of gradients sets the lowest norm that can be asked for.
+    """
+    stack, members = objective.stack, objective.members
+    none = torch.tensor([len(chosen) == 0 for chosen in members])
+    norms = left_out_norms(stack, start[:1], members).cpu()
+    if none.any():
+        spread = torch.linspace(0, stack.num_data - 1, min(TYPICAL_EXAMPLES, stack.num_data)).long()
+        typical = left_out_norms(stack, start[:1], [i[None] for i in spread.unique()])
+        norms[none] = float(typical.median())
+    regulariser = stack.prior_precision * start.double().norm(dim=1).cpu()
+    rounding = 4 * torch.finfo(start.dtype).eps * regulariser
+    return torch.maximum(tolerance * norms, rounding)
+
+
+NAMED: dict[str, type[Recipe]] = {"sgd": SGD, "adam": Adam, "lbfgs": LBFGS, "newton": Newton}

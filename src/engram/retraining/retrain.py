@@ -1,0 +1,221 @@
+"""Train again without each of some examples, groups or classes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from engram.batches import Batch, Batches, Data
+from engram.engine.prepare import device_of, training_layers, undisturbed
+from engram.errors import ArgumentError
+from engram.likelihoods import Likelihood, resolve
+from engram.posteriors.gaussian import check_prior_precision
+from engram.retraining import fingerprints
+from engram.retraining.assembly import assemble
+from engram.retraining.ranks import Ranks, wait_until
+from engram.retraining.recipes import NAMED, Recipe, Report
+from engram.retraining.run_folder import RunFolder
+from engram.retraining.selection import Indices, Selection, select
+from engram.retraining.stack import Stack, open_stack
+from engram.retraining.truth import Retraining
+from engram.retraining.workers import FunctionWorker, RecipeWorker, Task
+
+Function = Callable[[nn.Module, Any], nn.Module | None]
+Train = str | Recipe | Function
+BAR = "{l_bar}{bar}| {n:.0f}/{total:.0f} copies [{elapsed}<{remaining}]"
+
+
+def retrain(
+    model: nn.Module,
+    data: Data,
+    indices: Indices | None = None,
+    *,
+    groups: Mapping[str, Indices] | Sequence[Indices] | None = None,
+    classes: bool | Sequence[int] | None = None,
+    train: Train = "newton",
+    likelihood: str | Likelihood = "categorical",
+    prior_precision: float = 1.0,
+    evaluate_on: Data | None = None,
+    keep_models: bool = False,
+    refits: int = 3,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    progress: bool = True,
+) -> Retraining:
+    r"""The truth about leaving examples out: train again without them, from the trained model.
+
+    .. math:: \theta^{\setminus M} = \arg\min_\theta
+        \sum_{i \notin M} \ell_i(\theta) + \frac{\delta}{2} |\theta|^2
+
+    Every deviation is measured from a refit with *everything*, so that further training is not
+    mistaken for sensitivity where the given model had not converged.
+
+    Args:
+        model: trained; it is not changed.
+        data: the training data.
+        indices: examples, each left out by itself; all of them if nothing is chosen.
+        groups: lists of examples, each list left out together; a dict names them.
+        classes: True for each class in turn, or a list of class numbers.
+        train: a recipe by name (``newton``, ``lbfgs``, ``adam``, ``sgd``) or from
+            ``engram.recipes``, which train many copies at once; or a function
+            ``fit(model, data)`` that gets a copy of the model and the data without the left-out
+            examples, in the form that ``data`` has, and trains the copy in place or returns a
+            trained one. It should minimise the same objective as the first training did.
+        likelihood: a name or an object; the loss of the recipes and of the result.
+        prior_precision: delta of the recipes' regulariser; a function has its own.
+        evaluate_on: other data, for instance a test set, whose losses are wanted for every copy.
+        keep_models: keep the parameters of every copy in the result.
+        refits: trainings with nothing left out, for baseline and noise floor; at least 2.
+        seed: of all random numbers; every copy gets the same.
+        folder: where finished copies are written at once. The same call goes on with it after a
+            kill; processes started by ``torchrun`` share the work through it.
+        progress: show a bar with the time left when it takes longer than a few seconds.
+
+    Returns:
+        Outputs, deviations and losses of the left-out examples, and the noise floor.
+
+    Example:
+        >>> from engram.likelihoods import Gaussian
+        >>> x = torch.tensor([[1.0], [1.0], [1.0]], dtype=torch.float64)
+        >>> y = torch.tensor([[0.0], [0.0], [4.0]], dtype=torch.float64)
+        >>> mean = nn.Linear(1, 1, bias=False).double()
+        >>> _ = nn.init.constant_(mean.weight, 1.0)  # 4 / (3 + prior_precision)
+        >>> truth = retrain(mean, (x, y), likelihood=Gaussian(), prior_precision=1.0)
+        >>> truth.outputs + truth.deviation
+        tensor([[1.3333],
+                [1.3333],
+                [0.0000]], dtype=torch.float64)
+    """
+    chosen = resolve(likelihood)
+    delta = check_prior_precision(prior_precision)
+    ways = _resolve_train(train)
+    _check_refits(refits)
+    ranks = Ranks.from_environment()
+    ranks.check_folder(folder)
+    selection = select(Batches(data, 256), indices, groups, classes)
+    task = Task(selection, chosen, evaluate_on, refits, keep_models, seed)
+    settings = {
+        **_settings(model, data, ways, task),
+        "prior_precision": delta if isinstance(ways, Recipe) else None,
+    }
+    run = RunFolder(folder, fingerprints.of_settings(settings), settings)
+    with _worker(model, data, ways, task, delta, progress) as (worker, given):
+        _train_missing(worker, run, selection, ranks, progress)
+    return assemble(model, data, task, run, given, settings)
+
+
+def _train_missing(
+    worker: RecipeWorker | FunctionWorker,
+    run: RunFolder,
+    selection: Selection,
+    ranks: Ranks,
+    progress: bool,
+) -> None:
+    """Whatever the folder does not hold yet: the refits first, then this process's copies."""
+    if not run.of_kind("refits"):
+        if ranks.rank == 0:
+            with _bar("refits", worker.task.refits, progress) as report:
+                run.write("refits", worker.refit(report))
+        wait_until(lambda: bool(run.of_kind("refits")), run)
+    baseline = run.of_kind("refits")[0]["baseline"]
+
+    def missing() -> list[int]:
+        done = {int(n) for part in run.of_kind("copies") for n in part["number"]}
+        return [number for number in range(len(selection)) if number not in done]
+
+    own = ranks.share(missing())
+    if own:
+        with _bar("retraining", len(own), progress) as report:
+            for part in worker.copies(own, baseline, report):
+                run.write("copies", part)
+    wait_until(lambda: not missing(), run)
+
+
+@contextmanager
+def _bar(description: str, total: int, progress: bool) -> Iterator[Report]:
+    with tqdm(
+        total=total,
+        desc=description,
+        disable=not progress,
+        delay=2.0,
+        leave=False,
+        bar_format=BAR,
+    ) as bar:
+        yield lambda count: bar.update(count) and None
+
+
+@contextmanager
+def _worker(
+    model: nn.Module, data: Data, ways: Recipe | Function, task: Task, delta: float, progress: bool
+) -> Iterator[tuple[RecipeWorker | FunctionWorker, Tensor]]:
+    """The worker, and the given model's outputs on all data."""
+    if isinstance(ways, Recipe):
+        with undisturbed(model):
+            stack = open_stack(model, data, task.likelihood, delta)
+            bound = ways.bind(model, data, task.likelihood, delta, progress)
+            given = stack.predict(stack.start[None])[0].detach().cpu()
+            yield RecipeWorker(task, stack, bound, _evaluation(stack, task)), given
+    else:
+        steady = fingerprints.of_data(data) == fingerprints.of_data(data)
+        private = copy.deepcopy(model)
+        worker = FunctionWorker(task, ways, private, data, steady)
+        yield worker, worker.outputs(private, data, None)
+
+
+def _evaluation(stack: Stack, task: Task) -> tuple[Batch, Tensor] | None:
+    if task.evaluate_on is None:
+        return None
+    batches = Batches(task.evaluate_on, 1)
+    batch = batches.take(torch.arange(batches.num_data)).to(device_of(stack.model))
+    with torch.no_grad():
+        rows = [stack.outputs(stack.start[None], part)[0] for part in stack.parts(batch, 1)]
+    return batch, task.likelihood.prepare(torch.cat(rows), batch.targets)
+
+
+def _resolve_train(train: Train) -> Recipe | Function:
+    if isinstance(train, str) and train in NAMED:
+        return NAMED[train]()
+    if isinstance(train, Recipe) or (callable(train) and not isinstance(train, type)):
+        return train
+    raise ArgumentError(
+        f"train to be one of {', '.join(NAMED)}, a recipe, or a function fit(model, data)",
+        repr(train),
+        'use train="newton", or pass the function that trained the model',
+    )
+
+
+def _check_refits(refits: int) -> None:
+    if not isinstance(refits, int) or refits < 2:
+        raise ArgumentError(
+            "at least 2 refits, a baseline and one to compare it with", repr(refits), "use refits=3"
+        )
+
+
+def _settings(
+    model: nn.Module, data: Data, ways: Recipe | Function, task: Task
+) -> dict[str, Any]:
+    """Everything that decides what comes out, as plain values."""
+    own = isinstance(ways, Recipe)
+    evaluated = task.evaluate_on
+    groups = {str(n): m for n, m in enumerate(task.selection.members)}
+    return {
+        "model": fingerprints.of_model(model),
+        "data": fingerprints.of_data(data),
+        "left_out": fingerprints.of_tensors(groups),
+        "kind": task.selection.kind,
+        "train": repr(ways) if own else f"function {fingerprints.name_of(ways)}",
+        "code": None if own else fingerprints.of_function(ways),
+        "likelihood": repr(task.likelihood),
+        "evaluate_on": None if evaluated is None else fingerprints.of_data(evaluated),
+        "keep_models": task.keep_models,
+        "refits": task.refits,
+        "seed": task.seed,
+        "in_eval_mode": training_layers(model) if own else [],
+    }

@@ -1,0 +1,136 @@
+"""What is left out: single examples, groups, or whole classes, one copy of the model each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engram.batches import Batches
+from engram.errors import ArgumentError
+from engram.sensitivity.groups import class_numbers
+
+Indices = Sequence[int] | Tensor
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The left-out examples of each copy.
+
+    Args:
+        kind: ``examples``, ``groups`` or ``classes``.
+        labels: the name of each copy: its example, its group's name or its class.
+        members: positions of its left-out examples.
+    """
+
+    kind: str
+    labels: tuple[str, ...]
+    members: tuple[Tensor, ...]
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def num_rows(self) -> int:
+        """Left-out examples of all copies together."""
+        return sum(len(chosen) for chosen in self.members)
+
+
+def select(
+    batches: Batches,
+    indices: Indices | None,
+    groups: Mapping[str, Indices] | Sequence[Indices] | None,
+    classes: bool | Sequence[int] | None,
+) -> Selection:
+    """Turn exactly one of the three choices into a selection; all examples if none is given."""
+    given = [
+        name
+        for name, choice in (("indices", indices), ("groups", groups), ("classes", classes))
+        if choice is not None and choice is not False
+    ]
+    if len(given) > 1:
+        raise ArgumentError(
+            "one of indices, groups and classes", " and ".join(given), "call once for each"
+        )
+    if groups is not None:
+        return _groups(groups, batches.num_data)
+    if classes is not None and classes is not False:
+        return _classes(classes, batches)
+    chosen = torch.arange(batches.num_data) if indices is None else _checked(indices, batches)
+    labels = tuple(str(int(i)) for i in chosen)
+    return Selection("examples", labels, tuple(i[None] for i in chosen))
+
+
+def _checked(indices: Indices, batches: Batches | int) -> Tensor:
+    num_data = batches if isinstance(batches, int) else batches.num_data
+    try:
+        chosen = torch.as_tensor(indices).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(
+            "a list of integer indices", repr(indices)[:80], "pass a list or a tensor"
+        ) from error
+    if chosen.numel() == 0:
+        raise ArgumentError("at least one index", "none", "name the examples to leave out")
+    if chosen.dim() != 1 or chosen.is_floating_point() or chosen.dtype == torch.bool:
+        raise ArgumentError(
+            "a list of integer indices",
+            f"{chosen.dtype} of shape {tuple(chosen.shape)}",
+            "pass positions in the data; for a mask, mask.nonzero()[:, 0]",
+        )
+    outside = (chosen < 0) | (chosen >= num_data)
+    if outside.any():
+        raise ArgumentError(
+            f"indices from 0 to {num_data - 1}",
+            f"{int(chosen[outside][0])}, out of range",
+            "count examples from 0 in the order of the data",
+        )
+    if len(chosen.unique()) != len(chosen):
+        values, counts = chosen.unique(return_counts=True)
+        raise ArgumentError(
+            "each index once", f"{int(values[counts > 1][0])} repeated", "name each example once"
+        )
+    return chosen.long()
+
+
+def _groups(groups: Mapping[str, Indices] | Sequence[Indices], num_data: int) -> Selection:
+    named = (
+        {str(name): chosen for name, chosen in groups.items()}
+        if isinstance(groups, Mapping)
+        else {str(number): chosen for number, chosen in enumerate(groups)}
+    )
+    if not named:
+        raise ArgumentError("at least one group", "none", "give a list of lists of indices")
+    members = tuple(_checked(chosen, num_data) for chosen in named.values())
+    _check_some_remain(named, members, num_data)
+    return Selection("groups", tuple(named), members)
+
+
+def _classes(classes: bool | Sequence[int], batches: Batches) -> Selection:
+    numbers = class_numbers(batches)
+    present = numbers.unique().tolist()
+    chosen = present if classes is True else [int(c) for c in classes]  # type: ignore[union-attr]
+    missing = [label for label in chosen if label not in present]
+    if missing or not chosen:
+        raise ArgumentError(
+            f"classes among {', '.join(map(str, present))}",
+            str(missing[0]) if missing else "none",
+            "classes=True leaves out each class in turn",
+        )
+    members = tuple((numbers == label).nonzero()[:, 0] for label in chosen)
+    labels = tuple(str(label) for label in chosen)
+    _check_some_remain(labels, members, batches.num_data)
+    return Selection("classes", labels, members)
+
+
+def _check_some_remain(
+    labels: Mapping[str, Indices] | Sequence[str], members: Sequence[Tensor], num_data: int
+) -> None:
+    for label, chosen in zip(labels, members, strict=True):
+        if len(chosen) == num_data:
+            raise ArgumentError(
+                "groups that leave some examples to train on",
+                f"{label!r} with all {num_data} of them",
+                "leave out fewer",
+            )

@@ -1,0 +1,222 @@
+"""The result of retraining: every left-out example with and without itself, as it really is."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from engram.errors import ArgumentError, DataError
+from engram.parameters import Named, trainable
+
+FORMAT = 1
+ROWS = (
+    *("indices", "owners", "targets", "outputs", "deviation", "prediction_deviation"),
+    *("score", "loss", "loo_loss", "noise"),
+)
+COPIES = ("gradient_norm", "wanted_norm", "evaluations", "seconds")
+OPTIONAL = ("evaluation_loss", "evaluation_loss_with")
+
+
+@dataclass(frozen=True)
+class NoiseFloor:
+    """How far predictions move although nothing is left out: mean scores over the examples.
+
+    Args:
+        repeated: the same training again (recipes that converge start a little elsewhere).
+        reseeded: trainings with other seeds.
+        drift: from the given model to the refit with everything; large where the model had not
+            converged. It is not part of any deviation: the refit is what they are measured from.
+        refits: trainings with nothing left out.
+    """
+
+    repeated: float
+    reseeded: float
+    drift: float
+    refits: int
+
+    @property
+    def level(self) -> float:
+        """The larger of the two that speak of noise."""
+        return max(self.repeated, self.reseeded)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.repeated:.2g} trained again, {self.reseeded:.2g} with other seeds"
+            f" ({self.refits} refits with nothing left out)"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Retraining:
+    """What really happened without each example, group or class; R rows, C copies, K outputs.
+
+    Names, signs and units are those of :class:`engram.Result`: a deviation is *without the example
+    minus with it*, where "with it" is the refit with everything.
+
+    Attributes:
+        kind: ``examples``, ``groups`` or ``classes``.
+        labels: name of each copy.
+        indices: position of each left-out example in the data, [R].
+        owners: the copy that leaves it out, [R].
+        targets, outputs, deviation, prediction_deviation, score, loss, loo_loss: as in a result.
+        noise: score of each example between refits with nothing left out, [R].
+        gradient_norm, wanted_norm: reached and asked for, NaN for a training function, [C].
+        evaluations, seconds: gradients over the data and time that each copy took, [C].
+        evaluation_loss, evaluation_loss_with: losses on ``evaluate_on`` without, [C, T], and with
+            everything, [T].
+        parameters: of every copy by name, [C, *shape], where they were kept.
+        noise_floor: over all rows.
+        provenance: versions, settings and seed.
+    """
+
+    kind: str
+    labels: tuple[str, ...]
+    indices: Tensor
+    owners: Tensor
+    targets: Tensor
+    outputs: Tensor
+    deviation: Tensor
+    prediction_deviation: Tensor
+    score: Tensor
+    loss: Tensor
+    loo_loss: Tensor
+    noise: Tensor
+    gradient_norm: Tensor
+    wanted_norm: Tensor
+    evaluations: Tensor
+    seconds: Tensor
+    noise_floor: NoiseFloor
+    provenance: Mapping[str, Any] = field(repr=False)
+    evaluation_loss: Tensor | None = None
+    evaluation_loss_with: Tensor | None = None
+    parameters: Named = field(default_factory=dict, repr=False)
+
+    @property
+    def num_copies(self) -> int:
+        """C."""
+        return len(self.labels)
+
+    @property
+    def increase(self) -> Tensor:
+        """loo_loss - loss, the true increase, nats per example, [R]."""
+        return self.loo_loss - self.loss
+
+    @property
+    def converged(self) -> Tensor:
+        """Which copies reached the gradient norm that was asked for, [C]."""
+        return ~(self.gradient_norm > self.wanted_norm)
+
+    @property
+    def evaluation_change(self) -> Tensor:
+        """Mean loss on ``evaluate_on`` without minus with, [C]."""
+        if self.evaluation_loss is None or self.evaluation_loss_with is None:
+            raise ArgumentError("a run with evaluate_on=", "one without", "pass a data set")
+        return (self.evaluation_loss - self.evaluation_loss_with).double().mean(1)
+
+    def model(self, copy_number: int, template: nn.Module) -> nn.Module:
+        """A copy of the template with the weights of a left-out copy."""
+        if not self.parameters:
+            raise ArgumentError("kept parameters", "none", "retrain with keep_models=True")
+        trained = copy.deepcopy(template)
+        with torch.no_grad():
+            for name, parameter in trainable(trained).items():
+                parameter.copy_(self.parameters[name][copy_number])
+        return trained
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per left-out example, indexed by its position in the data."""
+        columns: dict[str, Any] = {}
+        if self.kind != "examples":
+            columns["left_out_with"] = [self.labels[int(owner)] for owner in self.owners]
+        if self.targets.dim() == 1:
+            columns["target"] = self.targets.numpy()
+        columns |= {
+            "score": self.score.numpy(),
+            "loss": self.loss.numpy(),
+            "loo_loss": self.loo_loss.numpy(),
+            "increase": self.increase.numpy(),
+            "noise": self.noise.numpy(),
+            "converged": self.converged[self.owners].numpy(),
+        }
+        return pd.DataFrame(columns, index=pd.Index(self.indices.numpy(), name="example"))
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``retraining.safetensors`` and ``retraining.json`` into a folder; no pickle."""
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        tensors = {name: getattr(self, name) for name in (*ROWS, *COPIES)}
+        tensors |= {n: getattr(self, n) for n in OPTIONAL if getattr(self, n) is not None}
+        tensors |= {f"parameter {name}": value for name, value in self.parameters.items()}
+        save_file({n: t.contiguous() for n, t in tensors.items()}, path / "retraining.safetensors")
+        description = {
+            "format": FORMAT,
+            "kind": self.kind,
+            "labels": list(self.labels),
+            "noise_floor": asdict(self.noise_floor),
+            "provenance": dict(self.provenance),
+        }
+        (path / "retraining.json").write_text(json.dumps(description, indent=2) + "\n")
+        return path
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Retraining:
+        """Read what :meth:`save` wrote."""
+        path = Path(folder)
+        try:
+            description = json.loads((path / "retraining.json").read_text())
+            tensors = load_file(path / "retraining.safetensors")
+        except (OSError, ValueError, SafetensorError) as error:
+            raise DataError(
+                "a folder written by retraining.save", f"{path}: {error}", "check the path"
+            ) from error
+        if description.get("format") != FORMAT:
+            raise DataError(
+                f"a retraining in format {FORMAT}",
+                f"format {description.get('format')!r}",
+                "read it with the version of engram that wrote it",
+            )
+        kept = {n.removeprefix("parameter "): t for n, t in tensors.items() if " " in n}
+        return cls(
+            kind=description["kind"],
+            labels=tuple(description["labels"]),
+            noise_floor=NoiseFloor(**description["noise_floor"]),
+            provenance=description["provenance"],
+            parameters=kept,
+            **{n: t for n, t in tensors.items() if " " not in n},
+        )
+
+    def __repr__(self) -> str:
+        settings = self.provenance.get("settings", {})
+        noun = {"examples": "example", "groups": "group", "classes": "class"}[self.kind]
+        lines = [
+            f"Retrained {self.num_copies:,} times without one {noun} ({settings.get('train')})",
+            f"their loss            {float(self.loss.double().mean()):.4f} with them,"
+            f" {float(self.loo_loss.double().mean()):.4f} without, nats per example",
+            f"score                 median {float(self.score.median()):.3g},"
+            f" largest {float(self.score.max()):.3g}"
+            f" (example {int(self.indices[self.score.argmax()])})",
+            f"noise floor           {self.noise_floor}",
+            f"drift                 {self.noise_floor.drift:.2g} from the given model to the"
+            " refit with everything",
+            f"time                  {float(self.seconds.sum()):.3g} s,"
+            f" {float(self.seconds.mean()):.2g} s a copy",
+            "sign                  without the example minus with it, both retrained",
+        ]
+        short = int((~self.converged).sum())
+        if short:
+            worst = float((self.gradient_norm / self.wanted_norm).max())
+            lines.insert(5, f"not converged         {short} copies, up to {worst:.2g} times the norm")
+        if settings.get("in_eval_mode"):
+            layers = ", ".join(settings["in_eval_mode"])
+            lines.append(f"note                  {layers} in eval mode while training again")
+        return "\n".join(lines)

@@ -1,0 +1,137 @@
+"""Hold a result against the truth, on a sample of its examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from engram.batches import Batches, Data
+from engram.errors import ArgumentError, ModelMismatchError
+from engram.likelihoods import Likelihood, resolve
+from engram.retraining.agreement import agreement
+from engram.retraining.retrain import Train, retrain
+from engram.retraining.verification import Verification
+from engram.sensitivity.result import Result
+
+OUTER = 0.1  # share of the ranking that counts as its top, and as its bottom
+SMALLEST_SAMPLE = 3
+
+
+def verify(
+    model: nn.Module,
+    data: Data,
+    result: Result,
+    *,
+    train: Train = "newton",
+    sample: int = 30,
+    likelihood: str | Likelihood = "categorical",
+    refits: int = 3,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    progress: bool = True,
+) -> Verification:
+    """Train again without a sample of the examples and compare with what was estimated.
+
+    A third of the sample comes from the top tenth of the estimated score, a third from the bottom
+    tenth and the rest from between, drawn by seed.
+
+    Args:
+        model: the one that the result is about; it is not changed.
+        data: its training data.
+        result: from :func:`engram.sensitivities`.
+        train: as in :func:`engram.retrain`; a recipe takes the result's prior precision.
+        sample: how many examples; at most as many as there are.
+        likelihood: the same as the result's.
+        refits, seed, folder, progress: as in :func:`engram.retrain`.
+
+    Returns:
+        Spearman, Pearson and slope with bootstrap intervals, of score and of loss increase; the
+        noise floor; ``figure()``; and one sentence, ``str(check)``.
+
+    Example:
+        >>> from engram import laplace, sensitivities
+        >>> from engram.likelihoods import Gaussian
+        >>> _ = torch.manual_seed(0)
+        >>> x, model = torch.randn(50, 3).double(), nn.Linear(3, 1, bias=False).double()
+        >>> data = (x, x.sum(1, keepdim=True) + torch.randn(50, 1).double())
+        >>> solution = torch.linalg.solve(x.T @ x + torch.eye(3).double(), x.T @ data[1])
+        >>> _ = model.weight.data.copy_(solution.T)
+        >>> posterior = laplace(model, data, likelihood=Gaussian(), structure="full")
+        >>> exact = sensitivities(
+        ...     model, data, posterior, likelihood=Gaussian(), estimator="corrected"
+        ... )
+        >>> check = verify(model, data, exact, likelihood=Gaussian(), sample=12)
+        >>> check.score.pearson.value, check.score.slope.value
+        (1.0, 1.0)
+    """
+    num_data = Batches(data, 1).num_data
+    _check(result, num_data, sample, resolve(likelihood))
+    chosen, strata = stratified(result.score, sample, seed)
+    settings = result.provenance.get("settings", {})
+    truth = retrain(
+        model,
+        data,
+        result.indices[chosen],
+        train=train,
+        likelihood=likelihood,
+        prior_precision=settings.get("prior_precision", 1.0),
+        refits=refits,
+        seed=seed,
+        folder=folder,
+        progress=progress,
+    )
+    score, increase = result.score[chosen], (result.loo_loss - result.loss)[chosen]
+    return Verification(
+        estimated_score=score,
+        estimated_increase=increase,
+        strata=strata,
+        score=agreement(score, truth.score, strata, seed),
+        increase=agreement(increase, truth.increase, strata, seed),
+        truth=truth,
+    )
+
+
+def stratified(score: Tensor, sample: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Positions from top (0), middle (1) and bottom (2) of a score, and which they are from.
+
+    Example:
+        >>> positions, strata = stratified(torch.arange(100.0), 6, seed=0)
+        >>> strata
+        tensor([0, 0, 1, 1, 2, 2])
+        >>> bool((positions[:2] >= 90).all()), bool((positions[4:] < 10).all())
+        (True, True)
+    """
+    order = score.argsort(descending=True, stable=True)
+    third = sample // 3
+    outer = max(third, round(OUTER * len(order)))
+    outer = min(outer, (len(order) - (sample - 2 * third)) // 2)
+    pools = (order[:outer], order[outer : len(order) - outer], order[len(order) - outer :])
+    counts = (third, sample - 2 * third, third)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [
+        pool[torch.randperm(len(pool), generator=generator)[:count]]
+        for pool, count in zip(pools, counts, strict=True)
+    ]
+    return torch.cat(drawn), torch.arange(3).repeat_interleave(torch.tensor(counts))
+
+
+def _check(result: Result, num_data: int, sample: int, likelihood: Likelihood) -> None:
+    if result.num_data != num_data:
+        raise ModelMismatchError(
+            f"a result on these {num_data} examples",
+            f"one on {result.num_data}",
+            "pass the data that the sensitivities were computed on",
+        )
+    if not isinstance(sample, int) or not SMALLEST_SAMPLE <= sample <= num_data:
+        raise ArgumentError(
+            f"a sample of {SMALLEST_SAMPLE} to {num_data} examples, as many as the data has",
+            repr(sample),
+            "use sample=30, or fewer for small data",
+        )
+    used = result.provenance.get("settings", {}).get("likelihood", repr(likelihood))
+    if used != repr(likelihood):
+        raise ModelMismatchError(
+            f"the likelihood of the result, {used}", repr(likelihood), "pass the same one"
+        )

@@ -1,0 +1,311 @@
+"""Two ways to train copies: a recipe for whole stacks, a function of the user's one by one."""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset
+
+from engram.batches import Batch, Batches, Data, call
+from engram.engine.prepare import device_of, undisturbed
+from engram.errors import NonFiniteError, TrainingError
+from engram.likelihoods import Likelihood
+from engram.parameters import trainable
+from engram.retraining import fingerprints
+from engram.retraining.quasi_newton import Objective
+from engram.retraining.recipes import Recipe, Report, Trained
+from engram.retraining.run_folder import Part
+from engram.retraining.selection import Selection
+from engram.retraining.stack import Stack
+
+NOTHING = torch.empty(0, dtype=torch.long)
+PERTURBATION = 1e-3  # share of |theta| by which repeated refits of a converging recipe start off
+UNCHANGED_ALLOWED = 3
+
+
+@dataclass(frozen=True)
+class Task:
+    """What both workers need.
+
+    Args:
+        selection: which examples each copy leaves out.
+        likelihood: of the data.
+        evaluate_on: other data whose losses are wanted for every copy.
+        refits: trainings with nothing left out; the first is the baseline.
+        keep_models: whether the parameters of every copy are kept.
+        seed: of all trainings.
+    """
+
+    selection: Selection
+    likelihood: Likelihood
+    evaluate_on: Data | None
+    refits: int
+    keep_models: bool
+    seed: int
+
+
+@dataclass(frozen=True, eq=False)
+class RecipeWorker:
+    """Stacks of copies, trained by a recipe."""
+
+    task: Task
+    stack: Stack
+    recipe: Recipe
+    evaluation: tuple[Batch, Tensor] | None
+
+    def refit(self, report: Report) -> Part:
+        """Trainings with nothing left out: outputs on all data, and the baseline's parameters."""
+        start = self.stack.start[None]
+        began = time.perf_counter()
+        trained = [self._train((NOTHING,), start, self.task.seed, report)]
+        for number in range(1, self.task.refits):
+            seed = self.task.seed + max(0, number - 1)
+            other = self._start_of_repeat(trained[0].flat, start, number)
+            trained.append(self._train((NOTHING,), other, seed, report))
+        flat = torch.cat([t.flat for t in trained])
+        part: Part = {
+            "refit_outputs": self.stack.predict(flat).detach(),
+            "gradient_norm": torch.cat([t.gradient_norm for t in trained]),
+            "wanted_norm": torch.cat([t.wanted_norm for t in trained]),
+            "baseline": trained[0].flat[0],
+            "seconds": torch.tensor([time.perf_counter() - began], dtype=torch.float64),
+        }
+        return part | self._evaluated(flat, "refit_evaluation")
+
+    def _start_of_repeat(self, baseline: Tensor, start: Tensor, number: int) -> Tensor:
+        if not self.recipe.converges:
+            return start
+        generator = torch.Generator().manual_seed(self.task.seed + number)
+        noise = torch.randn(baseline.shape, generator=generator, dtype=baseline.dtype)
+        noise = noise.to(baseline.device)
+        return baseline + PERTURBATION * baseline.norm() / noise.norm() * noise
+
+    def copies(self, numbers: Sequence[int], baseline: Tensor, report: Report) -> Iterator[Part]:
+        """Left-out copies, a stack at a time."""
+        first = baseline.to(self.stack.start) if self.recipe.converges else self.stack.start
+        for chosen in torch.tensor(numbers).split(self.stack.copies_at_once()):
+            began = time.perf_counter()
+            members = tuple(self.task.selection.members[int(n)] for n in chosen)
+            start = first.expand(len(members), -1)
+            trained = self._train(members, start, self.task.seed, report)
+            outputs = [
+                self.stack.outputs(trained.flat[c : c + 1], part)[0].detach()
+                for c, own in enumerate(members)
+                for part in self.stack.parts(self.stack.batch.select(own), 1)
+            ]
+            part = {
+                "number": chosen,
+                "outputs_without": torch.cat(outputs),
+                "gradient_norm": trained.gradient_norm,
+                "wanted_norm": trained.wanted_norm,
+                "evaluations": trained.evaluations,
+                "seconds": torch.full((len(chosen),), time.perf_counter() - began).double()
+                / len(chosen),
+            }
+            part |= self._evaluated(trained.flat, "evaluation")
+            if self.task.keep_models:
+                named = self.stack.layout.unflatten(trained.flat)
+                part |= {f"parameter {name}": value.clone() for name, value in named.items()}
+            yield part
+
+    def _train(
+        self, members: tuple[Tensor, ...], start: Tensor, seed: int, report: Report
+    ) -> Trained:
+        trained = self.recipe.train(Objective(self.stack, members), start, seed, report)
+        broken = ~torch.isfinite(trained.flat).all(1)
+        if broken.any():
+            number = int(broken.nonzero()[0])
+            raise TrainingError(
+                "training that stays finite",
+                f"NaN or infinity in the copy without {members[number].tolist()[:5]} "
+                f"({self.recipe!r})",
+                "lower the learning rate, or use another recipe",
+            )
+        return trained
+
+    def _evaluated(self, flat: Tensor, name: str) -> Part:
+        if self.evaluation is None:
+            return {}
+        batch, targets = self.evaluation
+        rows, position = [], 0
+        with torch.no_grad():
+            for part in self.stack.parts(batch, len(flat)):
+                outputs = self.stack.outputs(flat, part)
+                own = targets[position : position + len(part)]
+                position += len(part)
+                rows.append(torch.stack([self.task.likelihood.loss(f, own) for f in outputs]))
+        return {name: torch.cat(rows, dim=1)}
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionWorker:
+    """Copies trained one by one by the user's function.
+
+    Args:
+        model: a private copy of the trained model, in the user's modes.
+        steady: whether reading the data twice gives the same; otherwise it cannot be watched.
+    """
+
+    task: Task
+    function: Callable[[nn.Module, Any], nn.Module | None]
+    model: nn.Module
+    data: Data
+    steady: bool
+
+    def refit(self, report: Report) -> Part:
+        """Trainings with nothing left out: the first twice with one seed, then with others."""
+        began = time.perf_counter()
+        outputs, losses = [], []
+        for number in range(self.task.refits):
+            seed = self.task.seed + max(0, number - 1)
+            trained, _ = self._train(NOTHING, seed)
+            outputs.append(self.outputs(trained, self.data, None))
+            losses.append(self._evaluated(trained))
+            report(1.0)
+        part: Part = {
+            "refit_outputs": torch.stack(outputs),
+            "gradient_norm": torch.full((len(outputs),), torch.nan, dtype=torch.float64),
+            "wanted_norm": torch.full((len(outputs),), torch.inf, dtype=torch.float64),
+            "baseline": torch.zeros(0),
+            "seconds": torch.tensor([time.perf_counter() - began], dtype=torch.float64),
+        }
+        found = [loss for loss in losses if loss is not None]
+        return part | ({"refit_evaluation": torch.stack(found)} if found else {})
+
+    def copies(self, numbers: Sequence[int], baseline: Tensor, report: Report) -> Iterator[Part]:
+        """Left-out copies, one at a time."""
+        unchanged = 0
+        for position, number in enumerate(numbers):
+            began = time.perf_counter()
+            members = self.task.selection.members[number]
+            trained, moved = self._train(members, self.task.seed)
+            unchanged += not moved
+            if unchanged == position + 1 >= min(UNCHANGED_ALLOWED, len(numbers)):
+                raise TrainingError(
+                    "a training function that trains the model in place or returns the trained one",
+                    f"None, with all weights as before, {unchanged} times",
+                    "return the trained model",
+                )
+            part = {
+                "number": torch.tensor([number]),
+                "outputs_without": self.outputs(trained, self.data, members),
+                "gradient_norm": torch.tensor([torch.nan], dtype=torch.float64),
+                "wanted_norm": torch.tensor([torch.inf], dtype=torch.float64),
+                "evaluations": torch.tensor([0]),
+                "seconds": torch.tensor([time.perf_counter() - began], dtype=torch.float64),
+            }
+            loss = self._evaluated(trained)
+            if loss is not None:
+                part["evaluation"] = loss[None]
+            if self.task.keep_models:
+                part |= {
+                    f"parameter {name}": value.detach()[None].clone()
+                    for name, value in trainable(trained).items()
+                }
+            report(1.0)
+            yield part
+
+    def _train(self, members: Tensor, seed: int) -> tuple[nn.Module, bool]:
+        """A trained copy, and whether it was returned or its weights have changed."""
+        kept = without(self.data, members)
+        watched = (kept, self.data) if self.steady else ()
+        before = [fingerprints.of_data(data) for data in watched]
+        private = copy.deepcopy(self.model)
+        with seeded(seed, private):
+            returned = self.function(private, kept)
+        if before != [fingerprints.of_data(data) for data in watched]:
+            raise TrainingError(
+                "a training function that leaves the data as it is",
+                "data that changed during the training",
+                "copy what you want to change, for instance x = x.clone()",
+            )
+        trained = private if returned is None else returned
+        self._check_usable(trained)
+        weights = dict(self.model.state_dict())
+        moved = any(not torch.equal(v, weights[k]) for k, v in trained.state_dict().items())
+        return trained, returned is not None or moved
+
+    def _check_usable(self, trained: Any) -> None:
+        if not isinstance(trained, nn.Module):
+            raise TrainingError(
+                "a training function that trains the model in place or returns a model",
+                f"{type(trained).__name__}",
+                "return the trained model, or nothing",
+            )
+        expected = {name: tuple(t.shape) for name, t in self.model.state_dict().items()}
+        got = {name: tuple(t.shape) for name, t in trained.state_dict().items()}
+        if expected != got:
+            name = next(n for n in expected | got if expected.get(n) != got.get(n))
+            raise TrainingError(
+                "a trained model with the same parameters as the one that was passed",
+                f"a difference in {name!r}",
+                "train the model that is passed, or a copy of it",
+            )
+        for name, tensor in trained.state_dict().items():
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise TrainingError(
+                    "finite weights after training", f"NaN or infinity in {name!r}", "train slower"
+                )
+
+    def outputs(self, trained: nn.Module, data: Data, members: Tensor | None) -> Tensor:
+        """Outputs of a model on all or some examples, in eval mode."""
+        batches = Batches(data, 256)
+        source = batches if members is None else batches.subset(members)
+        with undisturbed(trained), torch.no_grad():
+            rows = [call(trained, b.to(device_of(trained)).inputs).cpu() for b in source]
+        outputs = torch.cat(rows)
+        if not torch.isfinite(outputs).all():
+            raise NonFiniteError("finite outputs", "NaN or infinity after training", "train slower")
+        return outputs
+
+    def _evaluated(self, trained: nn.Module) -> Tensor | None:
+        if self.task.evaluate_on is None:
+            return None
+        outputs = self.outputs(trained, self.task.evaluate_on, None)
+        targets = torch.cat([b.targets.cpu() for b in Batches(self.task.evaluate_on, 256)])
+        likelihood = self.task.likelihood
+        return likelihood.loss(outputs, likelihood.prepare(outputs, targets))
+
+
+def without(data: Data, members: Tensor) -> Data:
+    """The data without some examples, in the form it has; tensors are copies."""
+    num_data = Batches(data, 1).num_data
+    kept = torch.ones(num_data, dtype=torch.bool)
+    kept[members] = False
+    rows = kept.nonzero()[:, 0]
+    if isinstance(data, DataLoader):
+        return DataLoader(
+            Subset(data.dataset, rows.tolist()),
+            batch_size=data.batch_size,
+            collate_fn=data.collate_fn,
+        )
+    if isinstance(data, dict):
+        return {k: v[rows.to(v.device)] for k, v in data.items()}
+    if isinstance(data, (tuple, list)) and all(isinstance(part, Tensor) for part in data):
+        return tuple(part[rows.to(part.device)] for part in data)
+    return Subset(data, rows.tolist())
+
+
+@contextmanager
+def seeded(seed: int, model: nn.Module) -> Iterator[None]:
+    """All random numbers from a seed while this lasts; as before afterwards."""
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=list(devices)), torch.enable_grad():
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
