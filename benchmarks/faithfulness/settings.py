@@ -18,8 +18,10 @@ from engram.retraining.recipes import Adam
 
 Arrays = tuple[np.ndarray, np.ndarray]
 NUM_DATA = 1000
-# One value for every setting, chosen before any estimate was seen: of 0.3, 1, 3 and 10 it is best
-# or close to best by the loss on a held-out quarter of the data.
+# One value for every setting. It replaced values by setting (2, 2, 1, 0.5, 0.5) after the estimates
+# on digits with 2 had been seen; that setting is kept below as "digits-weak". Loss on a held-out
+# quarter for 0.3, 1, 3, 10: digits 0.106 0.109 0.137 0.238, USPS 0.142 0.122 0.111 0.110, breast
+# cancer 0.206 0.160 0.136 0.108, TREC 0.875 0.729 0.680 0.918; Fashion-MNIST was not tried.
 PRIOR_PRECISION = 3.0
 
 
@@ -117,6 +119,13 @@ SETTINGS: dict[str, Setting] = {
         _digits,
         lambda: _perceptron(64, 24, 16, 10),
         Adam(learning_rate=1e-2, epochs=8, batch_size=50),
+    ),
+    "digits-weak": Setting(
+        "Digits (weaker regulariser), MLP 64-24-16-10",
+        _digits,
+        lambda: _perceptron(64, 24, 16, 10),
+        Adam(learning_rate=1e-2, epochs=8, batch_size=50),
+        prior_precision=2.0,
     ),
     "fashion": Setting(
         "Fashion-MNIST, CNN",
