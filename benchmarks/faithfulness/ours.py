@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 
 import engram
 from benchmarks.faithfulness.estimates import Estimate, Method
@@ -22,7 +22,14 @@ def default(problem: Problem) -> Estimate:
 
 def chosen(problem: Problem, structure: str, estimator: str, curvature: str = "ggn") -> Estimate:
     """A structure and an estimator by name."""
-    posterior = engram.laplace(
+    posterior = _posterior(problem, structure, curvature)
+    return _sensitivities(problem, posterior, estimator=estimator, rounds=ROUNDS)
+
+
+@lru_cache(maxsize=1)
+def _posterior(problem: Problem, structure: str, curvature: str) -> engram.Posterior:
+    """Rows that follow each other and differ in the estimator only share it."""
+    return engram.laplace(
         problem.model,
         problem.data,
         structure=structure,
@@ -30,7 +37,6 @@ def chosen(problem: Problem, structure: str, estimator: str, curvature: str = "g
         prior_precision=problem.prior_precision,
         progress=False,
     )
-    return _sensitivities(problem, posterior, estimator=estimator, rounds=ROUNDS)
 
 
 def _sensitivities(problem: Problem, posterior: engram.Posterior, **options: object) -> Estimate:
@@ -54,5 +60,11 @@ METHODS: dict[str, Method] = {
             ("ekfac", "linear"),
             ("diagonal", "linear"),
         )
+    },
+    **{
+        f"engram, full Hessian, {estimator}": partial(
+            chosen, structure="full", estimator=estimator, curvature="hessian"
+        )
+        for estimator in ("linear", "corrected", "iterated")
     },
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -95,7 +96,7 @@ def _questions() -> Arrays:
 
 def _perceptron(*widths: int) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for wide, narrow in zip(widths[:-1], widths[1:], strict=True):
+    for wide, narrow in pairwise(widths):
         layers += [nn.Linear(wide, narrow), nn.Tanh()]
     return nn.Sequential(*layers[:-1])
 

@@ -16,8 +16,8 @@ import engram
 from benchmarks.faithfulness.settings import Setting
 from engram.engine.prepare import undisturbed
 from engram.likelihoods import resolve
-from engram.retraining.recipes import Newton
 from engram.retraining.quasi_newton import Objective
+from engram.retraining.recipes import Newton
 from engram.retraining.stack import open_stack
 
 REGIMES = ("converged", "early-stopped")
@@ -88,9 +88,7 @@ def _key(setting: Setting, regime: str, seed: int, inputs: Tensor, targets: Tens
     return f"{setting.title.split(',')[0].split()[0].lower()}-{regime}-{digest.hexdigest()[:12]}"
 
 
-def _converge(
-    model: nn.Module, data: tuple[Tensor, Tensor], setting: Setting, seed: int
-) -> None:
+def _converge(model: nn.Module, data: tuple[Tensor, Tensor], setting: Setting, seed: int) -> None:
     """Full-batch L-BFGS on the sum of the losses plus the regulariser."""
     inputs, targets = data
     optimizer = torch.optim.LBFGS(
@@ -114,9 +112,7 @@ def _converge(
     optimizer.zero_grad()
 
 
-def _stop_early(
-    model: nn.Module, data: tuple[Tensor, Tensor], setting: Setting, seed: int
-) -> None:
+def _stop_early(model: nn.Module, data: tuple[Tensor, Tensor], setting: Setting, seed: int) -> None:
     """The recipe of the truth, with nothing left out."""
     nothing = torch.empty(0, dtype=torch.long)
     with undisturbed(model):

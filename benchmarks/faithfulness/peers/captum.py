@@ -17,9 +17,7 @@ BATCH_SIZE = 40
 def fast(problem: Problem) -> Estimate:
     """Squared gradient norm of the last layer."""
     model = copy.deepcopy(problem.model)
-    return _self_influence(
-        TracInCPFast(model, model[-1], _left_out(problem), **_common())
-    )
+    return _self_influence(TracInCPFast(model, model[-1], _left_out(problem), **_common()))
 
 
 def every_layer(problem: Problem) -> Estimate:

@@ -7,7 +7,7 @@ import copy
 import torch
 from dattri.algorithm.influence_function import IFAttributorCG, IFAttributorEKFAC
 from dattri.task import AttributionTask
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
@@ -49,9 +49,7 @@ def _task(problem: Problem) -> AttributionTask:
     return AttributionTask(loss_func=loss, model=model, checkpoints=model.state_dict())
 
 
-def _self_influence(
-    problem: Problem, attributor: IFAttributorEKFAC | IFAttributorCG
-) -> Estimate:
+def _self_influence(problem: Problem, attributor: IFAttributorEKFAC | IFAttributorCG) -> Estimate:
     """g' (H + delta / N)^-1 g / N."""
     torch.manual_seed(0)
     everything = TensorDataset(*problem.data)
@@ -63,4 +61,7 @@ def _self_influence(
     return Estimate.of_influence(pairs.detach().diagonal() / len(everything))
 
 
-METHODS: dict[str, Method] = {"dattri, EK-FAC": ekfac, "dattri, CG": conjugate_gradients}
+METHODS: dict[str, Method] = {
+    "dattri, EK-FAC (Linear only)": ekfac,
+    "dattri, CG": conjugate_gradients,
+}

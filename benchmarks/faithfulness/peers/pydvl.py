@@ -35,7 +35,9 @@ def direct(problem: Problem) -> Estimate:
 def _self_influence(problem: Problem, unfitted: DirectInfluence | EkfacInfluence) -> Estimate:
     """g' (H + delta / N)^-1 g / N, the diagonal of all pairs."""
     torch.manual_seed(0)
-    data = TensorDataset(problem.inputs.to(next(unfitted.model.parameters()).dtype), problem.targets)
+    data = TensorDataset(
+        problem.inputs.to(next(unfitted.model.parameters()).dtype), problem.targets
+    )
     fitted = unfitted.fit(DataLoader(data, batch_size=BATCH_SIZE))
     inputs, targets = data[problem.left_out]
     pairs = fitted.influences(inputs, targets, inputs, targets)
