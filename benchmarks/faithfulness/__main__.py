@@ -41,13 +41,12 @@ def without_values(problem: dict[str, Any]) -> dict[str, Any]:
 
 
 def measured(chosen: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
-    """The problems done so far, in the order of the settings; the slow ones start first."""
+    """The problems done so far, in the order of the settings."""
     keys = [(name, regime) for name in chosen.settings for regime in REGIMES]
     found: dict[tuple[str, str], dict[str, Any]] = {}
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(chosen.processes, mp_context=spawn) as pool:
-        started = sorted(keys, key=lambda key: key[0] != "fashion")
-        jobs = {pool.submit(run, *key, chosen.seed, chosen.cache): key for key in started}
+        jobs = {pool.submit(run, *key, chosen.seed, chosen.cache): key for key in keys}
         for job in as_completed(jobs):
             found[jobs[job]] = job.result()
             print(f"{len(found)} of {len(keys)}: {jobs[job]}", file=sys.stderr, flush=True)

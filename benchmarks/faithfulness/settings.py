@@ -128,12 +128,6 @@ SETTINGS: dict[str, Setting] = {
         Adam(learning_rate=1e-2, epochs=8, batch_size=50),
         prior_precision=2.0,
     ),
-    "fashion": Setting(
-        "Fashion-MNIST, CNN",
-        _fashion,
-        _convolutional,
-        Adam(learning_rate=1e-2, epochs=15, batch_size=50),
-    ),
     "usps": Setting(
         "USPS 3 against 5, MLP 256-16-2",
         _usps,
@@ -151,5 +145,11 @@ SETTINGS: dict[str, Setting] = {
         _questions,
         lambda: _perceptron(400, 10, 6),
         Adam(learning_rate=1e-2, epochs=8, batch_size=50),
+    ),
+    "fashion": Setting(
+        "Fashion-MNIST, CNN",
+        _fashion,
+        _convolutional,
+        Adam(learning_rate=1e-2, epochs=15, batch_size=50),
     ),
 }
