@@ -40,8 +40,13 @@ def without_values(problem: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def unfinished(name: str, regime: str) -> dict[str, Any]:
+    """A problem that a run which was cut short has not measured."""
+    return {"setting": name, "regime": regime, "error": "the run ended before it was measured"}
+
+
 def measured(chosen: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
-    """The problems done so far, in the order of the settings."""
+    """All problems, in the order of the settings; those not done yet say so."""
     keys = [(name, regime) for name in chosen.settings for regime in REGIMES]
     found: dict[tuple[str, str], dict[str, Any]] = {}
     spawn = multiprocessing.get_context("spawn")
@@ -50,7 +55,7 @@ def measured(chosen: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
         for job in as_completed(jobs):
             found[jobs[job]] = job.result()
             print(f"{len(found)} of {len(keys)}: {jobs[job]}", file=sys.stderr, flush=True)
-            yield [found[key] for key in keys if key in found]
+            yield [found.get(key) or unfinished(*key) for key in keys]
 
 
 def main() -> None:

@@ -142,6 +142,7 @@ def _truth(
         train=Newton() if converged else setting.early,
         prior_precision=setting.prior_precision,
         seed=seed,
+        progress=False,
     )
     with torch.no_grad():
         given = model(data[0][truth.indices])
