@@ -27,6 +27,8 @@ from benchmarks.timing import environment
 
 BUILD = {"lenet5": lenet5, "mlp-32-16": small_mlp}
 HESSIAN_START = 0.1
+# squared gradients as Adam keeps them, and scaled from batches to single examples
+BOTH = ("optimizer", "optimizer, per example")
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,12 @@ RUNS = {
     "fmnist-lenet5-ivon": Run("fmnist", "lenet5", "ivon", (0.1, 0.0), 60.0, 256, 20),
     "mnist-mlp-ivon": Run("mnist", "mlp-32-16", "ivon", (1e-2, 1e-4), 80.0, 256, 20),
     "mnist-lenet5-ivon": Run("mnist", "lenet5", "ivon", (1e-2, 1e-4), 60.0, 256, 20),
-    "mnist-mlp-adam-32": Run("mnist", "mlp-32-16", "adam", (1e-3, 0.0), 80.0, 32, 20),
-    "mnist-mlp-adam-8": Run("mnist", "mlp-32-16", "adam", (1e-3, 0.0), 80.0, 8, 8),
-    "mnist-lenet5-adam-32": Run("mnist", "lenet5", "adam", (1e-3, 0.0), 60.0, 32, 10),
-    "fmnist-lenet5-adam-32": Run("fmnist", "lenet5", "adam", (1e-3, 0.0), 60.0, 32, 10),
+    "mnist-mlp-adam-32": Run("mnist", "mlp-32-16", "adam", (1e-3, 0.0), 80.0, 32, 20, BOTH),
+    "mnist-mlp-adam-8": Run("mnist", "mlp-32-16", "adam", (1e-3, 0.0), 80.0, 8, 8, BOTH),
+    "mnist-lenet5-adam-32": Run("mnist", "lenet5", "adam", (1e-3, 0.0), 60.0, 32, 10, BOTH),
+    "fmnist-lenet5-adam-32": Run("fmnist", "lenet5", "adam", (1e-3, 0.0), 60.0, 32, 10, BOTH),
     "fmnist-lenet5-adamw-overfit": Run(
-        "fmnist", "lenet5", "adamw", (1e-3, 1e-3), 60.0, 256, 40, ("optimizer", "kronecker")
+        "fmnist", "lenet5", "adamw", (1e-3, 1e-3), 60.0, 256, 20, BOTH
     ),
 }
 
@@ -117,8 +119,10 @@ def follow(name: str, seed: int) -> dict[str, Any]:
             model,
             optimizer,
             train.first(num_data),
-            posterior=kind,
+            posterior=kind.partition(",")[0],
             prior_precision=run.prior_precision,
+            batch_size=run.batch_size,
+            squares="example" if kind == BOTH[1] else "batch",
         )
         for kind in run.posteriors
     }

@@ -4,9 +4,10 @@ From the training data alone, with the memory-perturbation equation: the change 
 examples are left out is estimated by adding up their natural gradients.
 """
 
-from engram import families, likelihoods, optimizers
+from engram import families, likelihoods, models, optimizers
 from engram._version import __version__
 from engram.errors import EngramError
+from engram.models.of import of
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import laplace
 from engram.posteriors.optimizers import posterior_of
@@ -21,6 +22,7 @@ from engram.sensitivity.pairs import influence
 from engram.sensitivity.result import Result, load
 from engram.sensitivity.variances import prediction_variance
 from engram.tracking.tracker import Tracker
+from engram.tracking.tuning import Tuning, tune
 
 __all__ = [
     "ClassRemovals",
@@ -30,6 +32,7 @@ __all__ = [
     "Result",
     "Retraining",
     "Tracker",
+    "Tuning",
     "Verification",
     "__version__",
     "families",
@@ -37,6 +40,8 @@ __all__ = [
     "laplace",
     "likelihoods",
     "load",
+    "models",
+    "of",
     "optimizers",
     "posterior_of",
     "prediction_variance",
@@ -45,5 +50,6 @@ __all__ = [
     "remove_classes",
     "retrain",
     "sensitivities",
+    "tune",
     "verify",
 ]

@@ -47,6 +47,14 @@ class MissingExtraError(EngramError, ImportError):
     """An optional library that is not installed."""
 
 
+class DesignError(EngramError, ValueError):
+    """A design matrix that, with these targets, does not determine the coefficients."""
+
+
+class UnsupportedModelError(EngramError, TypeError):
+    """A fitted model of another library that there is no adapter for."""
+
+
 class TrainingError(EngramError, RuntimeError):
     """A training function that gives back nothing usable, changes its data, or diverges."""
 

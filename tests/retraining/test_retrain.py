@@ -4,7 +4,12 @@ import copy
 
 import pytest
 import torch
-from problems_of_retraining import (
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import engram
+from engram.retraining.recipes import LBFGS, SGD, Adam, Newton
+from retraining_problems import (
     PRIOR_PRECISION,
     RIDGE,
     classifier,
@@ -14,11 +19,6 @@ from problems_of_retraining import (
     ridge_problem,
     ridge_without,
 )
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import engram
-from engram.retraining.recipes import LBFGS, SGD, Adam, Newton
 from snapshot import differences, snapshot
 
 DELTA = 0.5
@@ -64,7 +64,7 @@ def test_groups_equal_the_closed_form():
         exact = ridge_without(x, y, list(groups.values())[owner])
         without = truth.outputs[row] + truth.deviation[row]
         assert (without - x[index] @ exact).abs().max() < 1e-8
-    assert list(truth.to_frame().columns)[0] == "left_out_with"
+    assert truth.to_frame().columns[0] == "left_out_with"
 
 
 def test_an_unconverged_model_is_measured_from_its_refit():

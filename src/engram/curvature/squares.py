@@ -15,10 +15,14 @@ GATHERED = 8192  # vectors summed in their own precision before they are added t
 
 
 class SquareSum:
-    """The sum of x x' over vectors [B, G, T, I], for each of G groups."""
+    """The sum of x x' over vectors [B, G, T, I], for each of G groups.
 
-    def __init__(self) -> None:
-        self._total: Tensor | None = None
+    Args:
+        total: [G, I, I] in double precision, where the sum begins.
+    """
+
+    def __init__(self, total: Tensor | None = None) -> None:
+        self._total = total
         self._recent: Tensor | None = None
         self._gathered = 0
 

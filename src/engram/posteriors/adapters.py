@@ -90,6 +90,8 @@ ADAPTERS: dict[str, Adapter] = {
     "DiagonalVON": _own,
 }
 
+SQUARED = {"RMSprop", "Adam", "AdamW", "NAdam", "RAdam", "Adagrad"}  # averages of squared gradients
+
 
 def register(name: str, adapter: Adapter) -> None:
     """Teach :func:`engram.posterior_of` another optimizer, by the name of its class.

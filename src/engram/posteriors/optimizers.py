@@ -8,6 +8,7 @@ our own full matrices).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ from engram.optimizers.base import BayesianOptimizer
 from engram.optimizers.curvatures import GaussNewton
 from engram.parameters import trainable
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.readers import Source, blocks_of, takes_mean_loss
+from engram.posteriors.readers import Source, blocks_of, keeps_squares, takes_mean_loss
 from engram.posteriors.weight_decay import Prior, prior_of
 
 
@@ -31,6 +32,7 @@ def posterior_of(
     prior_precision: float | None = None,
     reduction: str = "mean",
     batch_size: int | None = None,
+    squares: str = "batch",
 ) -> Posterior:
     r"""The Gaussian posterior in an optimizer's state, at the model's present weights.
 
@@ -42,7 +44,11 @@ def posterior_of(
             group of parameters: N times it for a loss averaged over the batch, N / batch_size
             times it for a sum.
         reduction: of the training loss over a batch, ``mean`` or ``sum``.
-        batch_size: of training; needed for ``sum`` only.
+        batch_size: of training; needed for ``sum`` and for ``squares="example"``.
+        squares: what an average of squared gradients, as Adam keeps, is taken for: ``batch`` as it
+            stands, S = N sqrt(s) + delta (Table 1 of the paper), or ``example``, scaled to single
+            examples, S = N sqrt(B s) + delta. A batch's gradient is a mean of B, so its square is
+            about 1/B of an example's, and S would depend on B; see docs/optimizers.md.
 
     Returns:
         The posterior; ``settings`` has the prior precision that was used and where it came from.
@@ -64,10 +70,12 @@ def posterior_of(
     parameters = trainable(model)
     _check_owner(optimizer, parameters)
     prior = prior_of(optimizer, parameters, prior_precision, scale, num_data)
-    blocks = blocks_of(Source(optimizer, parameters, scale, prior.by_name))
+    root = _root(optimizer, squares, batch_size, num_data)
+    blocks = blocks_of(Source(optimizer, parameters, scale * root, prior.by_name))
     mean = {name: p.detach().clone() for name, p in parameters.items()}
     settings = _settings(optimizer, prior, reduction, batch_size)
     covered = {name for block in blocks for name in block.names}
+    settings["squares"] = squares
     settings["not_stepped"] = [name for name in parameters if name not in covered]
     return Posterior(
         type(optimizer).__name__,
@@ -108,13 +116,32 @@ def _scale(optimizer: Optimizer, num_data: int, reduction: str, batch_size: int 
             '"sum"',
             "train with the mean loss of a batch",
         )
+    return num_data / _checked_batch_size(batch_size, num_data, 'reduction="sum"')
+
+
+def _root(optimizer: Optimizer, squares: str, batch_size: int | None, num_data: int) -> float:
+    """The square root of B where averages of squared gradients are scaled to single examples."""
+    if squares == "batch":
+        return 1.0
+    if squares != "example":
+        raise ArgumentError('squares "batch" or "example"', repr(squares), 'use "batch"')
+    if not keeps_squares(optimizer):
+        raise ArgumentError(
+            'squares="batch" with an optimizer that keeps no average of squared gradients',
+            f'{type(optimizer).__name__} with "example"',
+            "leave squares out",
+        )
+    return math.sqrt(_checked_batch_size(batch_size, num_data, 'squares="example"'))
+
+
+def _checked_batch_size(batch_size: int | None, num_data: int, purpose: str) -> int:
     if not batch_size or not 1 <= batch_size <= num_data:
         raise ArgumentError(
-            f'the training batch_size with reduction="sum", from 1 to {num_data:,}',
+            f"the training batch_size with {purpose}, from 1 to {num_data:,}",
             "none" if batch_size is None else repr(batch_size),
             "pass batch_size",
         )
-    return num_data / batch_size
+    return batch_size
 
 
 def _check_owner(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> None:

@@ -12,7 +12,7 @@ from engram.errors import PosteriorError
 from engram.optimizers.ivon import check_restored
 from engram.optimizers.structures import SHARED
 from engram.parameters import Layout
-from engram.posteriors.adapters import ADAPTERS, Adapter, Reading, identity
+from engram.posteriors.adapters import ADAPTERS, SQUARED, Adapter, Reading, identity
 from engram.posteriors.blocks import Block, DenseBlock, diagonal_block
 
 
@@ -57,6 +57,11 @@ def blocks_of(source: Source) -> tuple[Block, ...]:
 def takes_mean_loss(optimizer: Optimizer) -> bool:
     """Whether the algorithm itself is defined for the mean loss of a batch."""
     return any("ess" in group or "num_data" in group for group in optimizer.param_groups)
+
+
+def keeps_squares(optimizer: Optimizer) -> bool:
+    """Whether the state is an average of squared gradients of batches."""
+    return any(base.__name__ in SQUARED for base in type(optimizer).__mro__)
 
 
 def _reader(optimizer: Optimizer) -> Reader:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from engram.batches import Data
 from engram.curvature.kronecker import KroneckerFactors
 from engram.curvature.moments import SquareMoments
+from engram.curvature.squares import SquareSum
 from engram.engine.session import session
 from engram.errors import ArgumentError, DataError
 from engram.likelihoods import Likelihood
@@ -25,7 +26,7 @@ from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.laplace import Fit, kronecker_blocks, kronecker_sums
 
 AVERAGED = ("diagonal", "kronecker")
-FACTORS = ("rows", "columns", "counts")
+SQUARES, SUMS = ("rows", "columns"), ("column_sum", "counts")
 
 
 class RunningCurvature:
@@ -95,7 +96,11 @@ class RunningCurvature:
 
     def _average_factors(self, factors: KroneckerFactors) -> None:
         for name, layer in factors.layers.items():
-            for side in FACTORS:
+            for side in SQUARES:
+                matrix = getattr(layer, side).matrix
+                if matrix is not None:
+                    setattr(layer, side, SquareSum(self._averaged(f"{side}/{name}", matrix)))
+            for side in SUMS:
                 value = getattr(layer, side)
                 if value is not None:
                     setattr(layer, side, self._averaged(f"{side}/{name}", value))

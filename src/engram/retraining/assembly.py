@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from engram.batches import Batches, Data
 from engram.likelihoods import Likelihood
 from engram.retraining.run_folder import Part, RunFolder
+from engram.retraining.task import Task
 from engram.retraining.truth import NoiseFloor, Retraining
-from engram.retraining.workers import Task
 from engram.sensitivity.provenance import provenance
 
 
@@ -62,7 +62,7 @@ def assemble(
         noise_floor=floor,
         provenance=provenance(model, settings),
         evaluation_loss=copies.get("evaluation"),
-        evaluation_loss_with=refits["refit_evaluation"][0] if "refit_evaluation" in refits else None,
+        evaluation_loss_with=refits.get("refit_evaluation", [None])[0],
         parameters={n.removeprefix("parameter "): t for n, t in copies.items() if " " in n},
         **{name: copies[name] for name in ("gradient_norm", "wanted_norm")},
         **{name: copies[name] for name in ("evaluations", "seconds")},

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engram.retraining.secants import Apply, OwnPairs
+from engram.retraining.secants import Base, OwnPairs
 from engram.retraining.stack import Stack
 
 SUFFICIENT = 1e-4  # share of the linear decrease that a step must reach
@@ -72,7 +72,7 @@ def minimise(
     targets: Tensor,
     iterations: int,
     own: OwnPairs,
-    base: Apply | None,
+    base: Base,
     report: Callable[[int], None],
 ) -> Progress:
     """Step until every copy's gradient norm is below its target, or nothing improves any more.
@@ -83,11 +83,10 @@ def minimise(
         targets: gradient norms to reach, [C].
         iterations: at most so many steps.
         own: pairs of each copy.
-        base: applies an inverse Hessian that all copies share; None stands for the identity.
+        base: the inverse Hessian to begin with, the same for all copies.
         report: called with the number of copies that have just finished.
     """
     stack, weights = objective.stack, objective.weights
-    preconditioner = torch.clone if base is None else base
     value, gradient = stack.value_and_gradient(start, weights)
     ones = torch.ones(len(start), dtype=torch.long)
     state = Progress(start.clone(), value, gradient, torch.ones(len(start), dtype=torch.bool), ones)
@@ -98,10 +97,12 @@ def minimise(
         rows = state.moving.nonzero()[:, 0].to(start.device)
         if len(rows) == 0:
             break
-        direction = _direction(state, rows, own, preconditioner, base is not None)
+        direction = _direction(state, rows, own, base)
         steps, changes, advanced = _search(objective, weights, state, rows, direction)
         if advanced.any():
-            own.add(rows[advanced], steps, changes, preconditioner)
+            own.add(rows[advanced], steps, changes)
+            if not base.exact:
+                own.rescale(rows[advanced], base.apply)
         stuck = rows[~advanced].cpu()
         state.moving[stuck] = False
         report(len(stuck))
@@ -109,23 +110,16 @@ def minimise(
     return state
 
 
-def _direction(
-    state: Progress, rows: Tensor, own: OwnPairs, base: Apply, trusted: bool
-) -> Tensor:
-    """-B^-1 g; where that does not lead down, the base's own direction.
-
-    The base is scaled by the copy's last pair. Before the first one it is taken at its word if it
-    knows the curvature, else the step is no longer than 1.
-    """
+def _direction(state: Progress, rows: Tensor, own: OwnPairs, base: Base) -> Tensor:
+    """-B^-1 g; where that does not lead down, the base's own direction."""
     gradient = state.gradient[rows]
     first = torch.ones_like(gradient[:, 0])
-    if not trusted:
+    if not base.known:
         first = 1.0 / gradient.abs().sum(1).clamp_min(1.0)
-    known = torch.zeros_like(first) if own.scale is None else own.scale[rows]
-    scale = torch.where(known > 0, known, first)[:, None]
+    scale = torch.where(own.scale[rows] > 0, own.scale[rows], first)[:, None]
 
     def scaled(vectors: Tensor) -> Tensor:
-        return scale * base(vectors)
+        return scale * base.apply(vectors)
 
     direction = -own.apply(rows, gradient, scaled)
     uphill = (direction * gradient).sum(1) >= 0

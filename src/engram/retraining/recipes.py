@@ -22,13 +22,14 @@ from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import laplace
 from engram.retraining.descent import Plan, adam_update, descend, momentum_update
 from engram.retraining.quasi_newton import Objective, left_out_norms, minimise
-from engram.retraining.secants import Apply, OwnPairs, SharedPairs
+from engram.retraining.secants import IDENTITY, Apply, Base, OwnPairs, SharedPairs
 from engram.retraining.stack import Stack
 
 Report = Callable[[float], None]
 DENSE_PARAMETERS = 2500  # up to here Newton fits a full precision, beyond a Kronecker one
 TYPICAL_EXAMPLES = 64
-RESIDUAL_SHARE = 0.3  # of the wanted norm at which the shared linear systems count as solved
+ROUNDINGS = 64  # of the regulariser's gradient: what a sum over many examples cannot resolve
+RESIDUAL_SHARE = 1.0  # of the wanted norm at which the shared linear systems count as solved
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,10 @@ class Recipe(ABC):
         self, model: nn.Module, data: Data, likelihood: Likelihood, prior: float, progress: bool
     ) -> Recipe:
         """The recipe with everything it needs to know about the trained model."""
+        return self
+
+    def rebind(self, model: nn.Module, data: Data, likelihood: Likelihood, prior: float) -> Recipe:
+        """The same after the model's weights have moved."""
         return self
 
     @abstractmethod
@@ -142,7 +147,7 @@ class LBFGS(Recipe):
         history: pairs of steps and gradient changes that are kept.
     """
 
-    tolerance: float = 1e-3
+    tolerance: float = 1e-2
     iterations: int = 2000
     history: int = 20
     converges = True
@@ -152,8 +157,8 @@ class LBFGS(Recipe):
 
     def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
         wanted = wanted_norms(objective, start, self.tolerance)
-        own = OwnPairs(len(start), self.history)
-        state = minimise(objective, start, wanted, self.iterations, own, None, report)
+        own = OwnPairs(start, self.history)
+        state = minimise(objective, start, wanted, self.iterations, own, IDENTITY, report)
         return Trained(state.flat, state.norm, wanted, state.evaluations)
 
 
@@ -168,15 +173,16 @@ class Newton(Recipe):
     there is nothing to share, and the posterior and the own pairs remain.
 
     Args:
-        posterior: of the trained model; fitted when not given, with a full precision up to 2500
-            parameters and a Kronecker-factored one beyond.
+        posterior: of the trained model, for the refit with everything; fitted when not given, with
+            a full precision up to 2500 parameters and a Kronecker-factored one beyond. For the
+            left-out copies it is fitted again at that refit.
         tolerance, iterations, history: as in :class:`LBFGS`.
     """
 
     posterior: Posterior | Any | None = field(default=None)
-    tolerance: float = 1e-3
+    tolerance: float = 1e-2
     iterations: int = 500
-    history: int = 12
+    history: int = 20
     converges = True
 
     def __post_init__(self) -> None:
@@ -190,23 +196,18 @@ class Newton(Recipe):
             posterior.check_model(model)
             posterior.check_likelihood(likelihood)
             return replace(self, posterior=posterior)
-        entries = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        fitted = laplace(
-            model,
-            data,
-            likelihood=likelihood,
-            structure="full" if entries <= DENSE_PARAMETERS else "kronecker",
-            prior_precision=prior,
-            progress=progress,
-        )
-        return replace(self, posterior=fitted)
+        return replace(self, posterior=_fitted(model, data, likelihood, prior, progress))
+
+    def rebind(self, model: nn.Module, data: Data, likelihood: Likelihood, prior: float) -> Newton:
+        return replace(self, posterior=_fitted(model, data, likelihood, prior, False))
 
     def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
         wanted = wanted_norms(objective, start, self.tolerance)
-        base = self._solve_with(objective.stack)
+        solve = self._solve_with(objective.stack)
+        base = Base(solve, exact=False)
         if objective.shareable:
-            base = shared_curvature(objective, start[0], base, wanted).apply
-        own = OwnPairs(len(start), self.history)
+            base = Base(shared_curvature(objective, start[0], solve, wanted).apply, exact=True)
+        own = OwnPairs(start, self.history)
         state = minimise(objective, start, wanted, self.iterations, own, base, report)
         return Trained(state.flat, state.norm, wanted, state.evaluations)
 
@@ -226,9 +227,21 @@ class Newton(Recipe):
         return solve
 
 
-def shared_curvature(
-    objective: Objective, at: Tensor, base: Apply, wanted: Tensor
-) -> SharedPairs:
+def _fitted(
+    model: nn.Module, data: Data, likelihood: Likelihood, prior: float, progress: bool
+) -> Posterior:
+    entries = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return laplace(
+        model,
+        data,
+        likelihood=likelihood,
+        structure="full" if entries <= DENSE_PARAMETERS else "kronecker",
+        prior_precision=prior,
+        progress=progress,
+    )
+
+
+def shared_curvature(objective: Objective, at: Tensor, base: Apply, wanted: Tensor) -> SharedPairs:
     """What all copies learn together about the Hessian where they start."""
     stack = objective.stack
     everything = at.new_ones(1, stack.num_data)
@@ -254,7 +267,7 @@ def wanted_norms(objective: Objective, start: Tensor, tolerance: float) -> Tenso
         typical = left_out_norms(stack, start[:1], [i[None] for i in spread.unique()])
         norms[none] = float(typical.median())
     regulariser = stack.prior_precision * start.double().norm(dim=1).cpu()
-    rounding = 4 * torch.finfo(start.dtype).eps * regulariser
+    rounding = ROUNDINGS * torch.finfo(start.dtype).eps * regulariser
     return torch.maximum(tolerance * norms, rounding)
 
 

@@ -19,13 +19,15 @@ from engram.likelihoods import Likelihood, resolve
 from engram.posteriors.gaussian import check_prior_precision
 from engram.retraining import fingerprints
 from engram.retraining.assembly import assemble
+from engram.retraining.function_worker import FunctionWorker
 from engram.retraining.ranks import Ranks, wait_until
+from engram.retraining.recipe_worker import RecipeWorker
 from engram.retraining.recipes import NAMED, Recipe, Report
 from engram.retraining.run_folder import RunFolder
 from engram.retraining.selection import Indices, Selection, select
 from engram.retraining.stack import Stack, open_stack
+from engram.retraining.task import Task
 from engram.retraining.truth import Retraining
-from engram.retraining.workers import FunctionWorker, RecipeWorker, Task
 
 Function = Callable[[nn.Module, Any], nn.Module | None]
 Train = str | Recipe | Function
@@ -148,7 +150,11 @@ def _bar(description: str, total: int, progress: bool) -> Iterator[Report]:
         leave=False,
         bar_format=BAR,
     ) as bar:
-        yield lambda count: bar.update(count) and None
+
+        def report(count: float) -> None:
+            bar.update(count)
+
+        yield report
 
 
 @contextmanager
@@ -161,7 +167,7 @@ def _worker(
             stack = open_stack(model, data, task.likelihood, delta)
             bound = ways.bind(model, data, task.likelihood, delta, progress)
             given = stack.predict(stack.start[None])[0].detach().cpu()
-            yield RecipeWorker(task, stack, bound, _evaluation(stack, task)), given
+            yield RecipeWorker(task, stack, data, bound, _evaluation(stack, task)), given
     else:
         steady = fingerprints.of_data(data) == fingerprints.of_data(data)
         private = copy.deepcopy(model)
@@ -198,9 +204,7 @@ def _check_refits(refits: int) -> None:
         )
 
 
-def _settings(
-    model: nn.Module, data: Data, ways: Recipe | Function, task: Task
-) -> dict[str, Any]:
+def _settings(model: nn.Module, data: Data, ways: Recipe | Function, task: Task) -> dict[str, Any]:
     """Everything that decides what comes out, as plain values."""
     own = isinstance(ways, Recipe)
     evaluated = task.evaluate_on

@@ -39,7 +39,6 @@ class RunFolder:
         self.path = None if path is None else Path(path)
         self.fingerprint = fingerprint
         self.parts: dict[str, tuple[str, Part]] = {}
-        self.kept_seconds = 0.0
         if self.path is not None:
             self.path.mkdir(parents=True, exist_ok=True)
             self._check_manifest(settings)
@@ -84,11 +83,16 @@ class RunFolder:
                 header = opened.metadata() or {}
                 part = {name: opened.get_tensor(name) for name in sorted(opened.keys())}
         except (SafetensorError, OSError, ValueError) as error:
-            return self._set_aside(file, str(error))
+            self._set_aside(file, str(error))
+            return None
+        reason = ""
         if header.get("checksum") != of_tensors(part):
-            return self._set_aside(file, "its checksum differs")
-        if header.get("fingerprint") != self.fingerprint:
-            return self._set_aside(file, "it belongs to another run")
+            reason = "its checksum differs"
+        elif header.get("fingerprint") != self.fingerprint:
+            reason = "it belongs to another run"
+        if reason:
+            self._set_aside(file, reason)
+            return None
         return header["kind"], part
 
     def _set_aside(self, file: Path, reason: str) -> None:

@@ -8,6 +8,7 @@ after every round, as in a block Krylov method.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,21 +18,40 @@ SMALLEST_SHARE = 50.0  # of a pair's curvature that is new, in roundings; less i
 ROUNDS = 10  # of block conjugate gradients
 
 
+@dataclass(frozen=True)
+class Base:
+    """An inverse Hessian that copies start from.
+
+    Args:
+        apply: to rows [A, P].
+        exact: whether it is to be taken at its word; otherwise each copy's last pair scales it,
+            and without curvature at all (``known=False``) the first step is no longer than 1.
+    """
+
+    apply: Apply
+    exact: bool
+    known: bool = True
+
+
+IDENTITY = Base(torch.clone, exact=False, known=False)
+
+
 class OwnPairs:
     """The last pairs of each copy: limited-memory BFGS on top of any inverse Hessian.
 
     Args:
-        copies: C.
+        start: parameters of the copies, [C, P].
         depth: pairs kept.
     """
 
-    def __init__(self, copies: int, depth: int) -> None:
+    def __init__(self, start: Tensor, depth: int) -> None:
+        copies = len(start)
         self.depth = depth
         self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []
-        self.scale: Tensor | None = None  # s'y / y'B0^-1 y of the last pair, [C]; 0 before
         self.copies = copies
+        self.scale = start.new_zeros(copies)  # of the base for each copy; 0 while unknown
 
-    def add(self, rows: Tensor, steps: Tensor, changes: Tensor, base: Apply) -> None:
+    def add(self, rows: Tensor, steps: Tensor, changes: Tensor) -> None:
         """Pairs of the copies ``rows``; a pair without positive curvature counts as none."""
         product = (steps * changes).sum(1)
         norms = steps.norm(dim=1) * changes.norm(dim=1)
@@ -41,10 +61,14 @@ class OwnPairs:
         full_changes, full_inverse = torch.zeros_like(full_steps), steps.new_zeros(self.copies)
         full_steps[rows], full_changes[rows], full_inverse[rows] = steps, changes, inverse
         self.pairs = [*self.pairs[-self.depth + 1 :], (full_steps, full_changes, full_inverse)]
-        squares = (changes * base(changes)).sum(1)
-        if self.scale is None:
-            self.scale = steps.new_zeros(self.copies)
-        self.scale[rows] = torch.where(good, product / squares.clamp_min(1e-300), self.scale[rows])
+
+    def rescale(self, rows: Tensor, base: Apply) -> None:
+        """Let the last pair of these copies set the size of the base, s'y / y'B0^-1 y."""
+        steps, changes, inverse = (part[rows] for part in self.pairs[-1])
+        product, squares = (steps * changes).sum(1), (changes * base(changes)).sum(1)
+        good = (inverse > 0) & (squares > 0)
+        ratio = product / torch.where(good, squares, 1.0)
+        self.scale[rows] = torch.where(good, ratio, self.scale[rows])
 
     def apply(self, rows: Tensor, vectors: Tensor, base: Apply) -> Tensor:
         """The two-loop recursion around ``base`` for the copies ``rows``, [A, P]."""
@@ -67,13 +91,14 @@ class SharedPairs:
 
     Args:
         base: applies the inverse precision :math:`B_0^{-1}` to rows [A, P].
+        like: rows of the same length, type and device.
     """
 
-    def __init__(self, base: Apply) -> None:
+    def __init__(self, base: Apply, like: Tensor) -> None:
         self.base = base
         self.scale = 1.0  # c: by how much the base is right in what the directions do not span
-        self.steps: Tensor | None = None
-        self.changes: Tensor | None = None
+        self.steps = like.new_zeros(0, like.shape[1])
+        self.changes = self.steps
 
     @classmethod
     def found_by(cls, base: Apply, multiply: Apply, right: Tensor, targets: Tensor) -> SharedPairs:
@@ -85,7 +110,7 @@ class SharedPairs:
             right: one right-hand side per copy.
             targets: residual norms at which to stop, [C].
         """
-        pairs, residual = cls(base), right.clone()
+        pairs, residual = cls(base, right), right.clone()
         for _ in range(ROUNDS):
             norms = residual.double().norm(dim=1)
             open_rows = norms > targets
@@ -94,16 +119,14 @@ class SharedPairs:
             direction = base(residual[open_rows] / norms[open_rows, None].to(residual.dtype))
             image = multiply(direction)
             product = float((direction * image).double().sum())
-            aligned = float((direction * residual[open_rows]).double().sum(1).div(
-                norms[open_rows]).sum())
+            along = (direction * residual[open_rows]).double().sum(1)
+            aligned = float((along / norms[open_rows]).sum())
             if product > 0:
                 pairs.scale = min(max(aligned / product, 0.1), 1.0)
             new = pairs.add(direction, image)
             if new == 0:
                 break
-            steps, changes = pairs.steps, pairs.changes
-            assert steps is not None and changes is not None
-            residual -= (residual @ steps[-new:].mT) @ changes[-new:]
+            residual -= (residual @ pairs.steps[-new:].mT) @ pairs.changes[-new:]
         return pairs
 
     def add(self, steps: Tensor, changes: Tensor) -> int:
@@ -114,26 +137,19 @@ class SharedPairs:
             return 0
         scale = product[good].rsqrt()[:, None]
         new_steps, new_changes = steps[good] * scale, changes[good] * scale
-        if self.steps is not None and self.changes is not None:
-            known = new_steps @ self.changes.mT
-            new_steps = new_steps - known @ self.steps
-            new_changes = new_changes - known @ self.changes
+        known = new_steps @ self.changes.mT
+        new_steps = new_steps - known @ self.steps
+        new_changes = new_changes - known @ self.changes
         gram = new_steps.double() @ new_changes.double().mT
         values, vectors = torch.linalg.eigh(0.5 * (gram + gram.mT))
         kept = values > max(1e-10, SMALLEST_SHARE * torch.finfo(steps.dtype).eps)
         turn = (vectors[:, kept] * values[kept].rsqrt()).mT.to(steps.dtype)
-        new_steps, new_changes = turn @ new_steps, turn @ new_changes
-        if self.steps is None or self.changes is None:
-            self.steps, self.changes = new_steps, new_changes
-        else:
-            self.steps = torch.cat([self.steps, new_steps])
-            self.changes = torch.cat([self.changes, new_changes])
+        self.steps = torch.cat([self.steps, turn @ new_steps])
+        self.changes = torch.cat([self.changes, turn @ new_changes])
         return int(kept.sum())
 
     def apply(self, vectors: Tensor) -> Tensor:
         """B^-1 v, [A, P]."""
-        if self.steps is None or self.changes is None:
-            return self.scale * self.base(vectors)
         inside = vectors @ self.steps.mT
         outside = self.scale * self.base(vectors - inside @ self.changes)
         return outside + (inside - outside @ self.changes.mT) @ self.steps

@@ -25,7 +25,7 @@ from engram.parameters import Layout, Named, check_finite_weights, trainable
 CACHE_BYTES = 24 * 2**20  # activations of one part of the data, over all copies
 MEMORY_SHARE = 0.25
 LARGEST_STACK = 128
-VECTORS_PER_COPY = 48  # parameters, gradients, curvature pairs and temporaries of a recipe
+VECTORS_PER_COPY = 128  # parameters, gradients, curvature pairs and temporaries of a recipe
 
 
 @dataclass(frozen=True, eq=False)

@@ -215,7 +215,7 @@ class Retraining:
         short = int((~self.converged).sum())
         if short:
             worst = float((self.gradient_norm / self.wanted_norm).max())
-            lines.insert(5, f"not converged         {short} copies, up to {worst:.2g} times the norm")
+            lines.insert(5, f"not converged         {short} copies, norms up to {worst:.2g} times")
         if settings.get("in_eval_mode"):
             layers = ", ".join(settings["in_eval_mode"])
             lines.append(f"note                  {layers} in eval mode while training again")

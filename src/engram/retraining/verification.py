@@ -171,7 +171,7 @@ class Verification:
             "                      Spearman                 Pearson                  slope",
         ]
         for name, found in (("score", self.score), ("loss increase", self.increase)):
-            cells = [f"{str(part):<24}" for part in (found.spearman, found.pearson, found.slope)]
+            cells = [f"{part!s:<24}" for part in (found.spearman, found.pearson, found.slope)]
             lines.append(f"{name:<22}" + " ".join(cells).rstrip())
         lines.append(f"noise floor           {self.truth.noise_floor}")
         lines.append("slope                 true over estimated, through the origin")

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from engram.engine.session import Observed
 from engram.engine.totals import GradientSum
 from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
@@ -25,6 +25,34 @@ from engram.posteriors.gaussian import Posterior
 GUARD = 0.99  # largest eigenvalue of V Lambda that is taken at its word
 DENSE_OUTPUTS = 32  # up to here V [K, K] is built; beyond, it is only applied
 LARGEST_ITERATION = 30
+
+
+class Products(Protocol):
+    """Products with V = J S^-1 J': the engine's trace, or V itself where it is known."""
+
+    def deviation(
+        self, residual: Tensor, posterior: Posterior, total: GradientSum | None = None
+    ) -> Tensor:
+        """V e, [B, K]."""
+
+    def inner_products(self, vectors: Tensor, posterior: Posterior) -> Tensor:
+        """F' V F for vectors F [B, K, R]."""
+
+    def add_gradient(self, residual: Tensor, posterior: Posterior, total: GradientSum) -> None:
+        """Add the gradient of the batch to the total."""
+
+
+class Observed(Protocol):
+    """A batch of examples at their present outputs."""
+
+    @property
+    def trace(self) -> Products: ...
+    @property
+    def outputs(self) -> Tensor: ...
+    @property
+    def targets(self) -> Tensor: ...
+    @property
+    def residual(self) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -46,6 +74,7 @@ class Setting:
     posterior: Posterior
     rounds: int
     total: GradientSum  # the sum of gradients over the data is collected here
+    guard: float = GUARD  # nearer to 1 where the precision is known to be exact
 
 
 def displaced(
@@ -69,7 +98,7 @@ def _displaced(
 
 
 def _none_flagged(observed: Observed) -> Tensor:
-    return torch.zeros(len(observed.batch), dtype=torch.bool, device=observed.outputs.device)
+    return torch.zeros(len(observed.outputs), dtype=torch.bool, device=observed.outputs.device)
 
 
 def linear(observed: Observed, setting: Setting) -> Estimate:
@@ -116,21 +145,36 @@ def corrected(observed: Observed, setting: Setting) -> Estimate:
         deviation, flagged = _corrected_by_iteration(observed, setting)
         return _displaced(observed, setting, deviation, flagged, None)
     covariance = variance(observed, setting.posterior)
+    if observed.outputs.shape[1] == 1:
+        eigenvalues = _only_eigenvalue(observed, setting, covariance)
+        deviation = covariance[:, :, 0] * observed.residual
+        deviation = deviation * (1 + eigenvalues * _held(eigenvalues, setting.guard))
+        flagged = (eigenvalues > setting.guard)[:, 0]
+        return _displaced(observed, setting, deviation, flagged, eigenvalues)
     factor = setting.likelihood.hessian_factor(observed.outputs, observed.targets)
     plain = (covariance @ observed.residual[:, :, None])[:, :, 0]
     # (I - V L)^-1 V e = V e + V F (I - F' V F)^-1 F' V e for L = F F', with a symmetric inverse
     spread = covariance @ factor
     eigenvalues, vectors = eigen(factor.mT @ spread)
-    flagged = (eigenvalues > GUARD).any(1)
-    # an eigenvalue m of V L multiplies its direction by 1 / (1 - m) = 1 + m * held
-    held = torch.where(
-        eigenvalues > GUARD,
-        GUARD / ((1 - GUARD) * eigenvalues.clamp(min=GUARD)),
-        1 / (1 - eigenvalues.clamp(max=GUARD)),
-    )
+    flagged = (eigenvalues > setting.guard).any(1)
+    held = _held(eigenvalues, setting.guard)
     inner = vectors.mT @ (factor.mT @ plain[:, :, None])
     extra = spread @ (vectors @ (held[:, :, None] * inner))
     return _displaced(observed, setting, plain + extra[:, :, 0], flagged, eigenvalues)
+
+
+def _held(eigenvalues: Tensor, guard: float) -> Tensor:
+    """An eigenvalue m of V L multiplies its direction by 1 / (1 - m) = 1 + m * held."""
+    return torch.where(
+        eigenvalues > guard,
+        guard / ((1 - guard) * eigenvalues.clamp(min=guard)),
+        1 / (1 - eigenvalues.clamp(max=guard)),
+    )
+
+
+def _only_eigenvalue(observed: Observed, setting: Setting, covariance: Tensor) -> Tensor:
+    """V Lambda of one output, [B, 1]; below 0 where a loss is not convex there."""
+    return setting.likelihood.hessian_times(observed.outputs, observed.targets, covariance[:, :, 0])
 
 
 def _corrected_by_iteration(observed: Observed, setting: Setting) -> tuple[Tensor, Tensor]:
@@ -157,7 +201,7 @@ def _corrected_by_iteration(observed: Observed, setting: Setting) -> tuple[Tenso
         length = (direction * weighted_direction).sum(1)
         curvature = (image * weighted_direction).sum(1)
         active = (square > goal) & ~flagged
-        flagged |= active & (curvature <= (1 - GUARD) * length)
+        flagged |= active & (curvature <= (1 - setting.guard) * length)
         active &= ~flagged
         if not active.any():
             break
@@ -185,8 +229,11 @@ def paper(observed: Observed, setting: Setting) -> Estimate:
     deviation = torch.diagonal(covariance, dim1=1, dim2=2) * observed.residual
     change = setting.likelihood.mean_derivative(observed.outputs) * deviation
     loss = setting.likelihood.loss(observed.outputs + deviation, observed.targets).detach()
-    factor = setting.likelihood.hessian_factor(observed.outputs, observed.targets)
-    eigenvalues = eigen(factor.mT @ covariance @ factor)[0]
+    if observed.outputs.shape[1] == 1:
+        eigenvalues = _only_eigenvalue(observed, setting, covariance)
+    else:
+        factor = setting.likelihood.hessian_factor(observed.outputs, observed.targets)
+        eigenvalues = eigen(factor.mT @ covariance @ factor)[0]
     return Estimate(deviation, change, loss, _none_flagged(observed), eigenvalues)
 
 

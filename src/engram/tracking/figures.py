@@ -1,7 +1,8 @@
-"""Pictures of a history."""
+"""Pictures of losses, scores and leverages over time, and of losses over a grid."""
 
 from __future__ import annotations
 
+import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -25,16 +26,28 @@ def loss_figure(history: History) -> Figure:
     _check(history)
     frame = history.to_frame()
     figure, axes = _axes("Test loss, estimated from the training data", "step", "nats per example")
+    best = history.best
+    _draw_losses(axes, frame, None if best is None else best.step)
+    return figure
+
+
+def tuning_figure(frame: pd.DataFrame, best: float) -> Figure:
+    """The same losses against the strength of the regulariser, which indexes the frame."""
+    figure, axes = _axes("Choice of the regulariser", "prior precision", "nats per example")
+    axes.set_xscale("log")
+    _draw_losses(axes, frame, best)
+    return figure
+
+
+def _draw_losses(axes: Axes, frame: pd.DataFrame, best: float | None) -> None:
     lines = {"train": ("training", PALE, "-"), "validation": ("validation", ACCENT, "--")}
     for column, (label, colour, style) in lines.items():
         if frame[column].notna().any():
             axes.plot(frame.index, frame[column], style, color=colour, label=label)
     axes.plot(frame.index, frame["estimate"], "-o", ms=3, color=INK, label="estimate")
-    best = history.best
     if best is not None:
-        axes.axvline(best.step, color=PALE, lw=0.8, ls=":")
+        axes.axvline(best, color=PALE, lw=0.8, ls=":")
     axes.legend(frameon=False)
-    return figure
 
 
 def score_figure(history: History, groups: int) -> Figure:

@@ -58,19 +58,10 @@ class FromOptimizer(Source):
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        num_data: int,
-        prior_precision: float | None,
-        reduction: str,
-        batch_size: int | None,
+        settings: dict[str, Any],
     ) -> None:
-        self.model, self.optimizer = model, optimizer
+        self.model, self.optimizer, self.settings = model, optimizer, settings
         self.present: Posterior | None = None
-        self.settings: dict[str, Any] = {
-            "num_data": num_data,
-            "prior_precision": prior_precision,
-            "reduction": reduction,
-            "batch_size": batch_size,
-        }
 
     def posterior(self) -> Posterior:
         return posterior_of(self.optimizer, self.model, **self.settings)
@@ -159,6 +150,7 @@ class Wanted:
     average: float | None
     reduction: str
     batch_size: int | None
+    squares: str
 
     def check(self) -> None:
         """ArgumentError for settings that mean nothing together."""
@@ -174,6 +166,12 @@ class Wanted:
                 "average with a fitted posterior",
                 'average with posterior="optimizer", which averages by itself',
                 'leave out average, or use posterior="kronecker"',
+            )
+        if self.kind != "optimizer" and self.squares != "batch":
+            raise ArgumentError(
+                'squares with posterior="optimizer"',
+                f"squares={self.squares!r} with posterior={self.kind!r}",
+                "leave squares out",
             )
         if self.kind != "optimizer" and self.prior_precision is None:
             raise ArgumentError(
@@ -192,9 +190,14 @@ def source_of(
     """The source that was asked for."""
     wanted.check()
     if wanted.kind == "optimizer":
-        return FromOptimizer(
-            model, optimizer, num_data, wanted.prior_precision, wanted.reduction, wanted.batch_size
-        )
+        settings = {
+            "num_data": num_data,
+            "prior_precision": wanted.prior_precision,
+            "reduction": wanted.reduction,
+            "batch_size": wanted.batch_size,
+            "squares": wanted.squares,
+        }
+        return FromOptimizer(model, optimizer, settings)
     assert wanted.prior_precision is not None
     delta = wanted.prior_precision
     return FromCurvature(model, data, likelihood, wanted.kind, delta, wanted.average)

@@ -47,7 +47,9 @@ class Tracker:
         estimator: as in :func:`engram.sensitivities`.
         samples: weights drawn from the posterior at every update, over which the deviations are
             averaged; 0 takes them at the mean.
-        reduction, batch_size: of the training loss, as in :func:`engram.posterior_of`.
+        reduction, batch_size, squares: of the training loss and of what the optimizer keeps of it,
+            as in :func:`engram.posterior_of`; with Adam, pass the batch size and
+            ``squares="example"`` for estimates that do not grow with the batch.
         validation: data whose loss is recorded beside the estimate; never used for it.
         patience: updates without a better estimate before ``should_stop``.
         folder: where every example's score is written at every update; without one, a temporary
@@ -80,6 +82,7 @@ class Tracker:
         samples: int = 0,
         reduction: str = "mean",
         batch_size: int | None = None,
+        squares: str = "batch",
         validation: Data | None = None,
         patience: int = 5,
         folder: str | Path | None = None,
@@ -91,7 +94,7 @@ class Tracker:
         self.estimator, self.samples = estimator, samples
         self.validation, self.patience, self.folder = validation, patience, folder
         self.num_data = Batches(data, 1).num_data
-        wanted = Wanted(posterior, prior_precision, average, reduction, batch_size)
+        wanted = Wanted(posterior, prior_precision, average, reduction, batch_size, squares)
         self.source = source_of(wanted, model, optimizer, data, self.likelihood, self.num_data)
         self.stream = Stream(model, optimizer, data, self.likelihood, self.source, reduction)
         self.history = History(folder)

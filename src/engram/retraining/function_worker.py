@@ -1,4 +1,4 @@
-"""Two ways to train copies: a recipe for whole stacks, a function of the user's one by one."""
+"""Copies trained by a function of the user's, one at a time."""
 
 from __future__ import annotations
 
@@ -15,135 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
-from engram.batches import Batch, Batches, Data, call
+from engram.batches import Batches, Data, call
 from engram.engine.prepare import device_of, undisturbed
 from engram.errors import NonFiniteError, TrainingError
-from engram.likelihoods import Likelihood
 from engram.parameters import trainable
 from engram.retraining import fingerprints
-from engram.retraining.quasi_newton import Objective
-from engram.retraining.recipes import Recipe, Report, Trained
+from engram.retraining.recipes import Report
 from engram.retraining.run_folder import Part
-from engram.retraining.selection import Selection
-from engram.retraining.stack import Stack
+from engram.retraining.task import NOTHING, Task
 
-NOTHING = torch.empty(0, dtype=torch.long)
-PERTURBATION = 1e-3  # share of |theta| by which repeated refits of a converging recipe start off
 UNCHANGED_ALLOWED = 3
-
-
-@dataclass(frozen=True)
-class Task:
-    """What both workers need.
-
-    Args:
-        selection: which examples each copy leaves out.
-        likelihood: of the data.
-        evaluate_on: other data whose losses are wanted for every copy.
-        refits: trainings with nothing left out; the first is the baseline.
-        keep_models: whether the parameters of every copy are kept.
-        seed: of all trainings.
-    """
-
-    selection: Selection
-    likelihood: Likelihood
-    evaluate_on: Data | None
-    refits: int
-    keep_models: bool
-    seed: int
-
-
-@dataclass(frozen=True, eq=False)
-class RecipeWorker:
-    """Stacks of copies, trained by a recipe."""
-
-    task: Task
-    stack: Stack
-    recipe: Recipe
-    evaluation: tuple[Batch, Tensor] | None
-
-    def refit(self, report: Report) -> Part:
-        """Trainings with nothing left out: outputs on all data, and the baseline's parameters."""
-        start = self.stack.start[None]
-        began = time.perf_counter()
-        trained = [self._train((NOTHING,), start, self.task.seed, report)]
-        for number in range(1, self.task.refits):
-            seed = self.task.seed + max(0, number - 1)
-            other = self._start_of_repeat(trained[0].flat, start, number)
-            trained.append(self._train((NOTHING,), other, seed, report))
-        flat = torch.cat([t.flat for t in trained])
-        part: Part = {
-            "refit_outputs": self.stack.predict(flat).detach(),
-            "gradient_norm": torch.cat([t.gradient_norm for t in trained]),
-            "wanted_norm": torch.cat([t.wanted_norm for t in trained]),
-            "baseline": trained[0].flat[0],
-            "seconds": torch.tensor([time.perf_counter() - began], dtype=torch.float64),
-        }
-        return part | self._evaluated(flat, "refit_evaluation")
-
-    def _start_of_repeat(self, baseline: Tensor, start: Tensor, number: int) -> Tensor:
-        if not self.recipe.converges:
-            return start
-        generator = torch.Generator().manual_seed(self.task.seed + number)
-        noise = torch.randn(baseline.shape, generator=generator, dtype=baseline.dtype)
-        noise = noise.to(baseline.device)
-        return baseline + PERTURBATION * baseline.norm() / noise.norm() * noise
-
-    def copies(self, numbers: Sequence[int], baseline: Tensor, report: Report) -> Iterator[Part]:
-        """Left-out copies, a stack at a time."""
-        first = baseline.to(self.stack.start) if self.recipe.converges else self.stack.start
-        for chosen in torch.tensor(numbers).split(self.stack.copies_at_once()):
-            began = time.perf_counter()
-            members = tuple(self.task.selection.members[int(n)] for n in chosen)
-            start = first.expand(len(members), -1)
-            trained = self._train(members, start, self.task.seed, report)
-            outputs = [
-                self.stack.outputs(trained.flat[c : c + 1], part)[0].detach()
-                for c, own in enumerate(members)
-                for part in self.stack.parts(self.stack.batch.select(own), 1)
-            ]
-            part = {
-                "number": chosen,
-                "outputs_without": torch.cat(outputs),
-                "gradient_norm": trained.gradient_norm,
-                "wanted_norm": trained.wanted_norm,
-                "evaluations": trained.evaluations,
-                "seconds": torch.full((len(chosen),), time.perf_counter() - began).double()
-                / len(chosen),
-            }
-            part |= self._evaluated(trained.flat, "evaluation")
-            if self.task.keep_models:
-                named = self.stack.layout.unflatten(trained.flat)
-                part |= {f"parameter {name}": value.clone() for name, value in named.items()}
-            yield part
-
-    def _train(
-        self, members: tuple[Tensor, ...], start: Tensor, seed: int, report: Report
-    ) -> Trained:
-        trained = self.recipe.train(Objective(self.stack, members), start, seed, report)
-        broken = ~torch.isfinite(trained.flat).all(1)
-        if broken.any():
-            number = int(broken.nonzero()[0])
-            raise TrainingError(
-                "training that stays finite",
-                f"NaN or infinity in the copy without {members[number].tolist()[:5]} "
-                f"({self.recipe!r})",
-                "lower the learning rate, or use another recipe",
-            )
-        return trained
-
-    def _evaluated(self, flat: Tensor, name: str) -> Part:
-        if self.evaluation is None:
-            return {}
-        batch, targets = self.evaluation
-        rows, position = [], 0
-        with torch.no_grad():
-            for part in self.stack.parts(batch, len(flat)):
-                outputs = self.stack.outputs(flat, part)
-                own = targets[position : position + len(part)]
-                position += len(part)
-                rows.append(torch.stack([self.task.likelihood.loss(f, own) for f in outputs]))
-        return {name: torch.cat(rows, dim=1)}
 
 
 @dataclass(frozen=True, eq=False)

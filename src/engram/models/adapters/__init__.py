@@ -1,0 +1,1 @@
+"""Fitted models of other libraries as fits of engram; none of them is imported for it."""

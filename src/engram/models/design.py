@@ -1,0 +1,195 @@
+"""The design: a matrix with named columns, weights, offset and penalty, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engram.errors import ArgumentError, DataError, NonFiniteError
+
+
+@dataclass(frozen=True, eq=False)
+class Design:
+    """X with what belongs to its rows and columns.
+
+    Args:
+        body: X without the column of ones that was asked for, float64.
+        ones: whether there is such a column; it is the first of X, and never copied in front of
+            the others where the cost of that would show.
+        names: of the columns.
+        penalty: of each column, [P]: penalty/2 theta^2 is added to the sum of losses at
+            dispersion 1, so that it is ridge's alpha.
+        weights: of each example's loss, [N].
+        offset: added to the linear predictor, [N, 1].
+    """
+
+    body: Tensor
+    ones: bool
+    names: tuple[str, ...]
+    penalty: Tensor
+    weights: Tensor
+    offset: Tensor
+
+    @property
+    def num_data(self) -> int:
+        """N."""
+        return len(self.body)
+
+    @property
+    def width(self) -> int:
+        """P."""
+        return len(self.names)
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        """X, [N, P]."""
+        return with_ones(self.body) if self.ones else self.body
+
+    def outputs(self, coefficients: Tensor) -> Tensor:
+        """f = X theta + offset, [N, K], for coefficients [K, P]."""
+        if not self.ones:
+            return self.body @ coefficients.mT + self.offset
+        return self.body @ coefficients[:, 1:].mT + coefficients[:, 0] + self.offset
+
+    def pull_back(self, seeds: Tensor) -> Tensor:
+        """sum_i s_i x_i' for seeds [N, K], [K, P]."""
+        total = seeds.mT @ self.body
+        return torch.cat([seeds.sum(0)[:, None], total], 1) if self.ones else total
+
+    def rows(self, indices: Tensor) -> Design:
+        """The design of some examples."""
+        parts = (self.weights[indices], self.offset[indices])
+        return Design(self.body[indices], self.ones, self.names, self.penalty, *parts)
+
+
+def with_ones(matrix: Tensor) -> Tensor:
+    """A column of ones, and the matrix."""
+    widened = matrix.new_empty(len(matrix), matrix.shape[1] + 1)
+    widened[:, 0], widened[:, 1:] = 1.0, matrix
+    return widened
+
+
+def read_design(
+    inputs: Any,
+    num_targets: int,
+    *,
+    penalty: float | Sequence[float] = 0.0,
+    intercept: bool = True,
+    intercept_penalty: float = 0.0,
+    weights: Any = None,
+    offset: Any = None,
+) -> Design:
+    """Check and convert; the intercept, where there is one, is the first column."""
+    matrix = as_matrix(inputs)
+    names = column_names(inputs, matrix.shape[1])
+    if len(matrix) != num_targets:
+        raise DataError(
+            "as many rows of X as targets",
+            f"{len(matrix)} rows and {num_targets} targets",
+            "pass X and y of the same examples",
+        )
+    columns = _penalties(penalty, matrix.shape[1])
+    if intercept:
+        names = ("intercept", *names)
+        columns = torch.cat([columns.new_tensor([intercept_penalty]), columns])
+    if not names:
+        raise DataError(
+            "at least one column", "none, and no intercept", "give X, or intercept=True"
+        )
+    row_weights = as_column("weights", weights, num_targets, 1.0)
+    if (row_weights < 0).any() or not (row_weights > 0).any():
+        raise ArgumentError(
+            "weights that are not negative and not all zero",
+            f"values from {float(row_weights.min()):.4g} to {float(row_weights.max()):.4g}",
+            "an example of weight 0 is not used; negative weights have no posterior",
+        )
+    shift = as_column("offset", offset, num_targets, 0.0)[:, None]
+    return Design(matrix, intercept, names, columns, row_weights, shift)
+
+
+def as_matrix(inputs: Any) -> Tensor:
+    """A float64 matrix [N, P] of tensor, array, data frame or sparse matrix, all finite."""
+    if hasattr(inputs, "toarray"):
+        inputs = inputs.toarray()
+    try:
+        matrix = _as_tensor(inputs)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            "a matrix of numbers", str(error), "encode categories as numbers"
+        ) from error
+    if matrix.dim() != 2 or len(matrix) == 0:
+        raise DataError(
+            "a matrix X of shape (examples, columns) with at least one row",
+            f"shape {tuple(matrix.shape)}",
+            "reshape one column with X[:, None]",
+        )
+    if not torch.isfinite(matrix.sum()):
+        bad = (~torch.isfinite(matrix)).nonzero()
+        if len(bad):
+            row, column = bad[0].tolist()
+            name = column_names(inputs, matrix.shape[1])[column]
+            raise NonFiniteError(
+                "finite inputs",
+                f"{float(matrix[row, column])} for example {row} in column {name!r}",
+                "drop or impute it",
+            )
+    return matrix
+
+
+def as_column(what: str, values: Any, count: int, default: float) -> Tensor:
+    """A float64 vector of one finite number per example."""
+    if values is None:
+        return torch.full((count,), default, dtype=torch.float64)
+    try:
+        column = _as_tensor(values)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{what} that are numbers", str(error), f"convert {what}") from error
+    if column.dim() == 2 and column.shape[1] == 1:
+        column = column[:, 0]
+    if column.shape != (count,):
+        raise DataError(
+            f"{what} with one number for each of {count} examples",
+            f"shape {tuple(column.shape)}",
+            f"pass {what} of the same examples as X",
+        )
+    if not torch.isfinite(column).all():
+        where = int((~torch.isfinite(column)).nonzero()[0])
+        raise NonFiniteError(
+            f"finite {what}", f"{float(column[where])} for example {where}", "drop that example"
+        )
+    return column
+
+
+def _as_tensor(values: Any) -> Tensor:
+    """Float64 on the CPU, without a copy where none is needed."""
+    if isinstance(values, Tensor):
+        return values.detach().cpu().double()
+    array = np.ascontiguousarray(values, dtype=np.float64)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def column_names(inputs: Any, count: int) -> tuple[str, ...]:
+    """The data frame's names, or x0, x1, ..."""
+    named = getattr(inputs, "columns", None)
+    if named is not None and len(named) == count:
+        return tuple(str(name) for name in named)
+    return tuple(f"x{number}" for number in range(count))
+
+
+def _penalties(penalty: float | Sequence[float], count: int) -> Tensor:
+    values = torch.as_tensor(penalty, dtype=torch.float64)
+    if values.dim() == 0:
+        values = values.expand(count).clone()
+    if values.shape != (count,) or not (torch.isfinite(values) & (values >= 0)).all():
+        raise ArgumentError(
+            f"a penalty of 0 or more, one number or one for each of {count} columns",
+            repr(penalty),
+            "use penalty=0.0 for none",
+        )
+    return values

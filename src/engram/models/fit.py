@@ -1,0 +1,299 @@
+"""A fitted linear predictor: coefficients, precision, dispersion, and what follows from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from engram import equation
+from engram.errors import ArgumentError, PosteriorError
+from engram.likelihoods import Likelihood
+from engram.models.design import as_column, as_matrix, with_ones
+from engram.models.factor import Factor
+from engram.models.likelihood import ResponseLikelihood, Weighted
+from engram.models.newton import Minimum, Objective, minimise
+from engram.models.rank import check_rank
+from engram.models.separation import check_separation
+from engram.parameters import Layout
+from engram.posteriors.blocks import DenseBlock
+from engram.posteriors.gaussian import Posterior
+
+HESSIANS = ("observed", "expected")
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A linear, generalised linear or multinomial model at its coefficients.
+
+    Attributes:
+        objective: design, likelihood at dispersion 1 and targets.
+        coefficients: theta, [K, P]; one row per output.
+        factor: root of the precision S at dispersion 1.
+        dispersion: of the response; 1 where it has none.
+        hessian: ``observed`` or ``expected``, what S sums.
+        converged, source: whether it came to a minimum, and what it was made from.
+    """
+
+    objective: Objective
+    coefficients: Tensor
+    factor: Factor = field(repr=False)
+    dispersion: float
+    hessian: str = "observed"
+    converged: bool = True
+    source: object = field(default=None, repr=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the columns."""
+        return self.objective.design.names
+
+    @property
+    def targets(self) -> Tensor:
+        """y as the likelihood takes it, [N, K]."""
+        return self.objective.targets
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """The likelihood at the fit's dispersion, with the Hessian chosen."""
+        base = self.objective.likelihood
+        if isinstance(base, ResponseLikelihood):
+            return base.at(self.dispersion, self.hessian == "expected")
+        return base
+
+    @cached_property
+    def outputs(self) -> Tensor:
+        """f = X theta + offset, [N, K]."""
+        return self.objective.design.outputs(self.coefficients)
+
+    @cached_property
+    def means(self) -> Tensor:
+        """Predictions, [N, K]."""
+        return self.likelihood.mean(self.outputs)
+
+    @cached_property
+    def variances(self) -> Tensor:
+        """V_i, the covariance of an example's outputs, [N, K, K], dispersion included."""
+        return self.dispersion * self.unit_variances
+
+    @cached_property
+    def unit_variances(self) -> Tensor:
+        """The same at dispersion 1."""
+        return self.factor.variances(self.objective.design, len(self.coefficients))
+
+    @cached_property
+    def leverage(self) -> Tensor:
+        """tr(V_i w_i Lambda_i), [N]; the sum is the effective number of parameters."""
+        if len(self.coefficients) == 1:
+            return self.weighted.hessian_times(self.outputs, self.targets, self.variances[:, :, 0])[
+                :, 0
+            ]
+        hessian = self.likelihood.output_hessian(self.outputs, self.targets)
+        return self.objective.design.weights * (self.variances * hessian.mT).sum((1, 2))
+
+    @property
+    def weighted(self) -> Weighted:
+        """The likelihood with the examples' weights."""
+        return Weighted(self.likelihood, self.objective.design.weights)
+
+    @cached_property
+    def covariance(self) -> Tensor:
+        """Of the coefficients, [K P, K P]: dispersion times S^-1."""
+        return self.dispersion * self.factor.covariance
+
+    @property
+    def standard_errors(self) -> Tensor:
+        """Of the coefficients, [K, P]."""
+        return self.covariance.diagonal().sqrt().reshape(self.coefficients.shape)
+
+    @cached_property
+    def posterior(self) -> Posterior:
+        """N(theta, dispersion S^-1) as any other posterior of engram."""
+        mean = {"coefficients": self.coefficients}
+        root = self.factor.upper.mT / math.sqrt(self.dispersion)
+        return Posterior(
+            structure="full",
+            mean=mean,
+            blocks=(DenseBlock(Layout.of(mean), root),),
+            prior_precision=float(self.objective.design.penalty.max()) / self.dispersion,
+            num_data=self.objective.design.num_data,
+            settings={"curvature": self.hessian, "likelihood": repr(self.likelihood)},
+        )
+
+    def predictor(self, inputs: Any, offset: Any = None) -> Tensor:
+        """f of other inputs, [N, K]."""
+        matrix = self.columns(inputs)
+        return (
+            matrix @ self.coefficients.mT + as_column("offset", offset, len(matrix), 0.0)[:, None]
+        )
+
+    def columns(self, inputs: Any) -> Tensor:
+        """Other inputs as the fit's columns, a column of ones added where the fit did, [N, P]."""
+        matrix = as_matrix(inputs)
+        width = self.coefficients.shape[1]
+        if matrix.shape[1] == width - 1 and self.names[0] == "intercept":
+            matrix = with_ones(matrix)
+        if matrix.shape[1] != width:
+            raise ArgumentError(
+                f"inputs with the fit's {width} columns", f"{matrix.shape[1]}", "pass the same ones"
+            )
+        return matrix
+
+    def read_targets(self, targets: Any) -> Tensor:
+        """Other targets as the likelihood takes them, [N, K]."""
+        count, num_outputs = len(targets), len(self.coefficients)
+        if num_outputs == 1:
+            column = as_column("targets", targets, count, 0.0)[:, None]
+            return self.likelihood.prepare(column, column)
+        values = targets if isinstance(targets, Tensor) else torch.as_tensor(np.asarray(targets))
+        return self.likelihood.prepare(values.new_zeros(count, num_outputs).double(), values)
+
+    def parameter_deviation(self, share: float = 1.0) -> Tensor:
+        r"""theta without a share of each example minus theta with it, [N, K, P].
+
+        .. math:: \Delta_i = S_{\setminus i}^{-1} \epsilon\, w_i \nabla \ell_i, \qquad
+            S_{\setminus i} = S - \epsilon\, w_i J_i' \Lambda_i J_i
+
+        Exact for least squares, else one Newton step.
+        Args:
+            share: eps; 1 leaves the example out, -1 counts it twice.
+        """
+        return share * self._steps(share, times=1)
+
+    def parameter_derivative(self, share: float = 0.0) -> Tensor:
+        r"""d theta / d eps where a share of each example is already out, [N, K, P].
+
+        .. math:: \frac{d\theta}{d\epsilon} = S^{-1} J_i'
+            (I - \epsilon w_i \Lambda_i V_i)^{-2} w_i e_i
+
+        At eps = 0 the influence function of the data, at 1 that of the leave-one-out fit; exact for
+        least squares.
+        """
+        return self._steps(share, times=2)
+
+    def _steps(self, share: float, times: int) -> Tensor:
+        """S^-1 J' (I - eps w Lambda V)^-times w e for every example, [N, K, P].
+
+        One inverse, in the space of outputs, makes S that of the remaining data.
+        """
+        design, likelihood = self.objective.design, self.likelihood
+        hessian = likelihood.output_hessian(self.outputs, self.targets)
+        product = share * design.weights[:, None, None] * (self.variances @ hessian)
+        self._check_shares(product, share)
+        inner = torch.eye(hessian.shape[1], dtype=hessian.dtype) - product.mT
+        seeds = self.weighted.residual(self.outputs, self.targets)
+        for _ in range(times):
+            seeds = torch.linalg.solve(inner, seeds)
+        gradients = seeds[:, :, None] * design.matrix[:, None, :]
+        solve = self.posterior.solve
+        return equation.mean_deviation(solve, {"coefficients": gradients})["coefficients"]
+
+    def _check_shares(self, product: Tensor, share: float) -> None:
+        """PosteriorError unless every S without that share is positive definite."""
+        if product.shape[1] == 1:
+            largest = product[:, 0, 0]
+        else:
+            largest = torch.linalg.eigvals(product).real.amax(1)
+        where = int(largest.argmax())
+        if not math.isfinite(share) or float(largest[where]) > 1 - 1e-10:
+            raise PosteriorError(
+                f"a share that leaves a proper posterior (share {share:g} here)",
+                f"example {where}, without which the precision is singular or negative (share "
+                f"times leverage is {float(largest[where]):.6g})",
+                "use a smaller share, or penalty > 0",
+            )
+
+    def without(self, indices: Sequence[int] | Tensor) -> Fit:
+        """The truth: the model fitted again without some examples, from where it is."""
+        minimum = self.moved_without(indices)
+        return fit_at(
+            minimum.objective,
+            minimum.coefficients,
+            hessian=self.hessian,
+            converged=minimum.converged,
+            dispersion=self.dispersion,
+        )
+
+    def moved_without(self, indices: Sequence[int] | Tensor) -> Minimum:
+        """Where Newton's method goes from here when some examples are gone."""
+        kept = torch.ones(len(self.targets), dtype=torch.bool)
+        kept[torch.as_tensor(indices)] = False
+        if not kept.any():
+            raise PosteriorError("at least one example that remains", "none", "leave out fewer")
+        design = self.objective.design.rows(kept.nonzero()[:, 0])
+        objective = replace(self.objective, design=design, targets=self.targets[kept])
+        return minimise(objective, self.coefficients)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Coefficients, one column per output."""
+        return pd.DataFrame(self.coefficients.mT.numpy(), index=list(self.names))
+
+    def __repr__(self) -> str:
+        shape = tuple(self.coefficients.shape)
+        return (
+            f"Fit of {self.likelihood!r}: N={len(self.targets):,}, coefficients {shape}, "
+            f"effective parameters {float(self.leverage.sum()):.4g}"
+            + ("" if self.converged else ", NOT converged")
+        )
+
+
+def fit_at(
+    objective: Objective,
+    coefficients: Tensor,
+    *,
+    hessian: str = "observed",
+    dispersion: float | None = None,
+    converged: bool = True,
+    factor: Factor | None = None,
+    source: object = None,
+) -> Fit:
+    """The fit with these coefficients, wherever they come from."""
+    if hessian not in HESSIANS:
+        raise ArgumentError(
+            f"hessian to be one of {', '.join(HESSIANS)}", repr(hessian), 'use "observed"'
+        )
+    if factor is None:
+        outputs = objective.design.outputs(coefficients)
+        factor = objective.factor(outputs, expected=hessian == "expected")
+    if factor is None:
+        check_rank(objective.design)
+        check_separation(objective, coefficients)
+        raise PosteriorError(
+            "a Hessian that is positive definite at the coefficients",
+            f"an indefinite or singular one ({objective.likelihood!r})",
+            'fit to convergence, use penalty > 0, or hessian="expected"',
+        )
+    fit = Fit(objective, coefficients, factor, 1.0, hessian, converged, source)
+    scale = _dispersion(fit) if dispersion is None else dispersion
+    if not (math.isfinite(scale) and scale > 0):
+        raise ArgumentError("a positive dispersion", repr(scale), "leave it out to estimate it")
+    scaled = replace(fit, dispersion=scale)
+    for name in ("outputs", "unit_variances"):  # what the dispersion does not change
+        if name in vars(fit):
+            vars(scaled)[name] = vars(fit)[name]
+    return scaled
+
+
+def _dispersion(fit: Fit) -> float:
+    """Pearson's estimate, with the effective number of parameters taken off N."""
+    likelihood = fit.objective.likelihood
+    if not isinstance(likelihood, ResponseLikelihood) or not likelihood.response.has_dispersion:
+        return 1.0
+    weights = fit.objective.design.weights
+    squares = (fit.means - fit.targets).square() / likelihood.response.variance(fit.means)
+    freedom = int((weights > 0).sum()) - float(fit.leverage.sum())
+    scale = float((weights * squares[:, 0]).sum()) / freedom if freedom > 1e-6 else 0.0
+    if scale <= 1e-24 * float(fit.targets.square().mean()):
+        raise PosteriorError(
+            "more examples than effective parameters, and targets that are not fitted exactly",
+            f"{freedom:.3g} degrees of freedom left, with which the dispersion is estimated",
+            "give dispersion=, a penalty, or more data",
+        )
+    return scale

@@ -1,0 +1,151 @@
+r"""Generalised linear and multinomial models, fitted by Newton's method.
+
+.. math:: \min_\theta \sum_i w_i \ell(y_i, \mu(x_i'\theta + o_i)) + \tfrac12 \theta'D\theta
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engram.errors import PosteriorError, TargetError
+from engram.likelihoods import Categorical
+from engram.models.design import as_column, read_design
+from engram.models.fit import Fit, fit_at
+from engram.models.likelihood import ResponseLikelihood
+from engram.models.links import Link
+from engram.models.newton import Objective, minimise, starting_point
+from engram.models.responses import Response, response_named
+from engram.models.separation import check_one_class, check_separation
+
+
+def fit_glm(
+    inputs: Any,
+    targets: Any,
+    response: str | Response = "bernoulli",
+    *,
+    link: str | Link | None = None,
+    penalty: float | Sequence[float] = 0.0,
+    intercept: bool = True,
+    penalise_intercept: bool = False,
+    weights: Any = None,
+    offset: Any = None,
+    dispersion: float | None = None,
+    hessian: str = "observed",
+) -> Fit:
+    """Fit a generalised linear model.
+
+    Args:
+        inputs: X, [N, P]: tensor, array, data frame or sparse matrix.
+        targets: y, [N]; for shares of trials the share, with the trials as weights.
+        response: ``gaussian``, ``bernoulli``, ``poisson``, ``gamma``, ``inverse_gaussian``,
+            ``negative_binomial``, ``tweedie``, or a response object.
+        link: ``identity``, ``log``, ``logit``, ``probit``, ``cloglog``, ``loglog``, ``cauchit``,
+            ``inverse``, ``inverse_squared``, ``sqrt``; the response's usual one if not given.
+        penalty: penalty/2 theta^2 is added to the sum of losses at dispersion 1; one number or one
+            per column of X.
+        penalise_intercept: give the intercept the penalty too (one number).
+        weights: of each example's loss.
+        offset: added to the linear predictor, for instance a log exposure.
+        dispersion: Pearson's estimate if not given, where the response has one.
+        hessian: ``observed`` or ``expected`` curvature in the precision; they are the same for
+            canonical links.
+
+    Example:
+        >>> x, y = torch.tensor([[0.0], [0.0], [1.0], [1.0]]), torch.tensor([1.0, 3.0, 6.0, 10.0])
+        >>> fit_glm(x, y, "poisson").coefficients.exp()  # mean of the first two, then the ratio
+        tensor([[2., 4.]], dtype=torch.float64)
+
+    Reference:
+        D. Pregibon, *Logistic regression diagnostics*, Annals of Statistics 9, 1981.
+    """
+    kind = response_named(response, link)
+    count = len(targets)
+    alone = float(torch.as_tensor(penalty, dtype=torch.float64).reshape(-1)[0])
+    design = read_design(
+        inputs,
+        count,
+        penalty=penalty,
+        intercept=intercept,
+        intercept_penalty=alone if penalise_intercept else 0.0,
+        weights=weights,
+        offset=offset,
+    )
+    column = as_column("targets", targets, count, 0.0)[:, None]
+    likelihood = ResponseLikelihood(kind)
+    kind.check(column)
+    return _fitted(Objective(design, likelihood, column), dispersion, hessian)
+
+
+def fit_multinomial(
+    inputs: Any,
+    targets: Any,
+    *,
+    penalty: float | Sequence[float] = 0.0,
+    intercept: bool = True,
+    weights: Any = None,
+) -> Fit:
+    """Fit a multinomial logistic regression, one row of coefficients per class.
+
+    Every class has coefficients, so that adding the same vector to all of them changes nothing; the
+    fit is the one whose rows sum to zero wherever the penalty does not decide.
+
+    Args:
+        inputs: X, [N, P].
+        targets: whole class numbers from 0, or probabilities [N, K].
+        penalty, intercept, weights: as for :func:`fit_glm`.
+
+    Example:
+        >>> x, y = torch.zeros(4, 0), torch.tensor([0, 0, 1, 2])
+        >>> fit_multinomial(x, y).means[0]
+        tensor([0.5000, 0.2500, 0.2500], dtype=torch.float64)
+    """
+    design = read_design(
+        inputs, len(targets), penalty=penalty, intercept=intercept, weights=weights
+    )
+    return _fitted(Objective(design, Categorical(), class_shares(targets)), None, "observed")
+
+
+def class_shares(targets: Any) -> Tensor:
+    """Class numbers [N] as one-hot rows [N, K]; probabilities as they are."""
+    values = (
+        targets.detach().cpu()
+        if isinstance(targets, Tensor)
+        else torch.as_tensor(np.asarray(targets))
+    )
+    if values.dim() == 2:
+        return Categorical().prepare(values.double(), values.double())
+    if values.is_floating_point() and not bool((values == values.round()).all()):
+        raise TargetError("whole class numbers", f"{values.dtype} values", "number the classes")
+    numbers = values.long()
+    found = set(numbers.tolist())
+    if len(found) < 2 or min(found) < 0:
+        raise TargetError(
+            "class numbers from 0, of at least two classes", f"{sorted(found)[:5]}", "number them"
+        )
+    missing = set(range(max(found))) - found
+    if missing:
+        raise TargetError(
+            "class numbers without gaps",
+            f"no example of class {min(missing)}",
+            "renumber the classes that occur",
+        )
+    return Categorical().form(torch.zeros(len(numbers), max(found) + 1).double(), numbers)
+
+
+def _fitted(objective: Objective, dispersion: float | None, hessian: str) -> Fit:
+    check_one_class(objective)
+    minimum = minimise(objective, starting_point(objective))
+    check_separation(objective, minimum.coefficients)
+    if not minimum.converged:
+        raise PosteriorError(
+            "a minimum that Newton's method reaches",
+            f"none after {minimum.iterations} iterations, {minimum.scored} of them by Fisher "
+            f"scoring ({objective.likelihood!r})",
+            "scale the columns alike, use penalty > 0, or a link that keeps means in the support",
+        )
+    return fit_at(objective, minimum.coefficients, hessian=hessian, dispersion=dispersion)

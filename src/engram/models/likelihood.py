@@ -1,0 +1,120 @@
+"""Responses and weights as likelihoods: what the estimators for neural nets are given."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engram.likelihoods import Likelihood
+from engram.models.responses import Response
+
+
+class ResponseLikelihood(Likelihood):
+    """A response around mu(f) at a dispersion, f [N, 1] being the linear predictor.
+
+    Args:
+        response: distribution and link.
+        dispersion: what the variance is multiplied by.
+        expected: Lambda as its expectation over targets, in place of the observed one.
+
+    Example:
+        >>> from engram.models.responses import Bernoulli
+        >>> probit = ResponseLikelihood(Bernoulli(link="probit"))
+        >>> probit.loss(torch.zeros(1, 1), torch.ones(1, 1))
+        tensor([0.6931])
+    """
+
+    def __init__(self, response: Response, dispersion: float = 1.0, expected: bool = False) -> None:
+        self.response, self.dispersion, self.expected = response, dispersion, expected
+        self.name = response.name
+
+    def prepare(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        targets = self.form(outputs, targets)
+        self.response.check(targets)
+        return targets
+
+    def form(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return targets.to(outputs.dtype).reshape(outputs.shape)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        kernel = self.response.kernel(outputs, targets) / self.dispersion
+        return (kernel + self.response.constant(targets, self.dispersion))[:, 0]
+
+    def residual(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.response.residual(outputs, targets) / self.dispersion
+
+    def hessian_diagonal(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Lambda, [N, 1]; below 0 where the loss is not convex in f."""
+        if self.expected:
+            return self.response.expected_curvature(outputs) / self.dispersion
+        return self.response.curvature(outputs, targets) / self.dispersion
+
+    def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.hessian_diagonal(outputs, targets)[:, :, None]
+
+    def hessian_times(self, outputs: Tensor, targets: Tensor, vector: Tensor) -> Tensor:
+        return self.hessian_diagonal(outputs, targets) * vector
+
+    def hessian_factor(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        # only the expectation is sure to have a root, whatever the link
+        expected = self.response.expected_curvature(outputs) / self.dispersion
+        return expected.sqrt()[:, :, None]
+
+    def sampled_residual(
+        self, outputs: Tensor, targets: Tensor, generator: torch.Generator
+    ) -> Tensor:
+        signs = torch.randint(0, 2, outputs.shape, generator=generator, device=outputs.device)
+        return self.hessian_factor(outputs, targets)[:, :, 0] * (2.0 * signs - 1.0)
+
+    def mean(self, outputs: Tensor) -> Tensor:
+        return self.response.link.mean(outputs)
+
+    def mean_derivative(self, outputs: Tensor) -> Tensor:
+        return self.response.link.slope(outputs)
+
+    def at(self, dispersion: float, expected: bool) -> ResponseLikelihood:
+        """The same response at another dispersion, or with the other Hessian."""
+        return ResponseLikelihood(self.response, dispersion, expected)
+
+    def __repr__(self) -> str:
+        return f"{self.response!r} at dispersion {self.dispersion:.6g}"
+
+
+class Weighted(Likelihood):
+    """A likelihood whose examples count w_i times; the loss and the mean are per unit of weight."""
+
+    def __init__(self, base: Likelihood, weights: Tensor) -> None:
+        self.base, self.name = base, base.name
+        self.weights = weights[:, None]
+
+    def prepare(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.base.prepare(outputs, targets)
+
+    def form(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.base.form(outputs, targets)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.base.loss(outputs, targets)
+
+    def residual(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.weights * self.base.residual(outputs, targets)
+
+    def hessian_times(self, outputs: Tensor, targets: Tensor, vector: Tensor) -> Tensor:
+        return self.weights * self.base.hessian_times(outputs, targets, vector)
+
+    def hessian_factor(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.weights.sqrt()[:, :, None] * self.base.hessian_factor(outputs, targets)
+
+    def sampled_residual(
+        self, outputs: Tensor, targets: Tensor, generator: torch.Generator
+    ) -> Tensor:
+        return self.weights.sqrt() * self.base.sampled_residual(outputs, targets, generator)
+
+    def mean(self, outputs: Tensor) -> Tensor:
+        return self.base.mean(outputs)
+
+    def mean_derivative(self, outputs: Tensor) -> Tensor:
+        return self.base.mean_derivative(outputs)
+
+    def __repr__(self) -> str:
+        return f"{self.base!r}, weighted"

@@ -1,0 +1,143 @@
+r"""Leaving out a group, with all cross terms.
+
+.. math:: \Delta\theta = \Big(S - \sum_{j \in M} \epsilon_j w_j J_j'\Lambda_j J_j\Big)^{-1}
+    \sum_{j \in M} \epsilon_j w_j \nabla\ell_j
+
+In whitened rows :math:`Z = X_M R^{-1}` with :math:`A = \mathrm{diag}(\epsilon w \Lambda)` and
+:math:`V = ZZ'` the inverse is one of the group's size, by Woodbury:
+:math:`\Delta\theta = R^{-1} Z' (I - A V)^{-1} (\epsilon w e)`. Exact for least squares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engram.errors import ArgumentError, PosteriorError
+from engram.models.factor import curvature
+from engram.models.fit import Fit
+from engram.models.rank import check_rank
+from engram.sensitivity.effects import Effect
+from engram.sensitivity.groups import Removal
+
+SMALLEST_LEFT = 1e-10  # of the precision, relative to what it was
+
+
+def remove_group(
+    fit: Fit,
+    indices: Sequence[int] | Tensor,
+    *,
+    shares: float | Sequence[float] | Tensor = 1.0,
+    evaluate_on: tuple[Any, Any] | None = None,
+) -> Removal:
+    """The effect of leaving out, or reweighting, a group of examples.
+
+    Args:
+        fit: of a linear, generalised linear or multinomial model.
+        indices: the group.
+        shares: how much of each is taken out, one number or one each: 1 is removal, -1 counts an
+            example twice.
+        evaluate_on: inputs and targets of other data to see the effect on.
+
+    Returns:
+        A removal, as from :func:`engram.remove`; exact for least squares, one Newton step with the
+        precision of the remaining data otherwise. Losses are per unit of weight.
+
+    Example:
+        >>> from engram.models import fit_linear
+        >>> x, y = torch.tensor([[0.0], [1.0], [2.0], [5.0], [6.0]]), torch.arange(5.0) ** 2
+        >>> removal = remove_group(fit := fit_linear(x, y), [3, 4])
+        >>> moved = fit.coefficients + removal.delta["coefficients"]
+        >>> torch.allclose(moved, fit_linear(x[:3], y[:3], dispersion=1.0).coefficients)
+        True
+    """
+    chosen = _group(indices, len(fit.targets))
+    taken = torch.as_tensor(shares, dtype=torch.float64)
+    taken = taken.expand(len(chosen)) if taken.dim() == 0 else taken
+    if taken.shape != chosen.shape or not torch.isfinite(taken).all():
+        raise ArgumentError(
+            f"one finite share, or one for each of {len(chosen)} examples", repr(shares), "use 1.0"
+        )
+    delta = _step(fit, chosen, taken)
+    rows = fit.objective.design.rows(chosen)
+    group = _effect(fit, rows.matrix, rows.offset, fit.targets[chosen], chosen, delta)
+    evaluation = None
+    if evaluate_on is not None:
+        matrix, targets = fit.columns(evaluate_on[0]), fit.read_targets(evaluate_on[1])
+        everyone = torch.arange(len(matrix))
+        evaluation = _effect(fit, matrix, matrix.new_zeros(1), targets, everyone, delta)
+    settings = {"estimator": "corrected", "at": "displaced"}
+    return Removal(chosen, taken, {"coefficients": delta}, group, evaluation, False, settings)
+
+
+def _group(indices: Sequence[int] | Tensor, count: int) -> Tensor:
+    chosen = torch.as_tensor(indices, dtype=torch.long).reshape(-1)
+    inside = (chosen >= 0) & (chosen < count)
+    if len(chosen) == 0 or not inside.all() or len(chosen.unique()) < len(chosen):
+        raise ArgumentError(
+            f"different examples from 0 to {count - 1}, at least one",
+            f"{chosen.tolist()[:10]}",
+            "pass the positions of rows",
+        )
+    return chosen
+
+
+def _step(fit: Fit, chosen: Tensor, shares: Tensor) -> Tensor:
+    """Delta theta, [K, P]."""
+    design = fit.objective.design.rows(chosen)
+    outputs, targets = fit.outputs[chosen], fit.targets[chosen]
+    weights = shares * design.weights
+    likelihood = fit.likelihood
+    pull = weights[:, None] * likelihood.residual(outputs, targets) * fit.dispersion
+    hessian = likelihood.output_hessian(outputs, targets) * fit.dispersion
+    if len(fit.coefficients) > 1 or len(chosen) >= design.width:
+        taken = curvature(design, shares[:, None, None] * hessian)
+        return _dense(fit, taken, design.pull_back(pull), chosen, shares)
+    rows = fit.factor.whiten(design.matrix)
+    variance, removed = rows @ rows.mT, weights * hessian[:, 0, 0]
+    values, vectors = torch.linalg.eigh(variance)
+    root = vectors * values.clamp(min=0).sqrt() @ vectors.mT
+    lost = torch.linalg.eigvalsh(root @ (removed[:, None] * root))
+    _check_left(fit, float(lost[-1]), chosen, shares)
+    identity = torch.eye(len(chosen), dtype=torch.float64)
+    inner = torch.linalg.solve(identity - removed[:, None] * variance, pull)
+    return inner.mT @ rows @ fit.factor.inverse.mT
+
+
+def _dense(fit: Fit, taken: Tensor, pull: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+    """The same with an inverse of the parameters' size, for large groups and several outputs."""
+    inverse = fit.factor.inverse
+    values, vectors = torch.linalg.eigh(inverse.mT @ taken @ inverse)
+    _check_left(fit, float(values[-1]), chosen, shares)
+    whitened = vectors.mT @ (inverse.mT @ pull.reshape(-1))
+    return (inverse @ (vectors @ (whitened / (1 - values)))).reshape(pull.shape)
+
+
+def _check_left(fit: Fit, lost: float, chosen: Tensor, shares: Tensor) -> None:
+    """Raise unless a proper posterior is left when the share ``lost`` of some direction goes."""
+    if lost < 1 - SMALLEST_LEFT:
+        return
+    if bool((shares == 1).all()):
+        kept = torch.ones(len(fit.targets), dtype=torch.bool)
+        kept[chosen] = False
+        remedy = "leave out fewer examples, or use penalty > 0"
+        if kept.any():
+            check_rank(fit.objective.design.rows(kept.nonzero()[:, 0]), remedy)
+    raise PosteriorError(
+        "a proper posterior of the data that remains",
+        f"a precision that is singular or negative without these {len(chosen)} examples "
+        f"({lost:.6g} of the information on some combination of columns is taken out)",
+        "take out fewer examples or smaller shares, or use penalty > 0",
+    )
+
+
+def _effect(
+    fit: Fit, matrix: Tensor, offset: Tensor, targets: Tensor, indices: Tensor, delta: Tensor
+) -> Effect:
+    outputs = matrix @ fit.coefficients.mT + offset
+    moved = outputs + matrix @ delta.mT
+    losses = [fit.likelihood.loss(f, targets) for f in (outputs, moved)]
+    return Effect(indices, outputs, moved, *losses)

@@ -1,0 +1,68 @@
+"""Counts that vary more than a Poisson's."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from engram.errors import ArgumentError
+from engram.models.links import Link
+from engram.models.responses.base import Response
+
+
+class NegativeBinomial(Response):
+    """Counts with variance mu + overdispersion mu^2, the overdispersion known."""
+
+    name, default_link = "negative_binomial", "log"
+
+    def __init__(self, overdispersion: float = 1.0, link: str | Link | None = None) -> None:
+        super().__init__(link)
+        if not (math.isfinite(overdispersion) and overdispersion > 0):
+            raise ArgumentError(
+                "a positive overdispersion", repr(overdispersion), "use the poisson response for 0"
+            )
+        self.overdispersion = float(overdispersion)
+
+    def outside(self, targets: Tensor) -> Tensor:
+        return targets < 0
+
+    def support(self) -> str:
+        return "not negative"
+
+    def start(self, targets: Tensor) -> Tensor:
+        return (targets + targets.mean()) / 2
+
+    def inside(self, eta: Tensor) -> Tensor:
+        mean = self.link.mean(eta)
+        return self.link.inside(eta) & (mean > 0) & torch.isfinite(mean)
+
+    def kernel(self, eta: Tensor, targets: Tensor) -> Tensor:
+        return self._kernel(self.link.mean(eta), self.link.log_mean(eta), targets)
+
+    def _kernel(self, mean: Tensor, log_mean: Tensor, targets: Tensor) -> Tensor:
+        spread = torch.log1p(self.overdispersion * mean)
+        odds = log_mean + math.log(self.overdispersion) - spread
+        return spread / self.overdispersion - targets * odds
+
+    def saturated(self, targets: Tensor) -> Tensor:
+        some = targets.clamp(min=torch.finfo(targets.dtype).tiny)
+        return self._kernel(targets, some.log(), targets)
+
+    def constant(self, targets: Tensor, dispersion: float) -> Tensor:
+        size = 1 / self.overdispersion
+        return torch.lgamma(targets + 1) + math.lgamma(size) - torch.lgamma(targets + size)
+
+    def variance(self, mean: Tensor) -> Tensor:
+        return mean + self.overdispersion * mean.square()
+
+    def pull(self, eta: Tensor) -> Tensor:
+        return self.link.rise(eta) / (1 + self.overdispersion * self.link.mean(eta))
+
+    def variance_growth(self, eta: Tensor) -> Tensor:
+        spread = self.overdispersion * self.link.mean(eta)
+        return self.link.rise(eta) * (1 + 2 * spread) / (1 + spread)
+
+    def __repr__(self) -> str:
+        return f"NegativeBinomial(overdispersion={self.overdispersion:g}, link={self.link!r})"

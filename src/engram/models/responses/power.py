@@ -1,0 +1,114 @@
+"""Variance mu^power: Poisson 1, Gamma 2, inverse Gaussian 3, Tweedie any."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from engram.errors import ArgumentError
+from engram.models.links import Link
+from engram.models.responses.base import Response
+
+
+class PowerVariance(Response):
+    """Variance mu^power; every method but the constant."""
+
+    default_link, has_dispersion = "log", True
+    power: float
+
+    def outside(self, targets: Tensor) -> Tensor:
+        return targets <= 0 if self.power >= 2 else targets < 0
+
+    def support(self) -> str:
+        return "positive" if self.power >= 2 else "not negative"
+
+    def start(self, targets: Tensor) -> Tensor:
+        return (targets + targets.mean()) / 2
+
+    def inside(self, eta: Tensor) -> Tensor:
+        mean = self.link.mean(eta)
+        return self.link.inside(eta) & (mean > 0) & torch.isfinite(mean)
+
+    def kernel(self, eta: Tensor, targets: Tensor) -> Tensor:
+        if self.power == 1:
+            return self.link.mean(eta) - targets * self.link.log_mean(eta)
+        return self._kernel(self.link.mean(eta), targets)
+
+    def _kernel(self, mean: Tensor, targets: Tensor) -> Tensor:
+        power = self.power
+        if power == 1:
+            return mean - torch.special.xlogy(targets, mean)
+        if power == 2:
+            return targets / mean + mean.log()
+        return mean ** (2 - power) / (2 - power) - targets * mean ** (1 - power) / (1 - power)
+
+    def saturated(self, targets: Tensor) -> Tensor:
+        if 1 < self.power < 2:
+            return targets ** (2 - self.power) * (1 / (2 - self.power) - 1 / (1 - self.power))
+        return self._kernel(targets, targets)
+
+    def variance(self, mean: Tensor) -> Tensor:
+        return mean**self.power
+
+    def pull(self, eta: Tensor) -> Tensor:
+        if self.link.name == "log":
+            return ((1 - self.power) * eta).exp()
+        return self.link.rise(eta) * self.link.mean(eta) ** (1 - self.power)
+
+    def variance_growth(self, eta: Tensor) -> Tensor:
+        return self.power * self.link.rise(eta)
+
+
+class Poisson(PowerVariance):
+    """Counts with variance mu."""
+
+    name, has_dispersion, power = "poisson", False, 1.0
+
+    def constant(self, targets: Tensor, dispersion: float) -> Tensor:
+        return torch.lgamma(targets + 1)
+
+
+class Gamma(PowerVariance):
+    """Positive numbers with variance dispersion mu^2."""
+
+    name, power = "gamma", 2.0
+
+    def constant(self, targets: Tensor, dispersion: float) -> Tensor:
+        shape = 1 / dispersion
+        return math.lgamma(shape) - shape * math.log(shape) - (shape - 1) * targets.log()
+
+
+class InverseGaussian(PowerVariance):
+    """Positive numbers with variance dispersion mu^3."""
+
+    name, power = "inverse_gaussian", 3.0
+
+    def constant(self, targets: Tensor, dispersion: float) -> Tensor:
+        spread = 0.5 * (2 * math.pi * dispersion * targets**3).log()
+        return spread + 0.5 / (dispersion * targets)
+
+
+class Tweedie(PowerVariance):
+    """Any power of 1 or more.
+
+    The density has no closed form: the loss is half the unit deviance over the dispersion, which
+    gives the same estimates, without the normalising constant.
+    """
+
+    name = "tweedie"
+
+    def __init__(self, power: float = 1.5, link: str | Link | None = None) -> None:
+        super().__init__(link)
+        if not (math.isfinite(power) and power >= 1):
+            raise ArgumentError(
+                "a power of 1 or more", repr(power), "use the gaussian response for power 0"
+            )
+        self.power = float(power)
+
+    def constant(self, targets: Tensor, dispersion: float) -> Tensor:
+        return -self.saturated(targets) / dispersion
+
+    def __repr__(self) -> str:
+        return f"Tweedie(power={self.power:g}, link={self.link!r})"

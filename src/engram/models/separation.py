@@ -1,0 +1,148 @@
+r"""Separation: targets that a hyperplane tells apart have no maximum-likelihood coefficients.
+
+A direction b in which no example's loss ever rises and some example's falls without end makes the
+likelihood grow for ever. Whether there is one is a linear programme: maximise the sum of margins
+:math:`m_i(b) \ge 0` over :math:`|b_p| \le 1`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.optimize import linprog
+from torch import Tensor
+
+from engram.errors import DesignError
+from engram.likelihoods import Categorical
+from engram.models.likelihood import ResponseLikelihood
+from engram.models.newton import Objective
+
+FAR = 8.0  # linear predictors beyond this are looked at
+FLAT = 1e-6  # curvature along a column, relative to that of a loss of curvature 1
+TIME_LIMIT = 60.0
+ADVICE = (
+    "use penalty > 0, which makes the coefficients finite; or drop the columns named, or merge "
+    "categories"
+)
+
+
+def check_one_class(objective: Objective) -> None:
+    """DesignError if only one class occurs, for which no finite intercept is best."""
+    if not _two_sided(objective) or (objective.design.penalty > 0).all():
+        return
+    used = objective.targets[objective.design.weights > 0]
+    if bool((used == used[:1]).all()) and bool(((used == 0) | (used == 1)).all()):
+        raise DesignError(
+            "targets of at least two classes", "the same target for every example", ADVICE
+        )
+
+
+def check_separation(objective: Objective, coefficients: Tensor) -> None:
+    """DesignError if the fit ran off because the targets are separated."""
+    outputs = objective.design.outputs(coefficients)
+    if not _suspicious(objective, outputs):
+        return
+    margins, fixed = _margins(objective)
+    if margins is None or fixed is None:
+        return
+    found = linprog(
+        -margins.sum(0),
+        A_ub=-margins,
+        b_ub=np.zeros(len(margins)),
+        A_eq=fixed if len(fixed) else None,
+        b_eq=np.zeros(len(fixed)) if len(fixed) else None,
+        bounds=[(-1, 1)] * margins.shape[1],
+        method="highs",
+        options={"time_limit": TIME_LIMIT},
+    )
+    if found.status != 0 or -found.fun <= 1e-7 * np.abs(margins).sum():
+        return
+    raise DesignError(
+        "targets that overlap, so that the likelihood has a maximum",
+        _description(objective, found.x, _is_complete(margins, fixed)),
+        ADVICE,
+    )
+
+
+def _two_sided(objective: Objective) -> bool:
+    likelihood = objective.likelihood
+    if isinstance(likelihood, ResponseLikelihood):
+        return likelihood.response.name == "bernoulli"
+    return isinstance(likelihood, Categorical)
+
+
+def _suspicious(objective: Objective, outputs: Tensor) -> bool:
+    """Predictors far out, and next to no curvature left along some column."""
+    design = objective.design
+    free = design.penalty == 0
+    if float(outputs.abs().max()) < FAR or not free.any():
+        return False
+    if design.ones and not free[1:].any():  # an intercept alone separates one class only
+        return False
+    factor = objective.factor(outputs)
+    if factor is None:
+        return True
+    reach = (design.weights[:, None] * design.matrix.square()).sum(0).repeat(outputs.shape[1])
+    return bool((factor.covariance.diagonal() * reach > 1 / FLAT).any())
+
+
+def _margins(objective: Objective) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Rows that must not be negative, and rows that must be zero, for a direction of no return."""
+    design, likelihood = objective.design, objective.likelihood
+    used = design.weights > 0
+    matrix, targets = design.matrix[used].numpy(), objective.targets[used].numpy()
+    free = (design.penalty == 0).numpy()
+    matrix = np.where(free, matrix, 0.0)  # a penalty holds the other columns
+    if isinstance(likelihood, Categorical):
+        own = targets.argmax(1)
+        count = targets.shape[1]
+        rows = [_against(matrix, own, other, count) for other in range(count)]
+        return np.concatenate(rows), np.zeros((0, count * matrix.shape[1]))
+    if not isinstance(likelihood, ResponseLikelihood):
+        return None, None
+    single, response = targets[:, 0], likelihood.response
+    if response.name == "bernoulli":
+        pure = (single == 0) | (single == 1)
+        return (2 * single - 1)[pure, None] * matrix[pure], matrix[~pure]
+    if response.name in ("poisson", "negative_binomial") and response.link.name == "log":
+        return -matrix[single == 0], matrix[single > 0]
+    return None, None
+
+
+def _against(matrix: np.ndarray, own: np.ndarray, other: int, count: int) -> np.ndarray:
+    """Margins of the own class over another one, [M, K P]."""
+    chosen = own != other
+    rows = np.zeros((int(chosen.sum()), count, matrix.shape[1]))
+    rows[np.arange(len(rows)), own[chosen]] = matrix[chosen]
+    rows[:, other] -= matrix[chosen]
+    return rows.reshape(len(rows), -1)
+
+
+def _is_complete(margins: np.ndarray, fixed: np.ndarray) -> bool:
+    """Whether some direction keeps every margin above 0 at once."""
+    if len(fixed):
+        return False
+    wide = np.hstack([-margins, np.ones((len(margins), 1))])  # smallest margin, the last variable
+    goal = np.zeros(wide.shape[1])
+    goal[-1] = -1.0
+    found = linprog(
+        goal,
+        A_ub=wide,
+        b_ub=np.zeros(len(wide)),
+        bounds=[(-1, 1)] * margins.shape[1] + [(0, None)],
+        method="highs",
+        options={"time_limit": TIME_LIMIT},
+    )
+    return found.status == 0 and -found.fun > 1e-9 * np.abs(margins).max()
+
+
+def _description(objective: Objective, direction: np.ndarray, complete: bool) -> str:
+    names = objective.design.names
+    size = np.abs(direction.reshape(-1, len(names))).max(0)
+    scaled = size * objective.design.matrix.abs().amax(0).numpy()
+    involved = [names[k] for k in np.argsort(-scaled) if scaled[k] > 1e-6 * scaled.max()]
+    columns = ", ".join(involved[:6]) + (", ..." if len(involved) > 6 else "")
+    kind, how = ("complete", "all") if complete else ("quasi-complete", "some")
+    return (
+        f"{kind} separation: a combination of {columns} tells {how} targets apart without error, "
+        "so its coefficients grow for ever"
+    )

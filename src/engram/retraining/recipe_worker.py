@@ -1,0 +1,148 @@
+"""Copies trained by a recipe, a stack at a time."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engram.batches import Batch, Data
+from engram.errors import TrainingError
+from engram.retraining.quasi_newton import Objective
+from engram.retraining.recipes import Recipe, Report, Trained
+from engram.retraining.run_folder import Part
+from engram.retraining.stack import Stack
+from engram.retraining.task import NOTHING, Task
+
+PERTURBATION = 1e-3  # share of |theta| by which repeated refits of a converging recipe start off
+BASELINE_ROUNDS = 4
+
+
+def _unreported(count: float) -> None:
+    """Work that the progress bar does not count."""
+
+
+@dataclass(frozen=True, eq=False)
+class RecipeWorker:
+    """Stacks of copies, trained by a recipe."""
+
+    task: Task
+    stack: Stack
+    data: Data
+    recipe: Recipe
+    evaluation: tuple[Batch, Tensor] | None
+
+    def refit(self, report: Report) -> Part:
+        """Trainings with nothing left out: outputs on all data, and the baseline's parameters."""
+        start = self.stack.start[None]
+        began = time.perf_counter()
+        trained = [self._baseline(start, report)]
+        recipe = self._recipe_at(trained[0].flat[0])
+        for number in range(1, self.task.refits):
+            seed = self.task.seed + max(0, number - 1)
+            other = self._start_of_repeat(trained[0].flat, start, number)
+            trained.append(self._train(recipe, (NOTHING,), other, seed, report))
+        flat = torch.cat([t.flat for t in trained])
+        part: Part = {
+            "refit_outputs": self.stack.predict(flat).detach(),
+            "gradient_norm": torch.cat([t.gradient_norm for t in trained]),
+            "wanted_norm": torch.cat([t.wanted_norm for t in trained]),
+            "baseline": trained[0].flat[0],
+            "seconds": torch.tensor([time.perf_counter() - began], dtype=torch.float64),
+        }
+        return part | self._evaluated(flat, "refit_evaluation")
+
+    def _baseline(self, start: Tensor, report: Report) -> Trained:
+        """The refit with everything; a recipe that converges may go on with what it has learned."""
+        trained = self._train(self.recipe, (NOTHING,), start, self.task.seed, report)
+        for _ in range(BASELINE_ROUNDS - 1 if self.recipe.converges else 0):
+            if bool(trained.gradient_norm <= trained.wanted_norm):
+                break
+            recipe = self._recipe_at(trained.flat[0])
+            trained = self._train(recipe, (NOTHING,), trained.flat, self.task.seed, _unreported)
+        return trained
+
+    def _recipe_at(self, flat: Tensor) -> Recipe:
+        """The recipe with what it knows about the model at other parameters."""
+        if torch.equal(flat, self.stack.start):
+            return self.recipe
+        model = copy.deepcopy(self.stack.model)
+        with torch.no_grad():
+            for name, value in self.stack.layout.unflatten(flat).items():
+                model.get_parameter(name).copy_(value)
+        stack = self.stack
+        return self.recipe.rebind(model, self.data, stack.likelihood, stack.prior_precision)
+
+    def _start_of_repeat(self, baseline: Tensor, start: Tensor, number: int) -> Tensor:
+        if not self.recipe.converges:
+            return start
+        generator = torch.Generator().manual_seed(self.task.seed + number)
+        noise = torch.randn(baseline.shape, generator=generator, dtype=baseline.dtype)
+        noise = noise.to(baseline.device)
+        return baseline + PERTURBATION * baseline.norm() / noise.norm() * noise
+
+    def copies(self, numbers: Sequence[int], baseline: Tensor, report: Report) -> Iterator[Part]:
+        """Left-out copies, a stack at a time."""
+        first = baseline.to(self.stack.start) if self.recipe.converges else self.stack.start
+        recipe = self._recipe_at(first)
+        for chosen in torch.tensor(numbers).split(self.stack.copies_at_once()):
+            began = time.perf_counter()
+            members = tuple(self.task.selection.members[int(n)] for n in chosen)
+            start = first.expand(len(members), -1)
+            trained = self._train(recipe, members, start, self.task.seed, report)
+            outputs = [
+                self.stack.outputs(trained.flat[c : c + 1], part)[0].detach()
+                for c, own in enumerate(members)
+                for part in self.stack.parts(self.stack.batch.select(own), 1)
+            ]
+            part = {
+                "number": chosen,
+                "outputs_without": torch.cat(outputs),
+                "gradient_norm": trained.gradient_norm,
+                "wanted_norm": trained.wanted_norm,
+                "evaluations": trained.evaluations,
+                "seconds": torch.full((len(chosen),), time.perf_counter() - began).double()
+                / len(chosen),
+            }
+            part |= self._evaluated(trained.flat, "evaluation")
+            if self.task.keep_models:
+                named = self.stack.layout.unflatten(trained.flat)
+                part |= {f"parameter {name}": value.clone() for name, value in named.items()}
+            yield part
+
+    def _train(
+        self,
+        recipe: Recipe,
+        members: tuple[Tensor, ...],
+        start: Tensor,
+        seed: int,
+        report: Report,
+    ) -> Trained:
+        trained = recipe.train(Objective(self.stack, members), start, seed, report)
+        broken = ~torch.isfinite(trained.flat).all(1)
+        if broken.any():
+            number = int(broken.nonzero()[0])
+            raise TrainingError(
+                "training that stays finite",
+                f"NaN or infinity in the copy without {members[number].tolist()[:5]} "
+                f"({self.recipe!r})",
+                "lower the learning rate, or use another recipe",
+            )
+        return trained
+
+    def _evaluated(self, flat: Tensor, name: str) -> Part:
+        if self.evaluation is None:
+            return {}
+        batch, targets = self.evaluation
+        rows, position = [], 0
+        with torch.no_grad():
+            for part in self.stack.parts(batch, len(flat)):
+                outputs = self.stack.outputs(flat, part)
+                own = targets[position : position + len(part)]
+                position += len(part)
+                rows.append(torch.stack([self.task.likelihood.loss(f, own) for f in outputs]))
+        return {name: torch.cat(rows, dim=1)}

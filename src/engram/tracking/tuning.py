@@ -1,0 +1,222 @@
+r"""Choose the strength of the regulariser by the leave-one-out estimate, without validation data.
+
+For each prior precision :math:`\delta` of :math:`\sum_i \ell_i + \tfrac{\delta}{2} |\theta|^2` the
+model is trained and
+
+.. math:: \mathrm{LOO}(\delta) = \tfrac{1}{N} \sum_i \ell_i(f_i + d_i)
+
+is computed from the training data; the smallest wins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+
+import pandas as pd
+from matplotlib.figure import Figure
+from torch import nn
+from torch.optim import Optimizer
+from tqdm.auto import tqdm
+
+from engram.batches import Batches, Data
+from engram.errors import ArgumentError, NonFiniteError
+from engram.likelihoods import Likelihood, resolve
+from engram.parameters import trainable
+from engram.posteriors.gaussian import Posterior, check_prior_precision
+from engram.posteriors.laplace import STRUCTURES, laplace
+from engram.posteriors.optimizers import posterior_of
+from engram.sensitivity.examples import sensitivities
+from engram.tracking.figures import tuning_figure
+from engram.tracking.validation import mean_loss
+
+Train = Callable[[nn.Module, float], Optimizer | None]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One strength of the regulariser. Losses are means in nats; NaN where training diverged."""
+
+    prior_precision: float
+    train: float
+    estimate: float
+    validation: float = math.nan
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """All trials in increasing order of strength, and the model trained at the best."""
+
+    trials: tuple[Trial, ...]
+    best: Trial
+    model: nn.Module
+
+    @property
+    def prior_precision(self) -> float:
+        """The strength with the lowest estimate of the test loss."""
+        return self.best.prior_precision
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether the best is the first or last of the grid, so that a wider one may do better."""
+        return self.best in (self.trials[0], self.trials[-1]) and len(self.trials) > 1
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per strength."""
+        return pd.DataFrame([asdict(t) for t in self.trials]).set_index("prior_precision")
+
+    def figure(self) -> Figure:
+        """Estimate, training loss and validation loss against the strength."""
+        return tuning_figure(self.to_frame(), self.prior_precision)
+
+    def __repr__(self) -> str:
+        edge = ", at the edge of the grid" if self.at_edge else ""
+        return (
+            f"Tuning(prior_precision={self.prior_precision:g}{edge}, "
+            f"estimate {self.best.estimate:.4g} nats, {len(self.trials)} trials)"
+        )
+
+
+def tune(
+    model: nn.Module,
+    data: Data,
+    train: Train,
+    prior_precisions: Sequence[float],
+    *,
+    likelihood: str | Likelihood = "categorical",
+    posterior: str = "kronecker",
+    estimator: str = "linear",
+    validation: Data | None = None,
+    progress: bool = True,
+) -> Tuning:
+    r"""Train at every strength of a grid and take the one with the lowest leave-one-out estimate.
+
+    .. math:: \hat\delta = \arg\min_\delta \tfrac{1}{N} \sum_i \ell_i(f_i + d_i)
+
+    The weakest regulariser comes first, and each training starts from the weights of the one before
+    it: a net that a strong one has pressed to zero would stay there. The model that is passed stays
+    as it is.
+
+    Args:
+        model: where the first training starts.
+        data: the training data.
+        train: called as ``train(model, prior_precision)``; trains the model in place on the sum of
+            the losses plus prior_precision / 2 |theta|^2 (weight decay prior_precision / N on the
+            mean loss). With ``posterior="optimizer"`` it returns the optimizer it used.
+        prior_precisions: the grid.
+        likelihood: a name or an object.
+        posterior: a structure for :func:`engram.laplace`, or ``optimizer`` to read it off the
+            optimizer that ``train`` returns.
+        estimator: as in :func:`engram.sensitivities`.
+        validation: data whose loss is recorded beside the estimate; never used for the choice.
+        progress: show a bar.
+
+    Returns:
+        The trials, the best one and the model trained there.
+
+    Example:
+        >>> import torch
+        >>> _ = torch.manual_seed(0)
+        >>> x = torch.randn(30, 10, dtype=torch.float64)
+        >>> y = x[:, :1] + torch.randn(30, 1, dtype=torch.float64)
+        >>> def ridge(model, delta):
+        ...     solved = torch.linalg.solve(x.mT @ x + delta * torch.eye(10), x.mT @ y)
+        ...     model.weight.data.copy_(solved.mT)
+        >>> model = nn.Linear(10, 1, bias=False).double()
+        >>> tune(model, (x, y), ridge, [0.1, 1.0, 10.0, 100.0, 1000.0], likelihood="gaussian",
+        ...      posterior="full", estimator="corrected")
+        Tuning(prior_precision=10, estimate ... nats, 5 trials)
+    """
+    grid = _checked_grid(prior_precisions, posterior)
+    chosen = resolve(likelihood)
+    learner = deepcopy(model)
+    trials: list[Trial] = []
+    best: tuple[Trial, nn.Module] | None = None
+    for strength in tqdm(sorted(grid), "tune", disable=not progress, delay=2.0, leave=False):
+        start = deepcopy(learner.state_dict())
+        optimizer = train(learner, strength)
+        fit = _Fit(learner, data, chosen, posterior, strength)
+        trial = fit.trial(optimizer, estimator, validation)
+        trials.append(trial)
+        if math.isnan(trial.estimate):
+            learner.load_state_dict(start)  # a diverged model is no place to start from
+        elif best is None or trial.estimate < best[0].estimate:
+            best = (trial, deepcopy(learner))
+    if best is None:
+        raise NonFiniteError(
+            "a finite loss at one strength at least",
+            f"NaN or infinity at all {len(trials)}",
+            "lower the learning rate in train, or check the data",
+        )
+    return Tuning(tuple(trials), *best)
+
+
+def _checked_grid(prior_precisions: Sequence[float], posterior: str) -> list[float]:
+    grid = [check_prior_precision(float(value)) for value in prior_precisions]
+    if not grid:
+        raise ArgumentError("at least one prior precision", "none", "use [0.1, 1, 10, 100]")
+    if len(set(grid)) != len(grid):
+        raise ArgumentError("each prior precision once", repr(grid), "drop what is repeated")
+    known = ("optimizer", *STRUCTURES)
+    if posterior not in known:
+        raise ArgumentError(
+            f"posterior to be one of {', '.join(known)}", repr(posterior), 'use "kronecker"'
+        )
+    return grid
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """A model trained at one strength."""
+
+    model: nn.Module
+    data: Data
+    likelihood: Likelihood
+    kind: str
+    prior_precision: float
+
+    def trial(self, optimizer: Optimizer | None, estimator: str, validation: Data | None) -> Trial:
+        if not all(bool(p.isfinite().all()) for p in trainable(self.model).values()):
+            return Trial(self.prior_precision, math.nan, math.nan)
+        try:
+            result = sensitivities(
+                self.model,
+                self.data,
+                self._posterior(optimizer),
+                likelihood=self.likelihood,
+                estimator=estimator,
+                progress=False,
+            )
+        except NonFiniteError as error:
+            if error.expected == "finite inputs":  # the data's fault, not the training's
+                raise
+            return Trial(self.prior_precision, math.nan, math.nan)
+        held_out = math.nan
+        if validation is not None:
+            held_out = mean_loss(self.model, validation, self.likelihood)
+        return Trial(self.prior_precision, result.train_nll, result.loo_nll, held_out)
+
+    def _posterior(self, optimizer: Optimizer | None) -> Posterior:
+        if self.kind != "optimizer":
+            return laplace(
+                self.model,
+                self.data,
+                likelihood=self.likelihood,
+                structure=self.kind,
+                prior_precision=self.prior_precision,
+                progress=False,
+            )
+        if not isinstance(optimizer, Optimizer):
+            raise ArgumentError(
+                'train to return the optimizer it used, with posterior="optimizer"',
+                type(optimizer).__name__,
+                'return it, or use posterior="kronecker"',
+            )
+        return posterior_of(
+            optimizer,
+            self.model,
+            num_data=Batches(self.data, 1).num_data,
+            prior_precision=self.prior_precision,
+        )

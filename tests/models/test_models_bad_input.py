@@ -1,0 +1,242 @@
+"""Data that a linear or generalised linear model cannot use, with what the error says of it."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from engram.errors import (
+    ArgumentError,
+    DataError,
+    DesignError,
+    NonFiniteError,
+    PosteriorError,
+    TargetError,
+)
+from engram.models import (
+    fit_glm,
+    fit_linear,
+    fit_multinomial,
+    glm_measures,
+    linear_measures,
+    remove_group,
+    sensitivities_of,
+)
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(40, 3))
+Y = X.sum(1) + RANDOM.normal(size=40)
+BINARY = (RANDOM.uniform(size=40) < 1 / (1 + np.exp(-Y))).astype(float)
+COUNTS = RANDOM.poisson(2.0, 40).astype(float)
+
+
+def dependent():
+    frame = pd.DataFrame(X, columns=["age", "dose", "weight"])
+    return frame.assign(sum=2 * frame["age"] - frame["dose"], one=1.0)
+
+
+class TestRankDeficientDesign:
+    @pytest.mark.parametrize("fit", [fit_linear, fit_glm, fit_multinomial])
+    def test_columns_are_named(self, fit):
+        targets = Y if fit is fit_linear else BINARY.astype(int)
+        with pytest.raises(DesignError, match="6 columns of rank 4") as caught:
+            fit(dependent(), targets)
+        text = caught.value.got
+        assert "intercept" in text or "one" in text
+        assert {"age", "dose", "sum"} == {c for c in ("age", "dose", "sum", "weight") if c in text}
+
+    def test_a_penalty_helps(self):
+        assert fit_linear(dependent(), Y, penalty=0.1).converged
+        assert fit_glm(dependent(), BINARY, penalty=0.1).converged
+
+    def test_more_columns_than_rows(self):
+        with pytest.raises(DesignError, match="rank 3"):
+            fit_linear(X[:3], Y[:3])
+        assert len(fit_linear(X[:3], Y[:3], penalty=1.0).targets) == 3
+
+    def test_a_column_of_zeros(self):
+        with pytest.raises(DesignError, match="x3 = 0 everywhere"):
+            fit_linear(np.column_stack([X, np.zeros(40)]), Y)
+
+
+class TestSeparation:
+    @pytest.mark.parametrize("link", ["logit", "probit", "cloglog"])
+    def test_complete(self, link):
+        targets = (X[:, 1] > 0.1).astype(float)
+        with pytest.raises(DesignError, match=r"complete separation: a combination of .*x1") as e:
+            fit_glm(X, targets, link=link)
+        assert "penalty > 0" in e.value.remedy
+
+    def test_quasi_complete(self):
+        column = np.r_[np.zeros(20), np.ones(20)]
+        targets = np.r_[BINARY[:20], np.ones(20)]
+        with pytest.raises(DesignError, match=r"quasi-complete separation: .*x0"):
+            fit_glm(np.column_stack([column, X[:, 0]]), targets)
+
+    def test_multinomial(self):
+        targets = np.digitize(X[:, 2], [-0.4, 0.4])
+        with pytest.raises(DesignError, match=r"separation: .*x2"):
+            fit_multinomial(X, targets)
+        assert fit_multinomial(X, targets, penalty=0.1).converged
+
+    def test_counts_of_zero(self):
+        column = np.r_[np.zeros(20), np.ones(20)]
+        targets = np.r_[COUNTS[:20], np.zeros(20)]
+        with pytest.raises(DesignError, match=r"separation: .*x0"):
+            fit_glm(np.column_stack([column, X[:, 0]]), targets, "poisson")
+
+    def test_one_class(self):
+        with pytest.raises(DesignError, match="at least two classes"):
+            fit_glm(X, np.ones(40))
+
+    def test_overlap_far_out_is_fine(self):
+        inputs = np.r_[X, [[60.0, 0, 0], [-60.0, 0, 0]]]
+        fit = fit_glm(inputs, np.r_[X[:, 0] + 0.3 * RANDOM.normal(size=40) > 0, True, False])
+        assert fit.outputs.abs().max() > 50
+
+
+class TestRemovingTooMuch:
+    def test_group_that_determines_a_column(self):
+        inputs = np.column_stack([X, np.r_[1.0, 1.0, np.zeros(38)]])
+        fit = fit_linear(inputs, Y)
+        with pytest.raises(DesignError, match="x3 = 0 everywhere") as caught:
+            remove_group(fit, [0, 1])
+        assert "leave out fewer" in caught.value.remedy
+        assert remove_group(fit, [0]).delta is not None
+
+    def test_almost_everything(self):
+        with pytest.raises(DesignError, match="rank 2"):
+            remove_group(fit_linear(X, Y), range(38))
+        with pytest.raises(PosteriorError, match="proper posterior"):
+            remove_group(fit_linear(X, Y), range(40))
+        assert remove_group(fit_linear(X, Y, penalty=1.0), range(38)).delta is not None
+
+    def test_shares_that_leave_no_posterior(self):
+        fit = fit_linear(X, Y)
+        most = float(1 / fit.leverage.max())
+        assert torch.isfinite(fit.parameter_deviation(0.99 * most)).all()
+        for method in (fit.parameter_deviation, fit.parameter_derivative):
+            with pytest.raises(PosteriorError, match="leaves a proper posterior"):
+                method(1.01 * most)
+        with pytest.raises(PosteriorError, match="take out fewer examples or smaller shares"):
+            remove_group(fit, range(20), shares=3.0)
+        with pytest.raises(PosteriorError, match="proper posterior"):
+            fit.parameter_deviation(float("nan"))
+
+    def test_example_of_leverage_one(self):
+        inputs = np.column_stack([X, np.r_[1.0, np.zeros(39)]])
+        with pytest.raises(PosteriorError, match=r"leverage 1 \(first: \[0\]"):
+            linear_measures(fit_linear(inputs, Y))
+        result = sensitivities_of(fit_linear(inputs, Y))
+        assert result.flagged.nonzero().tolist() == [[0]]
+        assert torch.isfinite(result.loo_loss).all()
+
+    def test_group_arguments(self):
+        fit = fit_linear(X, Y)
+        for indices in ([], [40], [-1], [3, 3]):
+            with pytest.raises(ArgumentError, match="different examples from 0 to 39"):
+                remove_group(fit, indices)
+        with pytest.raises(ArgumentError, match="one finite share"):
+            remove_group(fit, [1, 2], shares=[1.0])
+
+
+@pytest.mark.parametrize(
+    ("response", "targets", "text"),
+    [
+        ("bernoulli", np.r_[BINARY[:-1], 2.0], "0, 1 or a share"),
+        ("poisson", np.r_[COUNTS[:-1], -1.0], r"not negative; got -1 for example 39"),
+        ("gamma", np.r_[COUNTS[:-1] + 1, 0.0], "positive"),
+        ("negative_binomial", np.r_[COUNTS[:-1], -3.0], "not negative"),
+        ("inverse_gaussian", np.r_[COUNTS[:-1] + 1, 0.0], "positive"),
+    ],
+)
+def test_support(response, targets, text):
+    with pytest.raises(TargetError, match=text):
+        fit_glm(X, targets, response)
+
+
+def test_classes():
+    with pytest.raises(TargetError, match="no example of class 1"):
+        fit_multinomial(X, np.where(BINARY > 0, 2, 0))
+    with pytest.raises(TargetError, match="whole class numbers"):
+        fit_multinomial(X, Y)
+    with pytest.raises(TargetError, match="class numbers from 0"):
+        fit_multinomial(X, BINARY.astype(int) - 1)
+    with pytest.raises(TargetError, match="at least two classes"):
+        fit_multinomial(X, np.zeros(40, dtype=int))
+
+
+@pytest.mark.parametrize("fit", [fit_linear, fit_glm])
+class TestData:
+    def test_lengths(self, fit):
+        with pytest.raises(DataError, match="40 rows and 39 targets"):
+            fit(X, BINARY[:-1])
+        with pytest.raises(DataError, match=r"weights .* each of 40 examples"):
+            fit(X, BINARY, weights=np.ones(39))
+        with pytest.raises(DataError, match=r"offset .* each of 40 examples"):
+            fit(X, BINARY, offset=np.ones(41))
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf])
+    def test_non_finite(self, fit, value):
+        inputs, targets = X.copy(), BINARY.copy()
+        inputs[3, 1] = targets[5] = value
+        with pytest.raises(NonFiniteError, match="example 3 in column 'x1'"):
+            fit(inputs, BINARY)
+        with pytest.raises(NonFiniteError, match="example 5"):
+            fit(X, targets)
+
+    def test_weights_and_penalties(self, fit):
+        with pytest.raises(ArgumentError, match="not negative"):
+            fit(X, BINARY, weights=-np.ones(40))
+        for penalty in (-1.0, np.nan, [1.0, 2.0]):
+            with pytest.raises(ArgumentError, match="penalty of 0 or more"):
+                fit(X, BINARY, penalty=penalty)
+
+    def test_shape(self, fit):
+        with pytest.raises(DataError, match="reshape"):
+            fit(X[:, 0], BINARY)
+        with pytest.raises(DataError, match="matrix of numbers"):
+            fit(np.array([["a"]] * 40), BINARY)
+
+
+def test_names_and_choices():
+    with pytest.raises(ArgumentError, match="response to be one of gaussian, bernoulli"):
+        fit_glm(X, BINARY, "binomial")
+    with pytest.raises(ArgumentError, match="link to be one of identity"):
+        fit_glm(X, BINARY, link="logistic")
+    with pytest.raises(ArgumentError, match="observed, expected"):
+        fit_glm(X, BINARY, hessian="empirical")
+    fit = fit_glm(X, BINARY)
+    with pytest.raises(ArgumentError, match="estimator to be one of"):
+        sensitivities_of(fit, estimator="exact")
+    with pytest.raises(ArgumentError, match="share above 0"):
+        sensitivities_of(fit, share=0.0)
+    with pytest.raises(ArgumentError, match="linear regression"):
+        linear_measures(fit)
+    with pytest.raises(ArgumentError, match="one output"):
+        glm_measures(fit_multinomial(X, BINARY.astype(int), penalty=1.0))
+
+
+def test_targets_fitted_exactly():
+    with pytest.raises(PosteriorError, match="degrees of freedom"):
+        fit_linear(X[:4], Y[:4])
+    with pytest.raises(PosteriorError, match="fitted exactly"):
+        fit_linear(X, X @ [1.0, 2.0, 3.0])
+    assert fit_linear(X[:4], Y[:4], dispersion=1.0).dispersion == 1.0
+
+
+def test_inputs_are_not_changed():
+    inputs, targets = torch.from_numpy(X.copy()), torch.from_numpy(BINARY.copy())
+    sensitivities_of(fit_glm(inputs, targets, intercept=False))
+    assert torch.equal(inputs, torch.from_numpy(X))
+    assert torch.equal(targets, torch.from_numpy(BINARY))
+
+
+def test_link_that_leaves_the_support():
+    """A deviation to a negative mean is held inside and flagged, never NaN."""
+    inputs = np.r_[np.linspace(0.5, 3, 30), 30.0][:, None]
+    targets = np.r_[2.0 + 0.1 * RANDOM.normal(size=30) - 0.05 * inputs[:30, 0], 9.0]
+    fit = fit_glm(inputs, targets, "poisson", link="identity")
+    result = sensitivities_of(fit)
+    assert torch.isfinite(result.loo_loss).all()
+    assert (fit.outputs + result.deviation > 0).all()

@@ -1,0 +1,138 @@
+"""Wrong choices and training functions that misbehave are errors that say what to do."""
+
+import pytest
+import torch
+from torch import nn
+
+import engram
+from engram.errors import ArgumentError, EngineError, RunFolderError, TrainingError
+from engram.retraining.recipes import SGD, Adam, Newton
+from retraining_problems import RIDGE, classifier, ridge_problem
+
+
+def run(train, indices=(0, 1, 2, 3), **settings):
+    model, x, y = ridge_problem()
+    return engram.retrain(
+        model, (x, y), None if indices is None else list(indices),
+        train=train, likelihood=RIDGE, progress=False, **settings,
+    )  # fmt: skip
+
+
+def nothing(model, data):
+    return None
+
+
+def another_kind(model, data):
+    return {"loss": 0.3}
+
+
+def another_model(model, data):
+    return nn.Linear(7, 2).double()
+
+
+def in_place_scaling(model, data):
+    data[0].mul_(2.0)
+    return model
+
+
+def diverging(model, data):
+    with torch.no_grad():
+        model.weight.mul_(float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        (nothing, "None, with all weights as before"),
+        (another_kind, "got dict"),
+        (another_model, "same parameters"),
+        (in_place_scaling, "data that changed"),
+        (diverging, "NaN or infinity in 'weight'"),
+        (SGD(learning_rate=1e6, epochs=200), "stays finite.*learning rate"),
+    ],
+    ids=["nothing", "a dict", "another model", "changed data", "NaN", "diverging recipe"],
+)
+def test_unusable_training(train, words):
+    with pytest.raises(TrainingError, match=words):
+        run(train)
+
+
+def test_a_dataset_changed_by_the_training_is_noticed():
+    model, x, y = ridge_problem()
+    data = torch.utils.data.TensorDataset(x.clone(), y)
+
+    def fit(own, rest):
+        rest.dataset.tensors[0].add_(1.0)
+        return own
+
+    with pytest.raises(TrainingError, match="data that changed"):
+        engram.retrain(model, data, [0], train=fit, likelihood=RIDGE, progress=False)
+
+
+def test_an_exception_of_the_training_leaves_everything_as_it_was():
+    def fit(model, data):
+        torch.randn(3)
+        raise KeyError("their own")
+
+    model, x, y = ridge_problem()
+    state = torch.get_rng_state()
+    with pytest.raises(KeyError, match="their own"):
+        engram.retrain(model, (x, y), [0], train=fit, likelihood=RIDGE, progress=False)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"indices": [0, 99]}, "0 to 13.*99, out of range"),
+        ({"indices": [1, 1]}, "1 repeated"),
+        ({"indices": []}, "at least one index"),
+        ({"indices": [0.5]}, "integer indices"),
+        ({"indices": [0], "groups": [[1]]}, "indices and groups"),
+        ({"indices": None, "groups": [list(range(14))]}, "leave some examples"),
+        ({"indices": None, "groups": []}, "at least one group"),
+        ({"refits": 1}, "at least 2 refits"),
+    ],
+    ids=str,
+)
+def test_wrong_choices(settings, words):
+    with pytest.raises(ArgumentError, match=words):
+        run("newton", **settings)
+
+
+def test_a_class_that_does_not_exist():
+    model, x, y = classifier()
+    with pytest.raises(ArgumentError, match="classes among 0, 1, 2; got 7"):
+        engram.retrain(model, (x, y), classes=[7], progress=False)
+
+
+@pytest.mark.parametrize("train", ["sdg", None, Adam, 3], ids=str)
+def test_an_unknown_way_to_train(train):
+    with pytest.raises(ArgumentError, match="sgd, adam, lbfgs, newton"):
+        run(train)
+
+
+def test_a_recipe_with_impossible_settings():
+    with pytest.raises(ArgumentError, match="positive learning_rate"):
+        Adam(learning_rate=-1.0)
+    with pytest.raises(ArgumentError, match="positive tolerance"):
+        Newton(tolerance=0.0)
+
+
+def test_a_model_that_is_random_in_eval_mode():
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 2).double()
+
+        def forward(self, x):
+            return self.layer(x) + torch.randn(2).double()
+
+    _, x, y = ridge_problem()
+    with pytest.raises(EngineError, match=r"same outputs twice.*training function of your own"):
+        engram.retrain(Noisy(), (x, y), [0], train="lbfgs", likelihood=RIDGE, progress=False)
+
+
+def test_kinds_of_error_are_values_and_runtime_errors():
+    assert issubclass(TrainingError, RuntimeError)
+    assert issubclass(RunFolderError, ValueError)
