@@ -10,8 +10,15 @@ TORCH_STAMP := $(VENV)/.torch
 RUNTIME_STAMP := $(VENV)/.runtime
 TEST_STAMP := $(VENV)/.test
 
+# The libraries that engram is compared with have a virtualenv of their own.
+PEERS := .venv-peers
+PEERS_PIP := $(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet
+PEERS_STAMP := $(PEERS)/.peers
+PEERS_NEED := accelerate termcolor pyyaml pretty_midi pyDeprecate more-itertools dask distributed \
+	zarr cvxpy
+
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format typecheck unit bench-speed constraints clean distclean
+.PHONY: help demo test lint format typecheck unit bench-speed bench-faithfulness constraints clean distclean
 
 help:
 	@echo "make demo         install engram and run its demonstration"
@@ -21,6 +28,7 @@ help:
 	@echo "make typecheck    mypy, strict, over src"
 	@echo "make unit         pytest, doctests included"
 	@echo "make bench-speed  speed and memory as ratios, into docs/results; takes long"
+	@echo "make bench-faithfulness  estimates of engram and its peers against true refits"
 	@echo "make constraints  write constraints.txt anew from a fresh virtualenv"
 	@echo "make clean        remove caches and outputs; distclean removes the virtualenv too"
 
@@ -50,6 +58,10 @@ bench-speed: $(TEST_STAMP)
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.kfac_peers
 
+# ENGRAM_DATA names a folder with fmnist.npz, usps.npz and text/; settings without data are told so.
+bench-faithfulness: $(PEERS_STAMP)
+	OMP_NUM_THREADS=1 TQDM_DISABLE=1 $(PEERS)/bin/python -W ignore -m benchmarks.faithfulness
+
 $(TORCH_STAMP): constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) "$(TORCH)" -c constraints.txt
@@ -62,6 +74,16 @@ $(RUNTIME_STAMP): $(TORCH_STAMP) pyproject.toml
 $(TEST_STAMP): $(RUNTIME_STAMP) requirements-peers.txt
 	$(PIP) -c constraints.txt -e '.[test]'
 	$(PIP) --no-deps -r requirements-peers.txt
+	touch $@
+
+# Each library by itself: one that cannot be installed must not keep the others out of the table.
+$(PEERS_STAMP): constraints.txt pyproject.toml requirements-peers.txt requirements-bench.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS_PIP) "$(TORCH)" -c constraints.txt
+	$(PEERS_PIP) -c constraints.txt -e .
+	for need in $(PEERS_NEED); do $(PEERS_PIP) -c constraints.txt $$need || true; done
+	sed '/^#/d' requirements-peers.txt requirements-bench.txt \
+		| while read -r peer; do $(PEERS_PIP) --no-deps "$$peer" || true; done
 	touch $@
 
 # The old pin of torch is kept; a local label such as +cpu names a build, not a version.
@@ -81,4 +103,4 @@ clean:
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(PEERS)

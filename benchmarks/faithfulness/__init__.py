@@ -1,0 +1,1 @@
+"""How close estimates come to training again: engram's and those of other libraries."""

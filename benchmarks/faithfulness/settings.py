@@ -1,0 +1,155 @@
+"""Data sets and the small nets that are trained on them, in float64."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor, nn
+
+from engram.retraining.recipes import Adam
+
+Arrays = tuple[np.ndarray, np.ndarray]
+NUM_DATA = 1000
+# One value for every setting. It replaced values by setting (2, 2, 1, 0.5, 0.5) after the estimates
+# on digits with 2 had been seen; that setting is kept below as "digits-weak". Loss on a held-out
+# quarter for 0.3, 1, 3, 10: digits 0.106 0.109 0.137 0.238, USPS 0.142 0.122 0.111 0.110, breast
+# cancer 0.206 0.160 0.136 0.108, TREC 0.875 0.729 0.680 0.918; Fashion-MNIST was not tried.
+PRIOR_PRECISION = 3.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One data set with one net.
+
+    Args:
+        title: for the tables.
+        load: inputs and targets; SystemExit where a file is missing.
+        build: the untrained net.
+        early: the training that stops long before convergence.
+        prior_precision: of the regulariser.
+    """
+
+    title: str
+    load: Callable[[], Arrays]
+    build: Callable[[], nn.Sequential]
+    early: Adam
+    prior_precision: float = PRIOR_PRECISION
+
+    def data(self) -> tuple[Tensor, Tensor]:
+        """As engram takes them."""
+        inputs, targets = self.load()
+        return torch.tensor(inputs, dtype=torch.float64), torch.tensor(targets, dtype=torch.int64)
+
+    def net(self, seed: int) -> nn.Sequential:
+        """The untrained net; the random state is left alone."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.build().double()
+
+
+def _file(name: str) -> Path:
+    path = Path(os.environ.get("ENGRAM_DATA", "")) / name
+    if not path.is_file():
+        raise SystemExit(f"expected ENGRAM_DATA to name a folder with {name}")
+    return path
+
+
+def _digits() -> Arrays:
+    images, labels = load_digits(return_X_y=True)
+    return images[:NUM_DATA] / 16, labels[:NUM_DATA]
+
+
+def _fashion() -> Arrays:
+    with np.load(_file("fmnist.npz")) as arrays:
+        return arrays["x_train"][:NUM_DATA, None] / 255, arrays["y_train"][:NUM_DATA]
+
+
+def _usps() -> Arrays:
+    with np.load(_file("usps.npz")) as arrays:
+        images, labels = arrays["x_train"], arrays["y_train"]
+    chosen = np.flatnonzero((labels == 3) | (labels == 5))[:NUM_DATA]
+    return images[chosen].reshape(len(chosen), -1) / 255, labels[chosen] == 5
+
+
+def _cancer() -> Arrays:
+    measurements, labels = load_breast_cancer(return_X_y=True)
+    return StandardScaler().fit_transform(measurements), labels
+
+
+def _questions() -> Arrays:
+    lines = _file("text/trec_train_5500.label").read_text(encoding="latin-1").splitlines()
+    pairs = [line.split(" ", 1) for line in lines[:NUM_DATA]]
+    kinds = [label.split(":")[0] for label, _ in pairs]
+    words = TfidfVectorizer(max_features=400, token_pattern=r"(?u)\b\w+\b")
+    features = words.fit_transform([question for _, question in pairs]).toarray()
+    return features, np.unique(kinds, return_inverse=True)[1]
+
+
+def _perceptron(*widths: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for wide, narrow in pairwise(widths):
+        layers += [nn.Linear(wide, narrow), nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _convolutional() -> nn.Sequential:
+    return nn.Sequential(
+        nn.AvgPool2d(2),
+        nn.Conv2d(1, 6, 4, stride=2),
+        nn.Tanh(),
+        nn.Conv2d(6, 12, 3),
+        nn.Tanh(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(48, 10),
+    )
+
+
+SETTINGS: dict[str, Setting] = {
+    "digits": Setting(
+        "Digits, MLP 64-24-16-10",
+        _digits,
+        lambda: _perceptron(64, 24, 16, 10),
+        Adam(learning_rate=1e-2, epochs=8, batch_size=50),
+    ),
+    "digits-weak": Setting(
+        "Digits (weaker regulariser), MLP 64-24-16-10",
+        _digits,
+        lambda: _perceptron(64, 24, 16, 10),
+        Adam(learning_rate=1e-2, epochs=8, batch_size=50),
+        prior_precision=2.0,
+    ),
+    "usps": Setting(
+        "USPS 3 against 5, MLP 256-16-2",
+        _usps,
+        lambda: _perceptron(256, 16, 2),
+        Adam(learning_rate=1e-2, epochs=5, batch_size=50),
+    ),
+    "cancer": Setting(
+        "Breast cancer, MLP 30-24-16-2",
+        _cancer,
+        lambda: _perceptron(30, 24, 16, 2),
+        Adam(learning_rate=5e-3, epochs=5, batch_size=50),
+    ),
+    "questions": Setting(
+        "TREC questions, TF-IDF, MLP 400-10-6",
+        _questions,
+        lambda: _perceptron(400, 10, 6),
+        Adam(learning_rate=1e-2, epochs=8, batch_size=50),
+    ),
+    "fashion": Setting(
+        "Fashion-MNIST, CNN",
+        _fashion,
+        _convolutional,
+        Adam(learning_rate=1e-2, epochs=15, batch_size=50),
+    ),
+}

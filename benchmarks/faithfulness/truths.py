@@ -1,0 +1,162 @@
+"""Trained nets and the truth about leaving examples out, kept in a folder between runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
+from torch.nn import functional
+
+import engram
+from benchmarks.faithfulness.settings import Setting
+from engram.engine.prepare import undisturbed
+from engram.likelihoods import resolve
+from engram.retraining.quasi_newton import Objective
+from engram.retraining.recipes import Newton
+from engram.retraining.stack import open_stack
+
+REGIMES = ("converged", "early-stopped")
+NUM_LEFT_OUT = 80
+HARD_SHARE = 0.25  # half of the sample comes from this share of the data, that with most loss
+CACHE = Path(__file__).resolve().parent.parent.parent / "build" / "faithfulness"
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A trained net, its data, and what really happens without each of some examples."""
+
+    title: str
+    regime: str
+    prior_precision: float
+    model: nn.Sequential
+    inputs: Tensor
+    targets: Tensor
+    truth: engram.Retraining
+
+    @property
+    def data(self) -> tuple[Tensor, Tensor]:
+        """All examples."""
+        return self.inputs, self.targets
+
+    @property
+    def left_out(self) -> Tensor:
+        """The examples whose truth is known, [n]."""
+        return self.truth.indices
+
+    @property
+    def decay(self) -> float:
+        """The regulariser's weight beside the mean loss, delta / N: what peers call damping."""
+        return self.prior_precision / len(self.inputs)
+
+    def outputs(self) -> Tensor:
+        """Logits of the left-out examples."""
+        with torch.no_grad():
+            logits: Tensor = self.model(self.inputs[self.left_out])
+        return logits
+
+
+def problem(setting: Setting, regime: str, seed: int, cache: Path = CACHE) -> Problem:
+    """Train and refit, or read what an earlier run has left."""
+    inputs, targets = setting.data()
+    model, initial = setting.net(seed), setting.net(seed)
+    key = _key(setting, regime, seed, inputs, targets)
+    folder = cache / key
+    if (folder / "retraining.json").is_file():
+        load_model(model, folder / "model.safetensors")
+        truth = engram.Retraining.load(folder)
+    else:
+        train = _converge if regime == "converged" else _stop_early
+        train(model, (inputs, targets), setting, seed)
+        truth = _truth(model, initial, (inputs, targets), setting, regime, seed)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_model(model, folder / "model.safetensors")
+        truth.save(folder)
+    return Problem(
+        setting.title, regime, setting.prior_precision, model.eval(), inputs, targets, truth
+    )
+
+
+def _key(setting: Setting, regime: str, seed: int, inputs: Tensor, targets: Tensor) -> str:
+    described = [setting.title, setting.prior_precision, regime, seed, NUM_LEFT_OUT, HARD_SHARE]
+    digest = hashlib.sha256(json.dumps([*described, repr(setting.early)]).encode())
+    digest.update(inputs.numpy().tobytes() + targets.numpy().tobytes())
+    return f"{setting.title.split(',')[0].split()[0].lower()}-{regime}-{digest.hexdigest()[:12]}"
+
+
+def _converge(model: nn.Module, data: tuple[Tensor, Tensor], setting: Setting, seed: int) -> None:
+    """Full-batch L-BFGS on the sum of the losses plus the regulariser."""
+    inputs, targets = data
+    optimizer = torch.optim.LBFGS(
+        model.parameters(),
+        max_iter=4000,
+        history_size=50,
+        tolerance_grad=1e-7,
+        tolerance_change=0.0,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        squares = sum((p**2).sum() for p in model.parameters())
+        loss = functional.cross_entropy(model(inputs), targets, reduction="sum")
+        value: Tensor = loss + 0.5 * setting.prior_precision * squares
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    optimizer.zero_grad()
+
+
+def _stop_early(model: nn.Module, data: tuple[Tensor, Tensor], setting: Setting, seed: int) -> None:
+    """The recipe of the truth, with nothing left out."""
+    nothing = torch.empty(0, dtype=torch.long)
+    with undisturbed(model):
+        stack = open_stack(model, data, resolve("categorical"), setting.prior_precision)
+        objective = Objective(stack, (nothing,))
+        trained = setting.early.train(objective, stack.start[None], seed, lambda count: None)
+    parts = stack.layout.unflatten(trained.flat[0])
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(parts[name])
+
+
+def _truth(
+    model: nn.Module,
+    initial: nn.Module,
+    data: tuple[Tensor, Tensor],
+    setting: Setting,
+    regime: str,
+    seed: int,
+) -> engram.Retraining:
+    """Converged nets are trained on from where they are, the others from their first weights."""
+    converged = regime == "converged"
+    truth = engram.retrain(
+        model if converged else initial,
+        data,
+        sample(model, data),
+        train=Newton() if converged else setting.early,
+        prior_precision=setting.prior_precision,
+        seed=seed,
+        progress=False,
+    )
+    with torch.no_grad():
+        given = model(data[0][truth.indices])
+    drift = float((given.softmax(1) - truth.outputs.softmax(1)).abs().sum(1).mean())
+    if drift > 0.01 * float(truth.score.mean()):
+        raise SystemExit(f"expected the refit with everything to be the net, got drift {drift:.2g}")
+    return truth
+
+
+def sample(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+    """Evenly over the ranks of the loss, in two strata; no estimate has a part in the choice."""
+    with torch.no_grad():
+        order = functional.cross_entropy(model(data[0]), data[1], reduction="none").argsort()
+    border = round(len(order) * (1 - HARD_SHARE))
+    strata = (order[:border], order[border:])
+    half = NUM_LEFT_OUT // 2
+    return torch.cat([s[torch.linspace(0, len(s) - 1, half).round().long()] for s in strata])

@@ -1,0 +1,80 @@
+"""What the faithfulness page claims at its top follows from the numbers below it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.faithfulness.estimates import Estimate, measure, metrics
+from benchmarks.faithfulness.ours import DEFAULT
+from benchmarks.faithfulness.table import best, shortfalls
+
+
+def truth() -> Any:
+    score = torch.tensor([0.1, 0.2, 0.4, 0.8], dtype=torch.float64)
+    return SimpleNamespace(
+        score=score, increase=2 * score, deviation=torch.stack([score, -score], 1)
+    )
+
+
+def problem(default: tuple[float, float], peer: tuple[float, float]) -> dict[str, Any]:
+    rows = [dict(zip(("score_spearman", "score_pearson"), r, strict=True)) for r in (default, peer)]
+    return {"methods": {DEFAULT: rows[0]}, "peers": {"peer": rows[1], "broken": {"error": "E"}}}
+
+
+def test_metrics_of_the_truth_itself_doubled() -> None:
+    known = truth()
+    found = metrics(Estimate(known.score**2, 2 * known.increase, 3 * known.deviation), known)
+    assert found["score_spearman"] == pytest.approx(1.0)
+    assert found["score_pearson"] == pytest.approx(
+        float(torch.corrcoef(torch.stack([known.score, known.score**2]))[0, 1])
+    )
+    assert found["deviation_pearson"] == pytest.approx(1.0)
+    assert found["increase_ratio"] == pytest.approx(2.0)
+    assert found["loo_error"] == pytest.approx(float(known.increase.mean()))
+
+
+def test_a_single_number_says_nothing_about_the_size_of_the_increase() -> None:
+    known = truth()
+    found = metrics(Estimate(known.score), known)
+    assert found["increase_pearson"] == pytest.approx(1.0)
+    assert found["increase_ratio"] is None
+    assert found["loo_error"] is None
+
+
+def test_a_method_that_fails_is_a_row_with_its_first_line() -> None:
+    def broken(given: Any) -> Estimate:
+        raise RuntimeError("no such layer\nmore")
+
+    assert measure(broken, SimpleNamespace()) == {"error": "RuntimeError: no such layer"}
+    infinite = torch.tensor([1.0, float("inf"), 0.0, 1.0])
+    row = measure(lambda given: Estimate(infinite), SimpleNamespace(truth=truth()))
+    assert row == {"error": "ValueError: 1 scores are not finite"}
+
+
+@pytest.mark.parametrize(
+    ("default", "peer", "count"),
+    [
+        ((0.9, 0.9), (0.8, 0.8), 0),
+        ((0.9, 0.9), (0.8, 0.95), 1),
+        ((0.9, 0.9), (0.9, 0.9), 2),  # as good is not ahead
+    ],
+)
+def test_default_is_ahead_only_where_every_peer_is_behind_in_both(
+    default: tuple[float, float], peer: tuple[float, float], count: int
+) -> None:
+    assert len(shortfalls(problem(default, peer))) == count
+
+
+def test_best_is_closest_to_the_truth_not_largest() -> None:
+    rows = {"high": {"increase_ratio": 1.5, "loo_error": 0.1}, "low": {"increase_ratio": 0.9}}
+    rows["low"]["loo_error"] = -0.05
+    assert best(rows, "increase_ratio") == "low"
+    assert best(rows, "loo_error") == "low"
