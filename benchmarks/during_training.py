@@ -43,6 +43,7 @@ class Run:
     batch_size: int
     epochs: int
     posteriors: tuple[str, ...] = ("optimizer",)
+    every: int = 2  # epochs between evaluations
 
 
 RUNS = {
@@ -54,7 +55,7 @@ RUNS = {
     "mnist-lenet5-adam-32": Run("mnist", "lenet5", "adam", (1e-3, 0.0), 60.0, 32, 10, BOTH),
     "fmnist-lenet5-adam-32": Run("fmnist", "lenet5", "adam", (1e-3, 0.0), 60.0, 32, 10, BOTH),
     "fmnist-lenet5-adamw-overfit": Run(
-        "fmnist", "lenet5", "adamw", (1e-3, 1e-3), 60.0, 256, 20, BOTH
+        "fmnist", "lenet5", "adamw", (1e-3, 1e-3), 60.0, 256, 60, BOTH, 4
     ),
 }
 
@@ -105,7 +106,7 @@ def test_figures(model: nn.Module, test: Images) -> dict[str, float]:
 
 
 def follow(name: str, seed: int) -> dict[str, Any]:
-    """Train, and estimate at the first epoch and every second one after it."""
+    """Train, and estimate at the first epoch and at every few after it."""
     run = RUNS[name]
     train, test = train_and_test(run.data)
     torch.manual_seed(seed)
@@ -131,7 +132,7 @@ def follow(name: str, seed: int) -> dict[str, Any]:
     for epoch in tqdm(range(1, run.epochs + 1), name):
         train_epoch(model, optimizer, shuffled(train, run.batch_size, generator))
         schedule.step()
-        if epoch > 1 and epoch % 2:
+        if epoch > 1 and epoch % run.every:
             continue
         row: dict[str, float] = {"epoch": epoch} | test_figures(model, test)
         for kind, tracker in trackers.items():

@@ -59,7 +59,7 @@ def page(record: dict[str, Any]) -> str:
     return f"""# The test loss, estimated while training
 
 Losses in nats, at the last epoch. *Mean gap* is the mean over the evaluated epochs after the first
-(every second one) of |estimate / test loss - 1|, *signed* the same without the bars; *cost of
+(every second or fourth) of |estimate / test loss - 1|, *signed* the same without the bars; *cost of
 stopping there* is the test loss where the estimate is lowest over the lowest test loss, less one.
 The estimate sees the training data alone. Settings (rates, prior precision, batch size)
 are in the JSON file and follow the paper, with fewer epochs. {conditions(first["environment"])}
