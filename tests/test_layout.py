@@ -12,6 +12,7 @@ ORDER = (
     {"families", "posteriors", "curvature", "engine", "optimizers"},
     {"sensitivity"},
     {"tracking", "models", "retraining"},
+    {"trust"},
     {"demo"},
     {"cli"},
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +75,7 @@ class Problem:
         layers: list[nn.Module] = []
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            for wide, narrow in zip(sizes[:-1], sizes[1:], strict=True):
+            for wide, narrow in pairwise(sizes):
                 layers += [nn.Linear(wide, narrow), self.activation()]
             return nn.Sequential(*layers[:-1]).double()
 

@@ -78,9 +78,7 @@ def _converge(model: nn.Module, data: tuple[Tensor, Tensor], problem: Problem) -
     optimizer.zero_grad()
 
 
-def _stop_early(
-    model: nn.Module, data: tuple[Tensor, Tensor], problem: Problem, seed: int
-) -> None:
+def _stop_early(model: nn.Module, data: tuple[Tensor, Tensor], problem: Problem, seed: int) -> None:
     """The recipe of the truth, with nothing left out."""
     assert problem.early is not None
     nothing = torch.empty(0, dtype=torch.long)
@@ -117,7 +115,7 @@ def _truth(
 
 
 def _sample(model: nn.Module, data: tuple[Tensor, Tensor], problem: Problem) -> Tensor:
-    """Half evenly over the ranks of the loss, half over its highest quarter; no estimate chooses."""
+    """Evenly over the ranks of the loss, half of it from the highest quarter."""
     with torch.no_grad():
         outputs = model(data[0])
         targets = problem.likelihood.prepare(outputs, data[1])

@@ -1,4 +1,4 @@
-r"""The Hessian of the whole objective, :math:`H = \sum_i H_i + \delta I`, and the S in its place."""
+r"""The Hessian of the objective, :math:`H = \sum_i H_i + \delta I`, and the S in its place."""
 
 from __future__ import annotations
 

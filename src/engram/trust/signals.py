@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -29,8 +30,8 @@ class Signals:
             system H step = gradient; 0 where it solves it, 1 as bad as no step.
         spearman, pearson: of the result's scores with those of the second opinion.
         negative_share: share of the sample whose exact system has negative curvature.
-        indices: the sample, [n].
-        second_score: scores of the second opinion, [n].
+        positions, indices: the sample's rows in the result, and examples of the data, [n].
+        score, second_score: the result's, and those of the second opinion, [n].
         linearisation_error, residuals: of each example of the sample, [n].
     """
 
@@ -41,7 +42,9 @@ class Signals:
     spearman: float
     pearson: float
     negative_share: float
+    positions: Tensor = field(repr=False)
     indices: Tensor = field(repr=False)
+    score: Tensor = field(repr=False)
     second_score: Tensor = field(repr=False)
     linearisation_error: Tensor = field(repr=False)
     residuals: Tensor = field(repr=False)
@@ -52,6 +55,24 @@ class Signals:
             name: value.tolist() if isinstance(value, Tensor) else value
             for name, value in asdict(self).items()
         }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Signals:
+        """What :meth:`to_dict` gave."""
+        return cls(**{n: torch.tensor(v) if isinstance(v, list) else v for n, v in values.items()})
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"second opinion        Spearman {self.spearman:.3f}, Pearson {self.pearson:.3f}"
+                f" on {len(self.indices)} examples",
+                f"linearisation error   {self.linearisation:.2g} of the deviation",
+                f"curvature             {self.smallest_curvature:.2g} to"
+                f" {self.largest_curvature:.2g} times the posterior's (1 where it is exact,"
+                " below 0 at a saddle)",
+                f"left unsolved         {self.residual:.2g} of the gradient, median",
+            ]
+        )
 
 
 def measure(
@@ -77,7 +98,9 @@ def measure(
         spearman=agreed.spearman.value,
         pearson=agreed.pearson.value,
         negative_share=float(steps.negative.double().mean()),
+        positions=positions,
         indices=indices,
+        score=result.score[positions],
         second_score=score,
         linearisation_error=own.error.cpu(),
         residuals=steps.residual.cpu(),

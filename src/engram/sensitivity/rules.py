@@ -1,0 +1,89 @@
+"""The rules of a result's own verdict: signals that every result carries, and their thresholds.
+
+The thresholds come from the study in docs/results/trust.md, not from taste.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engram.sensitivity.verdict import UNRELIABLE, Rule, Verdict
+
+if TYPE_CHECKING:
+    from engram.sensitivity.result import Result
+
+CONVERGENCE = Rule(
+    "convergence",
+    0.05,
+    0.9,
+    "the model is not at a minimum of its objective",
+    "Train until the gradient vanishes, with the regulariser in the objective.",
+)
+PRIOR = Rule(
+    "prior_mismatch",
+    0.05,
+    0.5,
+    "prior_precision is not the regulariser that the model was trained with",
+    "Pass the delta of the training, N times the weight decay of the mean loss; "
+    "diagnostics.fitting_prior is what the weights fit best.",
+)
+CONSISTENCY = Rule(
+    "share_inconsistent",
+    0.1,
+    0.3,
+    "the posterior is surer of many examples than all data together allow",
+    'Use structure="full" or "kronecker", or regularise more.',
+)
+CAPACITY = Rule(
+    "mean_leverage",
+    0.5,
+    1.0,
+    "more effective parameters than the data can hold",
+    'Use structure="full" or "kronecker", or regularise more.',
+)
+GUARD = Rule(
+    "flagged_share",
+    0.02,
+    0.3,
+    "the estimator was held by its guard",
+    'Use estimator="linear", or structure="full".',
+)
+COVERAGE = Rule(
+    "parameters_fixed",
+    0.05,
+    math.inf,
+    "some trainable parameters are taken as fixed by the posterior",
+    "Use a posterior of all parameters if the training moved all of them.",
+)
+RULES = (CONVERGENCE, PRIOR, CONSISTENCY, CAPACITY, GUARD, COVERAGE)
+LEVERAGE = Rule("leverage", 0.5, 1.0, "the example holds itself in place", "Train without it.")
+
+
+def signals(result: Result) -> dict[str, float]:
+    """The signals of the rules by name; NaN where a result does not know."""
+    found = result.diagnostics
+    known = not math.isnan(found.fitting_gradient)
+    convergence = found.fitting_gradient if known else found.relative_gradient
+    return {
+        "convergence": convergence,
+        "prior_mismatch": max(found.relative_gradient - convergence, 0.0),
+        "share_inconsistent": found.share_inconsistent,
+        "mean_leverage": found.effective_parameters / result.num_data,
+        "flagged_share": found.flagged_share,
+        "parameters_fixed": 1 - found.parameters_covered,
+    }
+
+
+def own_levels(result: Result) -> Tensor:
+    """What speaks against single examples, whatever the run: their leverage and the guard."""
+    levels = LEVERAGE.levels(result.leverage)
+    return torch.where(result.flagged, torch.full_like(levels, UNRELIABLE), levels)
+
+
+def judge(result: Result) -> Verdict:
+    """The verdict from what the result carries."""
+    return Verdict.of(RULES, signals(result), own_levels(result))
