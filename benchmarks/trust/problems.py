@@ -168,6 +168,7 @@ PROBLEMS = (
     Problem("fashion", (12,), 0.1),
     Problem("fashion", (12,), 3.0, _adam(15)),
     Problem("fashion", (12,), 3.0, activation=nn.ReLU),
+    Problem("fashion", (12,), 3.0, activation=nn.GELU),
     Problem("usps", (10,), 3.0),
     Problem("usps", (10,), 0.03),
     Problem("usps", (10,), 3.0, _adam(2, 2e-3)),

@@ -12,6 +12,8 @@ from scipy.stats import pearsonr, spearmanr
 import engram
 from benchmarks.trust.truths import Solved
 from engram.posteriors.gaussian import Posterior
+from engram.sensitivity import rules
+from engram.trust.rules import measured
 
 BATCH_SIZE = 40  # of the optimizers whose state is read
 
@@ -98,11 +100,12 @@ def run(solved: Solved, way: Way) -> dict[str, Any]:
         "way": way.name,
         "spearman": float(spearmanr(estimated, true).statistic),
         "pearson": float(pearsonr(estimated, true).statistic),
+        "refits_converged": float(solved.truth.converged.double().mean()),
         "true_increase": float(solved.truth.increase.mean()),
         "estimated_increase": float((result.loo_loss - result.loss)[chosen].mean()),
         "diagnostics": result.diagnostics.to_dict(),
-        "moved": float(result.score.median()),
-        "signals": assessment.signals.to_dict(),
+        "signals": rules.signals(result) | measured(assessment.signals),
+        "sample": assessment.signals.to_dict(),
         "estimated": estimated.tolist(),
         "true": true.tolist(),
         "leverage": result.leverage[chosen].tolist(),

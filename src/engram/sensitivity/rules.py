@@ -66,8 +66,9 @@ LEVERAGE = Rule("leverage", 0.5, 1.0, "the example holds itself in place", "Trai
 def signals(result: Result) -> dict[str, float]:
     """The signals of the rules by name; NaN where a result does not know."""
     found = result.diagnostics
-    known = not math.isnan(found.fitting_gradient)
-    convergence = found.fitting_gradient if known else found.relative_gradient
+    convergence = found.relative_gradient
+    if not math.isnan(found.fitting_gradient):
+        convergence = min(convergence, found.fitting_gradient)
     return {
         "convergence": convergence,
         "prior_mismatch": max(found.relative_gradient - convergence, 0.0),

@@ -59,7 +59,11 @@ class Signals:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Signals:
         """What :meth:`to_dict` gave."""
-        return cls(**{n: torch.tensor(v) if isinstance(v, list) else v for n, v in values.items()})
+        read: dict[str, Any] = {
+            name: torch.tensor(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
+        return cls(**read)
 
     def __str__(self) -> str:
         return "\n".join(

@@ -1,0 +1,5 @@
+"""The page."""
+
+
+def page(record):
+    return "x"
