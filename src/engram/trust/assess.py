@@ -14,12 +14,16 @@ from engram.likelihoods import Likelihood
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.result import Result
+from engram.sensitivity.rules import PRIOR
+from engram.sensitivity.rules import signals as cheap_signals
+from engram.sensitivity.verdict import GOOD
 from engram.trust.assessment import Assessment
 from engram.trust.objective import Objective
 from engram.trust.rules import judge
 from engram.trust.signals import measure
 
-SMALLEST_SAMPLE = 5
+SAMPLE = 24
+SMALLEST_SAMPLE = 3
 MATCHING = 1e-3  # share of their size that outputs may differ by between two runs of one model
 
 
@@ -30,7 +34,7 @@ def assess(
     posterior: Posterior | Any,
     *,
     likelihood: str | Likelihood = "categorical",
-    sample: int = 24,
+    sample: int | None = None,
     rounds: int = 10,
     batch_size: int | None = None,
     seed: int = 0,
@@ -49,7 +53,7 @@ def assess(
         result: from :func:`engram.sensitivities`.
         posterior: that the result was computed with.
         likelihood: the same as the result's.
-        sample: examples, spread evenly over the ranks of the score.
+        sample: examples, spread evenly over the ranks of the score; if not given 24, or all.
         rounds: of conjugate gradients; each costs one product with the Hessian per example of the
             sample, about ``sample * rounds`` passes over the data in all.
         batch_size, seed, progress: as in :func:`engram.sensitivities`.
@@ -76,12 +80,23 @@ def assess(
     posterior.check_model(model)
     with session(model, data, likelihood, batch_size, progress) as opened:
         posterior.check_likelihood(opened.likelihood)
+        sample = min(SAMPLE, opened.batches.num_data) if sample is None else sample
         _check_numbers(sample, rounds, opened.batches.num_data)
         result.check_data(opened.batches.num_data, opened.likelihood)
         _check_posterior(result, posterior)
         _check_outputs(result, opened)
-        signals = measure(Objective(opened, posterior), result, sample, rounds, seed, progress)
+        objective = Objective(opened, posterior, _prior_share(result))
+        signals = measure(objective, result, sample, rounds, seed, progress)
     return Assessment(judge(result, signals), signals)
+
+
+def _prior_share(result: Result) -> float:
+    """The training's prior precision over the posterior's, where the weights tell it."""
+    if PRIOR.level(cheap_signals(result)["prior_mismatch"]) == GOOD:
+        return 1.0
+    return result.diagnostics.fitting_prior / float(
+        result.provenance["settings"]["prior_precision"]
+    )
 
 
 def _check_numbers(sample: int, rounds: int, num_data: int) -> None:
@@ -89,7 +104,7 @@ def _check_numbers(sample: int, rounds: int, num_data: int) -> None:
         raise ArgumentError(
             f"a sample of {SMALLEST_SAMPLE} to {num_data} examples, as many as the data has",
             repr(sample),
-            "use sample=24, or fewer for small data",
+            "leave it out",
         )
     if not isinstance(rounds, int) or rounds < 1:
         raise ArgumentError("at least 1 of rounds", repr(rounds), "use rounds=10")
@@ -108,7 +123,7 @@ def _check_posterior(result: Result, posterior: Posterior) -> None:
 
 def _check_outputs(result: Result, opened: Session) -> None:
     """The first examples' outputs must be what the model gives now."""
-    first = torch.arange(min(SMALLEST_SAMPLE, result.num_data))
+    first = torch.arange(min(SAMPLE, result.num_data))
     for observed in opened.passes("outputs", first):
         expected = result.outputs[observed.batch.indices].double()
         got = observed.outputs.detach().cpu().double()

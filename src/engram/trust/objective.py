@@ -14,7 +14,8 @@ from engram.posteriors.gaussian import Posterior
 class Objective:
     """Gradients and curvature over the parameters that a posterior covers, as flat vectors."""
 
-    def __init__(self, opened: Session, posterior: Posterior) -> None:
+    def __init__(self, opened: Session, posterior: Posterior, prior_share: float = 1.0) -> None:
+        """``prior_share`` times the posterior's delta is that of the training."""
         self.opened, self.posterior = opened, posterior
         covered = posterior.block_of
         self.parameters = {n: p for n, p in trainable(opened.model).items() if n in covered}
@@ -22,6 +23,7 @@ class Objective:
         self.prior = torch.cat(
             [torch.full_like(p, posterior.prior_of(n)).flatten() for n, p in self._detached()]
         )
+        self.prior = prior_share * self.prior
 
     def _detached(self) -> list[tuple[str, Tensor]]:
         return [(name, p.detach()) for name, p in self.parameters.items()]

@@ -84,7 +84,7 @@ def measure(
 ) -> Signals:
     """All signals; the sample is spread evenly over the ranks of the score."""
     order = result.score.argsort(stable=True)
-    spread = torch.linspace(0, len(order) - 1, min(sample, len(order))).round().long()
+    spread = torch.linspace(0, len(order) - 1, sample).round().long()
     positions = order[spread]
     indices = result.indices[positions]
     ends = spectrum(objective, 2 * rounds, seed, progress)
