@@ -103,11 +103,19 @@ def run(solved: Solved, way: Way) -> dict[str, Any]:
         "refits_converged": float(solved.truth.converged.double().mean()),
         "true_increase": float(solved.truth.increase.mean()),
         "estimated_increase": float((result.loo_loss - result.loss)[chosen].mean()),
-        "diagnostics": result.diagnostics.to_dict(),
-        "signals": rules.signals(result) | measured(assessment.signals),
-        "sample": assessment.signals.to_dict(),
-        "estimated": estimated.tolist(),
-        "true": true.tolist(),
-        "leverage": result.leverage[chosen].tolist(),
-        "flagged": result.flagged[chosen].tolist(),
+        "diagnostics": rounded(result.diagnostics.to_dict()),
+        "signals": rounded(rules.signals(result) | measured(assessment.signals)),
+        "estimated": [rough(value) for value in estimated.tolist()],
+        "true": [rough(value) for value in true.tolist()],
+        "leverage": [rough(value) for value in result.leverage[chosen].tolist()],
     }
+
+
+def rough(value: float) -> float:
+    """Four digits, which is more than the study resolves."""
+    return float(f"{value:.4g}")
+
+
+def rounded(values: dict[str, Any]) -> dict[str, Any]:
+    """The same for every number by name."""
+    return {name: rough(value) for name, value in values.items()}

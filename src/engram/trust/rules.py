@@ -1,9 +1,11 @@
 """The rules of an assessment: what was measured, its thresholds, and what speaks against examples.
 
-The thresholds come from the study in docs/results/trust.md, not from taste.
+The thresholds come from the study in docs/results/trust.md.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -15,29 +17,29 @@ from engram.trust.signals import Signals
 
 RANKS = Rule(
     "rank_disagreement",
-    0.05,
-    0.3,
+    0.06,
+    0.1,
     "steps of the exact Hessian rank the examples differently",
     'Use structure="full" or "kronecker", and train to a minimum.',
 )
 SIZES = Rule(
     "size_disagreement",
     0.1,
-    0.4,
+    0.2,
     "steps of the exact Hessian give scores of other relative size",
     'Use structure="full" with estimator="corrected" or "iterated".',
 )
 LINEARISATION = Rule(
     "linearisation",
+    0.15,
     0.2,
-    0.6,
     "the model is far from its tangent where the posterior's steps lead",
     "Regularise more, or use a posterior that is surer.",
 )
 INDEFINITE = Rule(
     "indefinite",
     0.0,
-    30.0,
+    math.inf,
     "the Hessian has negative curvature: a saddle, or not yet a minimum",
     "Train on with noise or another seed, or regularise more.",
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,7 +61,7 @@ class Signals:
     def from_dict(cls, values: Mapping[str, Any]) -> Signals:
         """What :meth:`to_dict` gave."""
         read: dict[str, Any] = {
-            name: torch.tensor(value) if isinstance(value, list) else value
+            name: torch.from_numpy(np.array(value)) if isinstance(value, list) else value
             for name, value in values.items()
         }
         return cls(**read)
