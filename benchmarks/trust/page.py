@@ -65,12 +65,12 @@ the same way without the data set that they are then tried on.
 ## Thresholds
 
 Every signal is worse the larger it is; any signal above its threshold decides. A dash is none.
-*Fitted* is what tells unreliable runs (or, for caution, all that are not good) from good ones best on
-all runs. *Shipped* thresholds of *unreliable* are those, rounded, with two exceptions. `convergence`
-is fitted to two nets that were stopped after 3000 steps (0.03 and 0.1); at 0.1 it costs two runs of
-`result.verdict` and none of `assess`, and leaves room for nets trained in single precision.
-`share_inconsistent` has one although `mean_leverage` says it all here. Thresholds of *caution* lie
-lower than fitted ones where these would hardly differ from those of *unreliable*.
+*Fitted* is what tells unreliable runs (or, for caution, all that are not good) from good ones best
+on all runs. *Shipped* thresholds of *unreliable* are those, rounded up, with two exceptions.
+`convergence` is fitted to two nets that were stopped after 3000 steps (0.03 and 0.1); at 0.1 it
+costs two runs of `result.verdict` and none of `assess`, and leaves room for nets trained in single
+precision. `share_inconsistent` has one although `mean_leverage` says it all here. Thresholds of
+*caution* lie lower than fitted ones where these hardly differ from those of *unreliable*.
 
 {thresholds(runs)}
 
@@ -159,8 +159,8 @@ def examples(runs: Sequence[Run]) -> str:
             rows.append([ends, str(len(members)), *off])
     return (
         f"Examples with a true score over {SMALLEST_SCORE:g} in runs with the right prior "
-        f"precision whose own verdict is not *unreliable*. An example's level is *caution* above a leverage of {LEVERAGE.caution:g}, "
-        f"*unreliable* above {LEVERAGE.unreliable:g}.\n\n"
+        "precision whose own verdict is not *unreliable*. An example's level is *caution* above a "
+        f"leverage of {LEVERAGE.caution:g}, *unreliable* above {LEVERAGE.unreliable:g}.\n\n"
     ) + table(["leverage", "examples", "off by more than 2x", "by more than 5x"], rows)
 
 
