@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import Ridge
 
 import engram
 from engram.sensitivity.rules import LEVERAGE, RULES
@@ -23,6 +25,15 @@ def test_ridge_is_good():
     assert result.verdict.reasons == ()
     assert result.verdict.counts == {"good": 60, "caution": 0, "unreliable": 0}
     assert "verdict               good" in repr(result)
+
+
+def test_an_exact_model_may_have_any_leverage():
+    x = np.random.default_rng(0).normal(size=(20, 16))
+    y = x.sum(1) + np.random.default_rng(1).normal(size=20)
+    result = engram.of(Ridge(alpha=0.01).fit(x, y), x, y)
+    assert result.diagnostics.effective_parameters > 16
+    assert result.verdict.level == "good"
+    assert result.verdict.counts["good"] == 20
 
 
 def test_a_converged_net_is_good():

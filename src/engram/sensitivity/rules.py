@@ -37,14 +37,14 @@ CONSISTENCY = Rule(
     0.16,
     0.25,
     "the posterior is surer of many examples than all data together allow",
-    'Use structure="full" or "kronecker", or regularise more.',
+    "Use a richer structure (full before kronecker before diagonal), or regularise more.",
 )
 CAPACITY = Rule(
     "mean_leverage",
     0.65,
     0.82,
     "nearly as many effective parameters as examples, or more",
-    'Use structure="full" or "kronecker", or regularise more.',
+    "Use a richer structure (full before kronecker before diagonal), or regularise more.",
 )
 GUARD = Rule(
     "flagged_share",
@@ -64,9 +64,15 @@ RULES = (CONVERGENCE, PRIOR, CONSISTENCY, CAPACITY, GUARD, COVERAGE)
 LEVERAGE = Rule("leverage", 0.5, 1.0, "the example holds itself in place", "Train without it.")
 
 
+def _linearised(result: Result) -> bool:
+    """Whether a net was linearised; models in closed form may have any leverage."""
+    return any(way in ("rule", "copies", "unit") for way in result.coverage.values())
+
+
 def signals(result: Result) -> dict[str, float]:
     """The signals of the rules by name; NaN where a result does not know."""
     found = result.diagnostics
+    leverage = found.effective_parameters / result.num_data
     convergence = found.relative_gradient
     if not math.isnan(found.fitting_gradient):
         convergence = min(convergence, found.fitting_gradient)
@@ -74,7 +80,7 @@ def signals(result: Result) -> dict[str, float]:
         "convergence": convergence,
         "prior_mismatch": max(found.relative_gradient - convergence, 0.0),
         "share_inconsistent": found.share_inconsistent,
-        "mean_leverage": found.effective_parameters / result.num_data,
+        "mean_leverage": leverage if _linearised(result) else math.nan,
         "flagged_share": found.flagged_share,
         "parameters_fixed": 1 - found.parameters_covered,
     }
@@ -83,6 +89,8 @@ def signals(result: Result) -> dict[str, float]:
 def own_levels(result: Result) -> Tensor:
     """What speaks against single examples, whatever the run: their leverage and the guard."""
     levels = LEVERAGE.levels(result.leverage)
+    if not _linearised(result):
+        levels = torch.zeros_like(levels)
     return torch.where(result.flagged, torch.full_like(levels, UNRELIABLE), levels)
 
 
