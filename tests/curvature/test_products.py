@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from cases import CASES
+from engram.batches import call
 from engram.curvature.products import hessian_times
 from engram.engine.session import session
 from engram.parameters import trainable
@@ -13,10 +14,8 @@ def plain(opened, parameters, vector):
     """H v by differentiating <gradient, v>, batch after batch."""
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
     for batch in opened.batches:
-        inputs = ((), batch.inputs) if isinstance(batch.inputs, dict) else (batch.inputs, {})
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            outputs = opened.model(*inputs[0], **inputs[1])
-        outputs = outputs.logits if hasattr(outputs, "logits") else outputs
+            outputs = call(opened.model, batch.inputs)
         targets = opened.likelihood.prepare(outputs.detach(), batch.targets)
         loss = opened.likelihood.loss(outputs, targets).sum()
         wanted = list(parameters.values())
