@@ -12,7 +12,7 @@ ORDER = (
     {"families", "posteriors", "curvature", "engine", "optimizers"},
     {"sensitivity"},
     {"tracking", "retraining", "models"},
-    {"refinement"},
+    {"refinement", "trust"},
     {"demo"},
     {"cli"},
 )

@@ -23,10 +23,14 @@ from engram.sensitivity.groups import ClassRemovals, Removal, remove, remove_cla
 from engram.sensitivity.pairs import influence
 from engram.sensitivity.result import Result, load
 from engram.sensitivity.variances import prediction_variance
+from engram.sensitivity.verdict import Verdict
 from engram.tracking.tracker import Tracker
 from engram.tracking.tuning import Tuning, tune
+from engram.trust.assess import assess
+from engram.trust.assessment import Assessment
 
 __all__ = [
+    "Assessment",
     "ClassRemovals",
     "EngramError",
     "Posterior",
@@ -35,8 +39,10 @@ __all__ = [
     "Retraining",
     "Tracker",
     "Tuning",
+    "Verdict",
     "Verification",
     "__version__",
+    "assess",
     "calibrate",
     "families",
     "influence",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -71,6 +71,32 @@ class GradientSum(Totals):
     ) -> tuple[float, float]:
         """Squared norms of the sum, and of the sum plus delta times the parameters."""
         losses = objective = 0.0
+        for value, regulariser in self._pairs(parameters, prior_of):
+            losses += float(value.square().sum())
+            objective += float((value + regulariser).square().sum())
+        return losses, objective
+
+    def fitting_share(
+        self, parameters: Mapping[str, Tensor], prior_of: Callable[[str], float]
+    ) -> tuple[float, float]:
+        """The c for which the sum plus c delta times the parameters is smallest; its relative norm.
+
+        At a minimum of an objective with another regulariser, c delta is that regulariser's.
+        """
+        square = inner = length = 0.0
+        for value, regulariser in self._pairs(parameters, prior_of):
+            square += float(value.square().sum())
+            inner += float((value * regulariser).sum())
+            length += float(regulariser.square().sum())
+        share = max(-inner / length, 0.0) if length > 0 else 0.0
+        left = max(square + 2 * share * inner + share**2 * length, 0.0)
+        parts = math.sqrt(square) + share * math.sqrt(length)
+        return share, math.sqrt(left) / parts if parts > 0 else 0.0
+
+    def _pairs(
+        self, parameters: Mapping[str, Tensor], prior_of: Callable[[str], float]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of each parameter the sum and delta times itself, both exact or in the same sketch."""
         for name, parameter in parameters.items():
             delta = prior_of(name)
             if name in self.sketched:
@@ -80,9 +106,7 @@ class GradientSum(Totals):
             else:
                 value = self.exact.get(name, torch.zeros_like(parameter))
                 regulariser = delta * parameter
-            losses += float(value.double().square().sum())
-            objective += float((value.double() + regulariser.double()).square().sum())
-        return losses, objective
+            yield value.double(), regulariser.double()
 
 
 class NoSum(Totals):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.batches import Batches, Data
-from engram.errors import ArgumentError, ModelMismatchError
+from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood, resolve
 from engram.retraining.agreement import agreement
 from engram.retraining.retrain import Train, retrain
@@ -67,7 +67,8 @@ def verify(
         (1.0, 1.0)
     """
     num_data = Batches(data, 1).num_data
-    _check(result, num_data, sample, resolve(likelihood))
+    result.check_data(num_data, resolve(likelihood))
+    _check_sample(sample, num_data)
     chosen, strata = stratified(result.score, sample, seed)
     settings = result.provenance.get("settings", {})
     truth = retrain(
@@ -117,21 +118,10 @@ def stratified(score: Tensor, sample: int, seed: int) -> tuple[Tensor, Tensor]:
     return torch.cat(drawn), torch.arange(3).repeat_interleave(torch.tensor(counts))
 
 
-def _check(result: Result, num_data: int, sample: int, likelihood: Likelihood) -> None:
-    if result.num_data != num_data:
-        raise ModelMismatchError(
-            f"a result on these {num_data} examples",
-            f"one on {result.num_data}",
-            "pass the data that the sensitivities were computed on",
-        )
+def _check_sample(sample: int, num_data: int) -> None:
     if not isinstance(sample, int) or not SMALLEST_SAMPLE <= sample <= num_data:
         raise ArgumentError(
             f"a sample of {SMALLEST_SAMPLE} to {num_data} examples, as many as the data has",
             repr(sample),
             "use sample=30, or fewer for small data",
-        )
-    used = result.provenance.get("settings", {}).get("likelihood", repr(likelihood))
-    if used != repr(likelihood):
-        raise ModelMismatchError(
-            f"the likelihood of the result, {used}", repr(likelihood), "pass the same one"
         )

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from engram.engine.prepare import Coverage
 from engram.engine.session import Observed, Session
 from engram.engine.totals import GradientSum
-from engram.parameters import square_norm, trainable
+from engram.parameters import Named, square_norm, trainable
+from engram.parameters import count as count_entries
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.estimators import eigen
 
@@ -39,6 +40,10 @@ class Diagnostics:
             layers both are estimated within some 30 % from a random sketch.
         parameters_exact, parameters_fallback, parameters_frozen, parameters_unused: shares.
         flagged_share: share of examples at which the estimator was held by its guard.
+        parameters_covered: share of the trainable parameters that the posterior lets move.
+        fitting_prior: the prior precision for which the gradient would be smallest: that of the
+            training, if the model has converged. NaN where it was not computed.
+        fitting_gradient: the relative gradient with it.
     """
 
     leverage_examples: int
@@ -53,6 +58,9 @@ class Diagnostics:
     parameters_frozen: float
     parameters_unused: float
     flagged_share: float
+    parameters_covered: float = 1.0
+    fitting_prior: float = math.nan
+    fitting_gradient: float = math.nan
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers by name."""
@@ -157,6 +165,7 @@ def diagnose(
     if 1 < count < num_data:
         error = num_data * float(known.std()) / math.sqrt(count)
     norms = _convergence(model, posterior, total_gradient)
+    share, fitting = total_gradient.fitting_share(_covered(model, posterior), posterior.prior_of)
     entries = max(coverage.total, 1)
     return Diagnostics(
         leverage_examples=count,
@@ -171,13 +180,20 @@ def diagnose(
         parameters_frozen=coverage.frozen / entries,
         parameters_unused=coverage.unused / entries,
         flagged_share=float(flagged.double().mean()),
+        parameters_covered=posterior.num_params / max(count_entries(trainable(model).values()), 1),
+        fitting_prior=share * posterior.prior_precision,
+        fitting_gradient=fitting,
     )
+
+
+def _covered(model: nn.Module, posterior: Posterior) -> Named:
+    return {n: p.detach() for n, p in trainable(model).items() if n in posterior.block_of}
 
 
 def _convergence(
     model: nn.Module, posterior: Posterior, total_gradient: GradientSum
 ) -> tuple[float, float]:
-    parameters = {n: p.detach() for n, p in trainable(model).items() if n in posterior.block_of}
+    parameters = _covered(model, posterior)
     losses, objective = total_gradient.square_norms(parameters, posterior.prior_of)
     pulls = {name: posterior.prior_of(name) * p for name, p in parameters.items()}
     regulariser = math.sqrt(square_norm(pulls))

@@ -35,6 +35,11 @@ def _losses(result: Result) -> Figure:
     return figure
 
 
+def _verdict(result: Result) -> str:
+    counts = ", ".join(f"{count:,} {name}" for name, count in result.verdict.counts.items())
+    return f"Verdict: {result.verdict.level}. Examples: {counts}."
+
+
 def result_page(result: Result, count: int, path: Path) -> Path:
     """Write the page with the first ``count`` examples by score and by leave-one-out loss."""
     page = Page(f"Sensitivities of {result.num_data:,} examples")
@@ -49,7 +54,10 @@ def result_page(result: Result, count: int, path: Path) -> Path:
     page.heading("Losses").figure(_losses(result), "On the line, the example makes no difference.")
     page.heading("The model depends most on").table(result.top(count))
     page.heading("The other examples contradict most").table(result.top(count, by="loo_loss"))
-    page.heading("How far to trust it").facts(result.diagnostics.to_dict())
+    page.heading("How far to trust it").text(_verdict(result))
+    for reason in result.verdict.reasons:
+        page.text(str(reason))
+    page.facts(result.diagnostics.to_dict())
     settings = result.provenance.get("settings", {})
     made = {k: v for k, v in result.provenance.items() if k != "settings"}
     return page.heading("Made with").facts(made | settings).write(path)

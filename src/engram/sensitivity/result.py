@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engram.errors import ArgumentError, DataError
+from engram.errors import ArgumentError, DataError, ModelMismatchError
+from engram.likelihoods import Likelihood
 from engram.sensitivity.diagnostics import Diagnostics
 from engram.sensitivity.page import result_page
+from engram.sensitivity.rules import judge
+from engram.sensitivity.verdict import Verdict
 
 FORMAT = 1
 TENSORS = (
@@ -97,6 +101,25 @@ class Result:
         """Mean leave-one-out loss: the estimate of the test loss, nats per example."""
         return float(self.loo_loss.double().mean())
 
+    @cached_property
+    def verdict(self) -> Verdict:
+        """How far to believe it, from what it carries; :func:`engram.assess` knows more."""
+        return judge(self)
+
+    def check_data(self, num_data: int, likelihood: Likelihood) -> None:
+        """Raise unless this can be a result on so many examples with this likelihood."""
+        if self.num_data != num_data:
+            raise ModelMismatchError(
+                f"a result on these {num_data} examples",
+                f"one on {self.num_data}",
+                "pass the data that the sensitivities were computed on",
+            )
+        used = self.provenance.get("settings", {}).get("likelihood", repr(likelihood))
+        if used != repr(likelihood):
+            raise ModelMismatchError(
+                f"the likelihood of the result, {used}", repr(likelihood), "pass the same one"
+            )
+
     def top(self, count: int = 20, by: str = "score") -> pd.DataFrame:
         """The examples that come first in a column of :meth:`to_frame`, highest first.
 
@@ -164,6 +187,7 @@ class Result:
             f" (example {int(self.indices[self.score.argmax()])})",
             str(self.diagnostics),
             "sign                  without the example minus with it",
+            repr(self.verdict),
         ]
         if settings.get("refined"):
             counts = [f"{int((self.obtained == n).sum()):,} by {OBTAINED[n]}" for n in (1, 2)]

@@ -1,0 +1,76 @@
+"""Products with the exact Hessian of the sum of losses: the Hessian itself is never built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from engram.batches import Batch, call
+from engram.engine.prepare import device_of
+from engram.engine.session import Session
+from engram.parameters import Named
+
+
+def hessian_times(
+    session: Session, parameters: Mapping[str, Tensor], vectors: Mapping[str, Tensor]
+) -> Named:
+    """sum_i H_i v over all data for every vector [C, *shape], by parameter name."""
+    total = {name: torch.zeros_like(v) for name, v in vectors.items()}
+    for batch in session.batches:
+        for start in range(0, len(batch), session.largest_part):
+            part = batch.select(slice(start, start + session.largest_part))
+            for name, value in batch_hessian_times(session, parameters, vectors, part).items():
+                total[name] += value
+    return total
+
+
+def batch_hessian_times(
+    session: Session, parameters: Mapping[str, Tensor], vectors: Mapping[str, Tensor], batch: Batch
+) -> Named:
+    """The same over the examples of one batch."""
+    batch = batch.to(device_of(session.model))
+    wanted = list(parameters.values())
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        outputs = call(session.model, batch.inputs)
+        targets = session.likelihood.prepare(outputs.detach(), batch.targets)
+        loss = session.likelihood.loss(outputs, targets).sum()
+        gradient = torch.autograd.grad(
+            loss, wanted, create_graph=True, allow_unused=True, materialize_grads=True
+        )
+    curved = [(g, vectors[n]) for n, g in zip(parameters, gradient, strict=True) if g.requires_grad]
+    if not curved:  # the loss is linear in all of them
+        return {name: torch.zeros_like(v) for name, v in vectors.items()}
+    return _pulled_back(curved, parameters)
+
+
+def _pulled_back(
+    curved: Sequence[tuple[Tensor, Tensor]], parameters: Mapping[str, Tensor]
+) -> Named:
+    """sum_j (d g_j / d theta)' v_j for gradients g_j with their graph and vectors [C, *shape]."""
+    gradients, vectors = [g for g, _ in curved], [v for _, v in curved]
+    wanted = list(parameters.values())
+    try:
+        rows = torch.autograd.grad(
+            gradients,
+            wanted,
+            vectors,
+            retain_graph=True,
+            is_grads_batched=True,
+            allow_unused=True,
+        )
+    except RuntimeError:  # an operation whose second derivative cannot be batched
+        single = [
+            torch.autograd.grad(
+                gradients, wanted, row, retain_graph=True, allow_unused=True, materialize_grads=True
+            )
+            for row in zip(*vectors, strict=True)
+        ]
+        rows = tuple(torch.stack(parts) for parts in zip(*single, strict=True))
+    count = len(vectors[0])
+    return {
+        name: p.new_zeros(count, *p.shape) if row is None else row
+        for (name, p), row in zip(parameters.items(), rows, strict=True)
+    }

@@ -1,0 +1,99 @@
+"""The rules of a result's own verdict: signals that every result carries, and their thresholds.
+
+The thresholds come from the study in docs/results/trust.md, except those of the guard and of what
+is taken as fixed, which the study does not vary: these only ask for caution.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engram.sensitivity.verdict import UNRELIABLE, Rule, Verdict
+
+if TYPE_CHECKING:
+    from engram.sensitivity.result import Result
+
+CONVERGENCE = Rule(
+    "convergence",
+    0.03,
+    0.1,
+    "the model is not at a minimum of its objective",
+    "Train until the gradient vanishes, with the regulariser in the objective.",
+)
+PRIOR = Rule(
+    "prior_mismatch",
+    0.05,
+    math.inf,
+    "prior_precision is not the regulariser that the model was trained with",
+    "Pass the delta of the training, N times the weight decay of the mean loss; "
+    "diagnostics.fitting_prior is what the weights fit best.",
+)
+CONSISTENCY = Rule(
+    "share_inconsistent",
+    0.16,
+    0.25,
+    "the posterior is surer of many examples than all data together allow",
+    "Use a richer structure (full before kronecker before diagonal), or regularise more.",
+)
+CAPACITY = Rule(
+    "mean_leverage",
+    0.65,
+    0.82,
+    "nearly as many effective parameters as examples, or more",
+    "Use a richer structure (full before kronecker before diagonal), or regularise more.",
+)
+GUARD = Rule(
+    "flagged_share",
+    0.05,
+    math.inf,
+    "the estimator was held by its guard",
+    'Use estimator="linear", or structure="full".',
+)
+COVERAGE = Rule(
+    "parameters_fixed",
+    0.05,
+    math.inf,
+    "some trainable parameters are taken as fixed by the posterior",
+    "Use a posterior of all parameters if the training moved all of them.",
+)
+RULES = (CONVERGENCE, PRIOR, CONSISTENCY, CAPACITY, GUARD, COVERAGE)
+LEVERAGE = Rule("leverage", 0.5, 1.0, "the example holds itself in place", "Train without it.")
+
+
+def _linearised(result: Result) -> bool:
+    """Whether a net was linearised; models in closed form may have any leverage."""
+    return any(way in ("rule", "copies", "unit") for way in result.coverage.values())
+
+
+def signals(result: Result) -> dict[str, float]:
+    """The signals of the rules by name; NaN where a result does not know."""
+    found = result.diagnostics
+    leverage = found.effective_parameters / result.num_data
+    convergence = found.relative_gradient
+    if not math.isnan(found.fitting_gradient):
+        convergence = min(convergence, found.fitting_gradient)
+    return {
+        "convergence": convergence,
+        "prior_mismatch": max(found.relative_gradient - convergence, 0.0),
+        "share_inconsistent": found.share_inconsistent,
+        "mean_leverage": leverage if _linearised(result) else math.nan,
+        "flagged_share": found.flagged_share,
+        "parameters_fixed": 1 - found.parameters_covered,
+    }
+
+
+def own_levels(result: Result) -> Tensor:
+    """What speaks against single examples, whatever the run: their leverage and the guard."""
+    levels = LEVERAGE.levels(result.leverage)
+    if not _linearised(result):
+        levels = torch.zeros_like(levels)
+    return torch.where(result.flagged, torch.full_like(levels, UNRELIABLE), levels)
+
+
+def judge(result: Result) -> Verdict:
+    """The verdict from what the result carries."""
+    return Verdict.of(RULES, signals(result), own_levels(result))

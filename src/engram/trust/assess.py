@@ -1,0 +1,135 @@
+"""The verdict on a result, refined by signals that cost some passes over the data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from engram.batches import Data
+from engram.engine.session import Session, session
+from engram.errors import ArgumentError, ModelMismatchError
+from engram.likelihoods import Likelihood
+from engram.posteriors.convert import as_posterior
+from engram.posteriors.gaussian import Posterior
+from engram.sensitivity.result import Result
+from engram.sensitivity.rules import PRIOR
+from engram.sensitivity.rules import signals as cheap_signals
+from engram.sensitivity.verdict import GOOD
+from engram.trust.assessment import Assessment
+from engram.trust.objective import Objective
+from engram.trust.rules import judge
+from engram.trust.signals import measure
+
+SAMPLE = 24
+SMALLEST_SAMPLE = 3
+MATCHING = 1e-3  # share of their size that outputs may differ by between two runs of one model
+
+
+def assess(
+    model: nn.Module,
+    data: Data,
+    result: Result,
+    posterior: Posterior | Any,
+    *,
+    likelihood: str | Likelihood = "categorical",
+    sample: int | None = None,
+    rounds: int = 10,
+    batch_size: int | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> Assessment:
+    r"""How far to believe a result, without retraining.
+
+    On a sample of examples, the posterior's own steps :math:`S^{-1} \nabla \ell_i` are held against
+    the model at :math:`\theta + \Delta\theta` and against steps of the exact Hessian H of the
+    objective; and the spectrum of :math:`S^{-1} H` says how far S is from H and whether H is
+    indefinite. The thresholds come from a study with true retraining: docs/trust.md.
+
+    Args:
+        model: the one that the result is about; it is not changed.
+        data: its training data.
+        result: from :func:`engram.sensitivities`.
+        posterior: that the result was computed with.
+        likelihood: the same as the result's.
+        sample: examples, spread evenly over the ranks of the score; if not given 24, or all.
+        rounds: of conjugate gradients; each costs one product with the Hessian per example of the
+            sample, about ``sample * rounds`` passes over the data in all.
+        batch_size, seed, progress: as in :func:`engram.sensitivities`.
+
+    Returns:
+        ``level``, ``reasons`` with remedies, ``levels`` of the examples, and ``signals``.
+
+    Example:
+        >>> from engram import laplace, sensitivities
+        >>> from engram.likelihoods import Gaussian
+        >>> _ = torch.manual_seed(0)
+        >>> x, model = torch.randn(50, 3).double(), nn.Linear(3, 1, bias=False).double()
+        >>> data = (x, x.sum(1, keepdim=True) + torch.randn(50, 1).double())
+        >>> solution = torch.linalg.solve(x.T @ x + torch.eye(3).double(), x.T @ data[1])
+        >>> _ = model.weight.data.copy_(solution.T)
+        >>> posterior = laplace(model, data, likelihood=Gaussian(), structure="full")
+        >>> result = sensitivities(
+        ...     model, data, posterior, likelihood=Gaussian(), estimator="corrected"
+        ... )
+        >>> assess(model, data, result, posterior, likelihood=Gaussian()).level
+        'good'
+    """
+    posterior = as_posterior(posterior, model)
+    posterior.check_model(model)
+    with session(model, data, likelihood, batch_size, progress) as opened:
+        posterior.check_likelihood(opened.likelihood)
+        sample = min(SAMPLE, opened.batches.num_data) if sample is None else sample
+        _check_numbers(sample, rounds, opened.batches.num_data)
+        result.check_data(opened.batches.num_data, opened.likelihood)
+        _check_posterior(result, posterior)
+        _check_outputs(result, opened)
+        objective = Objective(opened, posterior, _prior_share(result))
+        signals = measure(objective, result, sample, rounds, seed, progress)
+    return Assessment(judge(result, signals), signals)
+
+
+def _prior_share(result: Result) -> float:
+    """The training's prior precision over the posterior's, where the weights tell it."""
+    if PRIOR.level(cheap_signals(result)["prior_mismatch"]) == GOOD:
+        return 1.0
+    return result.diagnostics.fitting_prior / float(
+        result.provenance["settings"]["prior_precision"]
+    )
+
+
+def _check_numbers(sample: int, rounds: int, num_data: int) -> None:
+    if not isinstance(sample, int) or not SMALLEST_SAMPLE <= sample <= num_data:
+        raise ArgumentError(
+            f"a sample of {SMALLEST_SAMPLE} to {num_data} examples, as many as the data has",
+            repr(sample),
+            "leave it out",
+        )
+    if not isinstance(rounds, int) or rounds < 1:
+        raise ArgumentError("at least 1 of rounds", repr(rounds), "use rounds=10")
+
+
+def _check_posterior(result: Result, posterior: Posterior) -> None:
+    settings = result.provenance.get("settings", {})
+    used = (settings.get("structure"), settings.get("prior_precision"))
+    if used != (posterior.structure, posterior.prior_precision):
+        raise ModelMismatchError(
+            f"the posterior of the result ({used[0]}, prior_precision={used[1]:g})",
+            f"({posterior.structure}, prior_precision={posterior.prior_precision:g})",
+            "pass the posterior that the sensitivities were computed with",
+        )
+
+
+def _check_outputs(result: Result, opened: Session) -> None:
+    """The first examples' outputs must be what the model gives now."""
+    first = torch.arange(min(SAMPLE, result.num_data))
+    for observed in opened.passes("outputs", first):
+        expected = result.outputs[observed.batch.indices].double()
+        got = observed.outputs.detach().cpu().double()
+        if (expected - got).abs().max() > MATCHING * (1 + expected.abs().max()):
+            raise ModelMismatchError(
+                "the result of this model at its present weights, on these data",
+                "other outputs for the first examples",
+                "compute the sensitivities again, or pass the model and data they are of",
+            )

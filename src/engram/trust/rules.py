@@ -1,0 +1,79 @@
+"""The rules of an assessment: what was measured, its thresholds, and what speaks against examples.
+
+The thresholds come from the study in docs/results/trust.md.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from engram.sensitivity import rules
+from engram.sensitivity.result import Result
+from engram.sensitivity.verdict import Rule, Verdict
+from engram.trust.signals import Signals
+
+RANKS = Rule(
+    "rank_disagreement",
+    0.06,
+    0.1,
+    "steps of the exact Hessian rank the examples differently",
+    'Use structure="full" or "kronecker", and train to a minimum.',
+)
+SIZES = Rule(
+    "size_disagreement",
+    0.1,
+    0.2,
+    "steps of the exact Hessian give scores of other relative size",
+    'Use structure="full" with estimator="corrected" or "iterated".',
+)
+LINEARISATION = Rule(
+    "linearisation",
+    0.15,
+    0.2,
+    "the model is far from its tangent where the posterior's steps lead",
+    "Regularise more, or use a posterior that is surer.",
+)
+INDEFINITE = Rule(
+    "indefinite",
+    0.0,
+    math.inf,
+    "the Hessian has negative curvature: a saddle, or not yet a minimum",
+    "Train on with noise or another seed, or regularise more.",
+)
+RULES = (RANKS, SIZES, LINEARISATION, INDEFINITE)
+FACTOR = Rule(
+    "factor",
+    2.0,
+    5.0,
+    "the exact Hessian gives the example another score",
+    "Train without it.",
+)
+
+
+def measured(signals: Signals) -> dict[str, float]:
+    """The signals of the rules by name, each worse the larger it is."""
+    return {
+        "rank_disagreement": 1 - signals.spearman,
+        "size_disagreement": 1 - signals.pearson,
+        "linearisation": signals.linearisation,
+        "indefinite": max(-signals.smallest_curvature, 0.0),
+    }
+
+
+def own_levels(result: Result, signals: Signals) -> Tensor:
+    """The result's own levels; for the sample also how many times the two scores differ by."""
+    levels = rules.own_levels(result)
+    tiny = torch.finfo(signals.score.dtype).tiny
+    ratio = signals.score.clamp(min=tiny) / signals.second_score.to(signals.score).clamp(min=tiny)
+    factor = FACTOR.levels(torch.maximum(ratio, 1 / ratio))
+    levels[signals.positions] = torch.maximum(levels[signals.positions], factor)
+    return levels
+
+
+def judge(result: Result, signals: Signals) -> Verdict:
+    """The verdict from what the result carries and what was measured."""
+    known = rules.signals(result) | measured(signals)
+    return Verdict.of((*rules.RULES, *RULES), known, own_levels(result, signals))
