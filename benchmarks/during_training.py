@@ -44,6 +44,7 @@ class Run:
     epochs: int
     posteriors: tuple[str, ...] = ("optimizer",)
     every: int = 2  # epochs between evaluations
+    num_data: int = 60_000
 
 
 RUNS = {
@@ -54,8 +55,9 @@ RUNS = {
     "mnist-mlp-adam-8": Run("mnist", "mlp-32-16", "adam", (1e-3, 0.0), 80.0, 8, 8, BOTH),
     "mnist-lenet5-adam-32": Run("mnist", "lenet5", "adam", (1e-3, 0.0), 60.0, 32, 10, BOTH),
     "fmnist-lenet5-adam-32": Run("fmnist", "lenet5", "adam", (1e-3, 0.0), 60.0, 32, 10, BOTH),
+    "fmnist-lenet5-adamw": Run("fmnist", "lenet5", "adamw", (1e-3, 1e-3), 60.0, 256, 20, BOTH),
     "fmnist-lenet5-adamw-overfit": Run(
-        "fmnist", "lenet5", "adamw", (1e-3, 1e-3), 60.0, 256, 60, BOTH, 4
+        "fmnist", "lenet5", "adamw", (1e-3, 1e-3), 10.0, 256, 120, BOTH, 4, 10_000
     ),
 }
 
@@ -111,7 +113,8 @@ def follow(name: str, seed: int) -> dict[str, Any]:
     train, test = train_and_test(run.data)
     torch.manual_seed(seed)
     model = BUILD[run.net](10)
-    num_data = len(train.targets)
+    num_data = run.num_data
+    train = Images(*train.first(num_data), train.source)
     optimizer = make_optimizer(run, model, num_data)
     steps = run.epochs * math.ceil(num_data / run.batch_size)
     schedule = CosineAnnealingLR(optimizer, run.epochs, eta_min=run.rates[1])
