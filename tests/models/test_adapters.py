@@ -176,6 +176,22 @@ def test_data_frames_keep_their_names():
     assert engram.of(fit).provenance["model"] == "Ridge"
 
 
+def test_columns_in_another_order():
+    frame = pd.DataFrame(DIABETES[0], columns=list("abcdef"))
+    ridge = linear_model.Ridge().fit(frame, DIABETES[1])
+    pipeline = make_pipeline(StandardScaler(), linear_model.Ridge()).fit(frame, DIABETES[1])
+    for model in (ridge, pipeline):
+        swapped, plain = (
+            models.read(model, f, DIABETES[1]) for f in (frame[list("fedcba")], frame)
+        )
+        assert swapped.names == plain.names == ("intercept", *"abcdef")
+        assert torch.equal(swapped.outputs, plain.outputs)
+        with pytest.raises(DataError, match="differ in c, z"):
+            models.read(model, frame.rename(columns={"c": "z"}), DIABETES[1])
+    with pytest.raises(ArgumentError, match="not fitted"):
+        engram.of(make_pipeline(StandardScaler(), linear_model.Ridge()), *DIABETES)
+
+
 X = sm.add_constant(CANCER[0][:, :3])
 COUNTS = RANDOM.poisson(np.exp(X @ [0.5, 0.2, -0.1, 0.3])).astype(float)
 TRIALS = RANDOM.integers(1, 20, len(X))

@@ -133,11 +133,54 @@ class TestRemovingTooMuch:
 
     def test_group_arguments(self):
         fit = fit_linear(X, Y)
-        for indices in ([], [40], [-1], [3, 3]):
-            with pytest.raises(ArgumentError, match="different examples from 0 to 39"):
-                remove_group(fit, indices)
-        with pytest.raises(ArgumentError, match="one finite share"):
+        wrong = ([], [40], [-1], [3, 3], ["a"], np.arange(40) < 3, [1.5])
+        for indices in wrong:
+            for method in (lambda i: remove_group(fit, i), fit.without):
+                with pytest.raises(ArgumentError, match=r"index|indices"):
+                    method(indices)
+        with pytest.raises(ArgumentError, match="2 finite weights"):
             remove_group(fit, [1, 2], shares=[1.0])
+        with pytest.raises(ArgumentError, match="nan for index 2"):
+            remove_group(fit, [1, 2], shares=[1.0, np.nan])
+        with pytest.raises(ArgumentError, match="list of weights"):
+            remove_group(fit, [1, 2], shares="a")
+
+
+class TestOtherData:
+    def test_offset_is_not_forgotten(self):
+        offset = np.linspace(0.0, 2.0, 40)
+        fit = fit_glm(X, COUNTS, "poisson", offset=offset)
+        for method in (
+            fit.predictor,
+            lambda inputs: remove_group(fit, [0], evaluate_on=(inputs, COUNTS)),
+        ):
+            with pytest.raises(ArgumentError, match="fitted with one"):
+                method(X)
+        assert torch.allclose(fit.predictor(X, offset), fit.outputs)
+        removal = remove_group(fit, [0], evaluate_on=(X, COUNTS, offset))
+        assert torch.allclose(removal.evaluation.outputs, fit.outputs)
+
+    def test_columns_are_found_by_name(self):
+        frame = pd.DataFrame(X, columns=["a", "b", "c"])
+        fit = fit_linear(frame, Y)
+        assert torch.allclose(fit.predictor(frame[["c", "a", "b"]]), fit.outputs)
+        assert torch.allclose(fit.predictor(X), fit.outputs)
+        with pytest.raises(DataError, match="differ in c, d"):
+            fit.predictor(frame.rename(columns={"c": "d"}))
+
+    def test_a_column_named_intercept(self):
+        frame = pd.DataFrame(X, columns=["intercept", "b", "c"])
+        fit = fit_linear(frame, Y, intercept=False)
+        with pytest.raises(ArgumentError, match="3 columns"):
+            fit.predictor(X[:, :2])
+        both = fit_linear(frame, Y)
+        assert torch.allclose(both.predictor(frame[["c", "b", "intercept"]]), both.outputs)
+
+    def test_form(self):
+        fit = fit_linear(X, Y)
+        for data in (X, (X,), (X, Y[:-1])):
+            with pytest.raises(DataError):
+                remove_group(fit, [0], evaluate_on=data)
 
 
 @pytest.mark.parametrize(

@@ -168,4 +168,5 @@ class NormalInverseWishart(Family):
 
     def translated(self, natural: Named, source: Family) -> Named:
         assert isinstance(source, NormalInverseWishart)
-        return translated_products(natural, torch.as_tensor(source.mean) - self.mean)
+        shift = torch.as_tensor(source.mean) - torch.as_tensor(self.mean)
+        return translated_products(natural, shift)

@@ -172,7 +172,8 @@ class ProbabilisticPCA(Family):
                 f"one of {source.num_components}",
                 "compare models of one size",
             )
-        return translated_products(natural, torch.as_tensor(source.origin) - self.origin)
+        shift = torch.as_tensor(source.origin) - torch.as_tensor(self.origin)
+        return translated_products(natural, shift)
 
     def _covariance(self, natural: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean and covariance of the examples, divided by their number."""

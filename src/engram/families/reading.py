@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ def read_array(values: Any, name: str) -> Tensor:
     """A finite float64 tensor on the CPU; the caller's own array is not changed."""
     try:
         if not isinstance(values, Tensor) and hasattr(values, "to_numpy"):  # a series or frame
-            values = values.to_numpy()
+            values = np.array(values, dtype=np.float64)
         array = torch.as_tensor(values, dtype=torch.float64).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(

@@ -62,6 +62,37 @@ class Design:
         total = seeds.mT @ self.body
         return torch.cat([seeds.sum(0)[:, None], total], 1) if self.ones else total
 
+    def read_inputs(self, inputs: Any) -> Tensor:
+        """Other inputs as these columns, ones added where the design did, [M, P].
+
+        A data frame's columns are found by name, unless these were never named.
+        """
+        own = self.names[1:] if self.ones else self.names
+        unnamed = own == column_names(None, len(own))
+        if frame_names(inputs) is not None and not unnamed:
+            whole = sorted(frame_names(inputs) or ()) == sorted(self.names)
+            inputs = in_order(inputs, self.names if whole else own)
+        matrix = as_matrix(inputs)
+        if self.ones and matrix.shape[1] == len(own):
+            matrix = with_ones(matrix)
+        if matrix.shape[1] != self.width:
+            raise ArgumentError(
+                f"inputs with the fit's {self.width} columns",
+                f"{matrix.shape[1]}",
+                "pass the same ones",
+            )
+        return matrix
+
+    def read_offset(self, offset: Any, count: int) -> Tensor:
+        """Offsets of other inputs, [M, 1]; ArgumentError if there have to be some."""
+        if offset is None and bool(self.offset.any()):
+            raise ArgumentError(
+                "the offset of these inputs, since the model was fitted with one",
+                "none",
+                "pass the offset (for other data as (X, y, offset)), or zeros",
+            )
+        return as_column("offset", offset, count, 0.0)[:, None]
+
     def rows(self, indices: Tensor) -> Design:
         """The design of some examples."""
         parts = (self.weights[indices], self.offset[indices])
@@ -176,10 +207,31 @@ def _as_tensor(values: Any) -> Tensor:
 
 def column_names(inputs: Any, count: int) -> tuple[str, ...]:
     """The data frame's names, or x0, x1, ..."""
-    named = getattr(inputs, "columns", None)
+    named = frame_names(inputs)
     if named is not None and len(named) == count:
-        return tuple(str(name) for name in named)
+        return named
     return tuple(f"x{number}" for number in range(count))
+
+
+def frame_names(inputs: Any) -> tuple[str, ...] | None:
+    """The names of a data frame's columns; None for all else."""
+    named = getattr(inputs, "columns", None)
+    return None if named is None else tuple(str(name) for name in named)
+
+
+def in_order(inputs: Any, names: Sequence[str]) -> Any:
+    """A data frame with its columns in the order of the names; DataError if they are others."""
+    found = frame_names(inputs)
+    if found is None or found == tuple(names):
+        return inputs
+    if sorted(found) != sorted(names) or len(set(found)) < len(found):
+        others = sorted(set(found) ^ set(names)) or ["repeated ones"]
+        raise DataError(
+            f"the columns that the model was fitted on, {', '.join(names[:8])}",
+            f"{', '.join(found[:8])} (they differ in {', '.join(others[:8])})",
+            "pass a data frame with these columns, in any order",
+        )
+    return inputs.iloc[:, [found.index(name) for name in names]]
 
 
 def _penalties(penalty: float | Sequence[float], count: int) -> Tensor:

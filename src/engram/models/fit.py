@@ -16,7 +16,7 @@ from torch import Tensor
 from engram import equation
 from engram.errors import ArgumentError, PosteriorError
 from engram.likelihoods import Likelihood
-from engram.models.design import as_column, as_matrix, with_ones
+from engram.models.design import as_column
 from engram.models.factor import Factor
 from engram.models.likelihood import ResponseLikelihood, Weighted
 from engram.models.newton import Minimum, Objective, minimise
@@ -25,6 +25,7 @@ from engram.models.separation import check_separation
 from engram.parameters import Layout
 from engram.posteriors.blocks import DenseBlock
 from engram.posteriors.gaussian import Posterior
+from engram.selection import check_group
 
 HESSIANS = ("observed", "expected")
 
@@ -128,23 +129,13 @@ class Fit:
         )
 
     def predictor(self, inputs: Any, offset: Any = None) -> Tensor:
-        """f of other inputs, [N, K]."""
-        matrix = self.columns(inputs)
-        return (
-            matrix @ self.coefficients.mT + as_column("offset", offset, len(matrix), 0.0)[:, None]
-        )
+        """f of other inputs, [N, K]; with an offset if the fit has one.
 
-    def columns(self, inputs: Any) -> Tensor:
-        """Other inputs as the fit's columns, a column of ones added where the fit did, [N, P]."""
-        matrix = as_matrix(inputs)
-        width = self.coefficients.shape[1]
-        if matrix.shape[1] == width - 1 and self.names[0] == "intercept":
-            matrix = with_ones(matrix)
-        if matrix.shape[1] != width:
-            raise ArgumentError(
-                f"inputs with the fit's {width} columns", f"{matrix.shape[1]}", "pass the same ones"
-            )
-        return matrix
+        The columns of a data frame are found by name.
+        """
+        design = self.objective.design
+        matrix = design.read_inputs(inputs)
+        return matrix @ self.coefficients.mT + design.read_offset(offset, len(matrix))
 
     def read_targets(self, targets: Any) -> Tensor:
         """Other targets as the likelihood takes them, [N, K]."""
@@ -224,7 +215,7 @@ class Fit:
     def moved_without(self, indices: Sequence[int] | Tensor) -> Minimum:
         """Where Newton's method goes from here when some examples are gone."""
         kept = torch.ones(len(self.targets), dtype=torch.bool)
-        kept[torch.as_tensor(indices)] = False
+        kept[check_group(indices, None, len(kept))[0]] = False
         if not kept.any():
             raise PosteriorError("at least one example that remains", "none", "leave out fewer")
         design = self.objective.design.rows(kept.nonzero()[:, 0])

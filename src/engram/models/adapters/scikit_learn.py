@@ -15,12 +15,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
 from engram.errors import DataError, TargetError, UnsupportedModelError
 from engram.likelihoods import Categorical, Likelihood
-from engram.models.design import as_column, read_design
+from engram.models.design import as_column, frame_names, in_order, read_design
 from engram.models.fit import Fit, fit_at
 from engram.models.likelihood import ResponseLikelihood
 from engram.models.newton import Objective
@@ -31,10 +32,38 @@ Read = Callable[[Any, Any, Any, Any], Fit]
 
 def read_pipeline(model: Any, inputs: Any, targets: Any, weights: Any, read: Read) -> Fit:
     """The last step of a pipeline, on what the steps before make of the inputs."""
-    for _, step in model.steps[:-1]:
-        if step is not None and step != "passthrough":
-            inputs = step.transform(inputs)
-    return read(model.steps[-1][1], inputs, targets, weights)
+    last = model.steps[-1][1]
+    if not hasattr(last, "coef_") and not hasattr(last, "steps"):
+        return read(last, inputs, targets, weights)  # which says what is wrong with it
+    if len(model.steps) > 1:
+        try:
+            inputs = model[:-1].transform(_in_order(model, inputs))
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                "inputs that the steps of the pipeline can transform",
+                f"{type(error).__name__}: {error}",
+                "fit all steps, and pass the inputs the pipeline was fitted on",
+            ) from error
+        inputs = _named(model[:-1], inputs)
+    return read(last, inputs, targets, weights)
+
+
+def _named(steps: Any, values: Any) -> Any:
+    """What the steps gave as a data frame with their names for its columns, if they have any."""
+    if frame_names(values) is not None:
+        return values
+    try:
+        names = [str(name) for name in steps.get_feature_names_out()]
+    except (AttributeError, TypeError, ValueError):  # some step has none
+        return values
+    matrix = values.toarray() if hasattr(values, "toarray") else np.asarray(values)
+    return pd.DataFrame(matrix, columns=names) if matrix.shape[1:] == (len(names),) else values
+
+
+def _in_order(model: Any, inputs: Any) -> Any:
+    """A data frame's columns in the order the model was fitted with."""
+    names = getattr(model, "feature_names_in_", None)
+    return inputs if names is None else in_order(inputs, [str(name) for name in names])
 
 
 def read_least_squares(model: Any, inputs: Any, targets: Any, weights: Any) -> Fit:
@@ -183,7 +212,7 @@ def _fit(
     if len(coefficients) != targets.shape[1]:
         raise _unsupported(model, f"{len(coefficients)} targets at once")
     design = read_design(
-        inputs,
+        _in_order(model, inputs),
         len(targets),
         penalty=penalty,
         intercept=bool(model.fit_intercept),
