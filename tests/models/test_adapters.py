@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import statsmodels.api as sm
 import torch
+from scipy import stats
 from sklearn import linear_model
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
@@ -16,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 
 import engram
 from engram import models
-from engram.errors import ArgumentError, DataError, TargetError, UnsupportedModelError
+from engram.errors import ArgumentError, DataError, DesignError, TargetError, UnsupportedModelError
 
 RANDOM = np.random.default_rng(0)
 
@@ -235,6 +236,65 @@ def test_statsmodels(name):
         assert fit.names == tuple(results.model.exog_names)
     if name in ("Logit", "Probit", "Poisson", "MNLogit"):
         np.testing.assert_allclose(-result.loss.sum(), results.llf, rtol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        sm.families.Gaussian(),
+        sm.families.Gamma(sm.families.links.Log()),
+        sm.families.InverseGaussian(sm.families.links.Log()),
+        sm.families.Poisson(),
+    ],
+    ids=lambda family: type(family).__name__,
+)
+def test_losses_are_densities_of_weighted_examples(family):
+    """Variance weights divide the dispersion, frequency weights count examples."""
+    spread = WEIGHTS[: len(X)]
+    model = sm.GLM(COUNTS + 1, X, family=family, var_weights=spread, freq_weights=TRIALS)
+    results = model.fit()
+    loss = engram.of(results).loss.numpy()
+    weights = TRIALS * (spread if isinstance(family, sm.families.Poisson) else 1.0)
+    total = model.loglike(results.params, scale=results.scale)
+    np.testing.assert_allclose(-(weights * loss).sum(), total, rtol=1e-8)
+
+
+def test_losses_of_weighted_least_squares():
+    results = RESULTS["WLS"]()
+    deviation = np.sqrt(results.scale / WEIGHTS[: len(X)])
+    expected = -stats.norm(results.fittedvalues, deviation).logpdf(COUNTS)
+    np.testing.assert_allclose(engram.of(results).loss, expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("family", [sm.families.Poisson(), sm.families.Binomial()])
+def test_quasi_likelihood(family):
+    targets = COUNTS if isinstance(family, sm.families.Poisson) else HITS / TRIALS
+    results = sm.GLM(targets, X, family=family).fit(scale="X2")
+    fit, peer = models.read(results), results.get_influence()
+    measures = models.glm_measures(fit)
+    np.testing.assert_allclose(fit.standard_errors[0], results.bse, rtol=1e-6)
+    np.testing.assert_allclose(measures.cooks_distance, peer.cooks_distance[0], rtol=1e-5)
+    np.testing.assert_allclose(measures.dfbetas, peer.dfbetas, rtol=1e-5, atol=1e-10)
+    np.testing.assert_allclose(measures.studentised, peer.resid_studentized, rtol=1e-5)
+
+
+def test_separation_elsewhere():
+    apart = (CANCER[0][:, 0] > 0).astype(float)
+    constant = sm.add_constant(CANCER[0][:, :2])
+    binomial = sm.families.Binomial()
+    stopped = [
+        sm.GLM(apart, constant, family=binomial).fit(maxiter=8),
+        sm.GLM(apart, constant, family=binomial).fit(maxiter=25),
+        sm.Logit(apart, constant).fit(disp=0, maxiter=12),
+    ]
+    for results in stopped:
+        with pytest.raises(DesignError, match="complete separation"):
+            engram.of(results)
+    free = linear_model.LogisticRegression(C=np.inf).fit(CANCER[0][:, :2], apart)
+    with pytest.raises(DesignError, match="complete separation"):
+        engram.of(free, CANCER[0][:, :2], apart)
+    held = linear_model.LogisticRegression().fit(CANCER[0][:, :2], apart)
+    assert engram.of(held, CANCER[0][:, :2], apart).num_data == 120
 
 
 def test_statsmodels_leverage():

@@ -127,9 +127,12 @@ class TestRemovingTooMuch:
         inputs = np.column_stack([X, np.r_[1.0, np.zeros(39)]])
         with pytest.raises(PosteriorError, match=r"leverage 1 \(first: \[0\]"):
             linear_measures(fit_linear(inputs, Y))
-        result = sensitivities_of(fit_linear(inputs, Y))
-        assert result.flagged.nonzero().tolist() == [[0]]
-        assert torch.isfinite(result.loo_loss).all()
+        for fit in (fit_linear(inputs, Y), fit_glm(inputs, COUNTS + 1, "poisson")):
+            with pytest.raises(PosteriorError, match=r"leverage 1 \(first: \[0\]") as caught:
+                sensitivities_of(fit)
+            assert "penalty > 0" in caught.value.remedy
+        assert not sensitivities_of(fit_linear(inputs, Y), share=0.5).flagged.any()
+        assert not sensitivities_of(fit_linear(inputs, Y, penalty=0.1)).flagged.any()
 
     def test_group_arguments(self):
         fit = fit_linear(X, Y)

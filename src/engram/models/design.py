@@ -27,6 +27,7 @@ class Design:
             dispersion 1, so that it is ridge's alpha.
         weights: of each example's loss, [N].
         offset: added to the linear predictor, [N, 1].
+        frequencies: how many examples a row stands for, a factor of its weight, [N]; 1 if None.
     """
 
     body: Tensor
@@ -35,6 +36,7 @@ class Design:
     penalty: Tensor
     weights: Tensor
     offset: Tensor
+    frequencies: Tensor | None = None
 
     @property
     def num_data(self) -> int:
@@ -45,6 +47,16 @@ class Design:
     def width(self) -> int:
         """P."""
         return len(self.names)
+
+    @property
+    def counts(self) -> Tensor:
+        """Examples that each row stands for, [N]."""
+        return torch.ones_like(self.weights) if self.frequencies is None else self.frequencies
+
+    @property
+    def precisions(self) -> Tensor:
+        """The weight of one of them, by which a dispersion is divided, [N]."""
+        return self.weights / torch.where(self.counts > 0, self.counts, 1.0)
 
     @cached_property
     def matrix(self) -> Tensor:
@@ -95,7 +107,7 @@ class Design:
 
     def rows(self, indices: Tensor) -> Design:
         """The design of some examples."""
-        parts = (self.weights[indices], self.offset[indices])
+        parts = (self.weights[indices], self.offset[indices], self.counts[indices])
         return Design(self.body[indices], self.ones, self.names, self.penalty, *parts)
 
 
@@ -133,15 +145,31 @@ def read_design(
         raise DataError(
             "at least one column", "none, and no intercept", "give X, or intercept=True"
         )
-    row_weights = as_column("weights", weights, num_targets, 1.0)
-    if (row_weights < 0).any() or not (row_weights > 0).any():
-        raise ArgumentError(
-            "weights that are not negative and not all zero",
-            f"values from {float(row_weights.min()):.4g} to {float(row_weights.max()):.4g}",
-            "an example of weight 0 is not used; negative weights have no posterior",
-        )
+    row_weights = as_weights(weights, num_targets)
     shift = as_column("offset", offset, num_targets, 0.0)[:, None]
     return Design(matrix, intercept, names, columns, row_weights, shift)
+
+
+def as_weights(weights: Any, count: int) -> Tensor:
+    """Weights of the examples, [N]; 1 if not given."""
+    column = as_column("weights", weights, count, 1.0)
+    if (column < 0).any() or not (column > 0).any():
+        raise ArgumentError(
+            "weights that are not negative and not all zero",
+            f"values from {float(column.min()):.4g} to {float(column.max()):.4g}",
+            "an example of weight 0 is not used; negative weights have no posterior",
+        )
+    return column
+
+
+def count_of(targets: Any) -> int:
+    """How many targets there are."""
+    try:
+        return len(targets)
+    except TypeError as error:
+        raise DataError(
+            "targets y, one per row of X", type(targets).__name__, "pass a list or an array"
+        ) from error
 
 
 def as_matrix(inputs: Any) -> Tensor:
@@ -235,7 +263,10 @@ def in_order(inputs: Any, names: Sequence[str]) -> Any:
 
 
 def _penalties(penalty: float | Sequence[float], count: int) -> Tensor:
-    values = torch.as_tensor(penalty, dtype=torch.float64)
+    try:
+        values = torch.as_tensor(penalty, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        values = torch.full((count,), torch.nan, dtype=torch.float64)
     if values.dim() == 0:
         values = values.expand(count).clone()
     if values.shape != (count,) or not (torch.isfinite(values) & (values >= 0)).all():

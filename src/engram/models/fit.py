@@ -21,7 +21,7 @@ from engram.models.factor import Factor
 from engram.models.likelihood import ResponseLikelihood, Weighted
 from engram.models.newton import Minimum, Objective, minimise
 from engram.models.rank import check_rank
-from engram.models.separation import check_separation
+from engram.models.separation import check_separation, check_separation_elsewhere
 from engram.parameters import Layout
 from engram.posteriors.blocks import DenseBlock
 from engram.posteriors.gaussian import Posterior
@@ -102,7 +102,8 @@ class Fit:
     @property
     def weighted(self) -> Weighted:
         """The likelihood with the examples' weights."""
-        return Weighted(self.likelihood, self.objective.design.weights)
+        design = self.objective.design
+        return Weighted(self.likelihood, design.weights, design.precisions)
 
     @cached_property
     def covariance(self) -> Tensor:
@@ -261,6 +262,8 @@ def fit_at(
             f"an indefinite or singular one ({objective.likelihood!r})",
             'fit to convergence, use penalty > 0, or hessian="expected"',
         )
+    if source is not None:
+        check_separation_elsewhere(objective, coefficients)
     fit = Fit(objective, coefficients, factor, 1.0, hessian, converged, source)
     scale = _dispersion(fit) if dispersion is None else dispersion
     if not (math.isfinite(scale) and scale > 0):
@@ -279,7 +282,8 @@ def _dispersion(fit: Fit) -> float:
         return 1.0
     weights = fit.objective.design.weights
     squares = (fit.means - fit.targets).square() / likelihood.response.variance(fit.means)
-    freedom = int((weights > 0).sum()) - float(fit.leverage.sum())
+    counts = torch.where(weights > 0, fit.objective.design.counts, 0.0)
+    freedom = float(counts.sum()) - float(fit.leverage.sum())
     scale = float((weights * squares[:, 0]).sum()) / freedom if freedom > 1e-6 else 0.0
     if scale <= 1e-24 * float(fit.targets.square().mean()):
         raise PosteriorError(

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from engram.errors import DataError, PosteriorError
+from engram.models.design import Design
 from engram.models.factor import curvature
 from engram.models.fit import Fit
+from engram.models.likelihood import Weighted
 from engram.models.rank import check_rank
 from engram.selection import check_group
 from engram.sensitivity.effects import Effect
@@ -47,7 +49,7 @@ def remove_group(
 
     Returns:
         A removal, as from :func:`engram.remove`; exact for least squares, one Newton step with the
-        precision of the remaining data otherwise. Losses are per unit of weight.
+        precision of the remaining data otherwise. Losses as in :func:`sensitivities_of`.
 
     Example:
         >>> from engram.models import fit_linear
@@ -58,11 +60,11 @@ def remove_group(
         True
     """
     chosen, _ = check_group(indices, None, len(fit.targets))
-    each = [shares] * len(chosen) if np.ndim(shares) == 0 else shares
+    each: Any = [shares] * len(chosen) if np.ndim(shares) == 0 else shares
     chosen, taken = check_group(chosen, each, len(fit.targets))
     delta = _step(fit, chosen, taken)
     rows = fit.objective.design.rows(chosen)
-    group = _effect(fit, rows.matrix, rows.offset, fit.targets[chosen], chosen, delta)
+    group = _effect(fit, rows, fit.targets[chosen], chosen, delta)
     evaluation = None
     if evaluate_on is not None:
         evaluation = _effect(fit, *_other_data(fit, evaluate_on), delta)
@@ -70,8 +72,8 @@ def remove_group(
     return Removal(chosen, taken, {"coefficients": delta}, group, evaluation, False, settings)
 
 
-def _other_data(fit: Fit, data: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Columns, offset, targets and numbers of data that the fit has not seen."""
+def _other_data(fit: Fit, data: tuple[Any, ...]) -> tuple[Design, Tensor, Tensor]:
+    """Design, targets and numbers of data that the fit has not seen."""
     if not isinstance(data, tuple | list) or len(data) not in (2, 3):
         raise DataError(
             "evaluate_on as (X, y) or (X, y, offset)", type(data).__name__, "pass one tuple"
@@ -83,7 +85,9 @@ def _other_data(fit: Fit, data: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor
             "as many rows of X as targets", f"{len(matrix)} and {len(targets)}", "check evaluate_on"
         )
     offset = design.read_offset(data[2] if len(data) == 3 else None, len(matrix))
-    return matrix, offset, targets, torch.arange(len(matrix))
+    ones = torch.ones_like(offset[:, 0])
+    other = Design(matrix, False, design.names, design.penalty, ones, offset)
+    return other, targets, torch.arange(len(matrix))
 
 
 def _step(fit: Fit, chosen: Tensor, shares: Tensor) -> Tensor:
@@ -135,10 +139,9 @@ def _check_left(fit: Fit, lost: float, chosen: Tensor, shares: Tensor) -> None:
     )
 
 
-def _effect(
-    fit: Fit, matrix: Tensor, offset: Tensor, targets: Tensor, indices: Tensor, delta: Tensor
-) -> Effect:
-    outputs = matrix @ fit.coefficients.mT + offset
-    moved = outputs + matrix @ delta.mT
-    losses = [fit.likelihood.loss(f, targets) for f in (outputs, moved)]
+def _effect(fit: Fit, rows: Design, targets: Tensor, indices: Tensor, delta: Tensor) -> Effect:
+    outputs = rows.outputs(fit.coefficients)
+    moved = outputs + rows.matrix @ delta.mT
+    likelihood = Weighted(fit.likelihood, rows.weights, rows.precisions)
+    losses = [likelihood.loss(f, targets) for f in (outputs, moved)]
     return Effect(indices, outputs, moved, *losses)

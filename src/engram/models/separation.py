@@ -18,6 +18,7 @@ from engram.models.newton import Objective
 
 FAR = 8.0  # linear predictors beyond this are looked at
 FLAT = 1e-6  # curvature along a column, relative to that of a loss of curvature 1
+FAR_ELSEWHERE, FLAT_ELSEWHERE = 4.0, 1e-3  # other libraries stop on their way to infinity
 TIME_LIMIT = 60.0
 ADVICE = (
     "use penalty > 0, which makes the coefficients finite; or drop the columns named, or merge "
@@ -26,21 +27,39 @@ ADVICE = (
 
 
 def check_one_class(objective: Objective) -> None:
-    """DesignError if only one class occurs, for which no finite intercept is best."""
-    if not _two_sided(objective) or (objective.design.penalty > 0).all():
+    """DesignError if no finite intercept is best: one class, or counts that are all 0."""
+    design = objective.design
+    if not design.ones or design.penalty[0] > 0:
         return
-    used = objective.targets[objective.design.weights > 0]
-    if bool((used == used[:1]).all()) and bool(((used == 0) | (used == 1)).all()):
+    used = objective.targets[design.weights > 0]
+    if not (used == used[:1]).all():
+        return
+    remedy = "use an intercept that is penalised too (penalise_intercept=True), or no intercept"
+    if _two_sided(objective) and bool(((used == 0) | (used == 1)).all()):
         raise DesignError(
-            "targets of at least two classes", "the same target for every example", ADVICE
+            "targets of at least two classes", "the same target for every example", remedy
         )
+    if _counts(objective) and bool((used == 0).all()):
+        raise DesignError("some target above 0", "the target 0 for every example", remedy)
 
 
 def check_separation(objective: Objective, coefficients: Tensor) -> None:
     """DesignError if the fit ran off because the targets are separated."""
     outputs = objective.design.outputs(coefficients)
-    if not _suspicious(objective, outputs):
-        return
+    if _suspicious(objective, outputs, FAR, FLAT):
+        _check_directions(objective)
+
+
+def check_separation_elsewhere(objective: Objective, coefficients: Tensor) -> None:
+    """The same for coefficients that another library stopped at, perhaps early."""
+    check_one_class(objective)
+    outputs = objective.design.outputs(coefficients)
+    if _suspicious(objective, outputs, FAR_ELSEWHERE, FLAT_ELSEWHERE):
+        _check_directions(objective)
+
+
+def _check_directions(objective: Objective) -> None:
+    """DesignError if there is a direction of no return."""
     margins, fixed = _margins(objective)
     if margins is None or fixed is None:
         return
@@ -56,9 +75,11 @@ def check_separation(objective: Objective, coefficients: Tensor) -> None:
     )
     if found.status != 0 or -found.fun <= 1e-7 * np.abs(margins).sum():
         return
+    complete = _is_complete(margins, fixed)
+    sparse = _sparse_direction(objective, margins, fixed, complete)
     raise DesignError(
         "targets that overlap, so that the likelihood has a maximum",
-        _description(objective, found.x, _is_complete(margins, fixed)),
+        _description(objective, found.x if sparse is None else sparse, complete),
         ADVICE,
     )
 
@@ -70,11 +91,17 @@ def _two_sided(objective: Objective) -> bool:
     return isinstance(likelihood, Categorical)
 
 
-def _suspicious(objective: Objective, outputs: Tensor) -> bool:
+def _counts(objective: Objective) -> bool:
+    likelihood = objective.likelihood
+    counts = ("poisson", "negative_binomial", "tweedie")
+    return isinstance(likelihood, ResponseLikelihood) and likelihood.response.name in counts
+
+
+def _suspicious(objective: Objective, outputs: Tensor, far: float, flat: float) -> bool:
     """Predictors far out, and next to no curvature left along some column."""
     design = objective.design
     free = design.penalty == 0
-    if float(outputs.abs().max()) < FAR or not free.any():
+    if float(outputs.abs().max()) < far or not free.any():
         return False
     if design.ones and not free[1:].any():  # an intercept alone separates one class only
         return False
@@ -82,7 +109,7 @@ def _suspicious(objective: Objective, outputs: Tensor) -> bool:
     if factor is None:
         return True
     reach = (design.weights[:, None] * design.matrix.square()).sum(0).repeat(outputs.shape[1])
-    return bool((factor.covariance.diagonal() * reach > 1 / FLAT).any())
+    return bool((factor.covariance.diagonal() * reach > 1 / flat).any())
 
 
 def _margins(objective: Objective) -> tuple[np.ndarray | None, np.ndarray | None]:
@@ -133,6 +160,26 @@ def _is_complete(margins: np.ndarray, fixed: np.ndarray) -> bool:
         options={"time_limit": TIME_LIMIT},
     )
     return found.status == 0 and -found.fun > 1e-9 * np.abs(margins).max()
+
+
+def _sparse_direction(
+    objective: Objective, margins: np.ndarray, fixed: np.ndarray, complete: bool
+) -> np.ndarray | None:
+    """The direction of the smallest L1 norm, which few columns have a part in."""
+    scale = objective.design.matrix.abs().amax(0).numpy().clip(min=np.finfo(float).tiny)
+    width = margins.shape[1]
+    cost = np.tile(scale, 2 * width // len(scale))
+    equal = np.concatenate([fixed, margins.sum(0)[None]])
+    found = linprog(
+        cost,  # of the positive and the negative part
+        A_ub=None if not len(margins) else -np.hstack([margins, -margins]),
+        b_ub=np.full(len(margins), -1.0 if complete else 0.0),
+        A_eq=None if complete else np.hstack([equal, -equal]),
+        b_eq=None if complete else np.r_[np.zeros(len(fixed)), np.abs(margins).sum()],
+        method="highs",
+        options={"time_limit": TIME_LIMIT},
+    )
+    return found.x[:width] - found.x[width:] if found.status == 0 else None
 
 
 def _description(objective: Objective, direction: np.ndarray, complete: bool) -> str:

@@ -21,12 +21,13 @@ from torch import Tensor
 
 from engram.errors import DataError, TargetError, UnsupportedModelError
 from engram.likelihoods import Categorical, Likelihood
-from engram.models.design import as_column, frame_names, in_order, read_design
+from engram.models.design import as_column, as_weights, count_of, frame_names, in_order, read_design
 from engram.models.fit import Fit, fit_at
 from engram.models.likelihood import ResponseLikelihood
 from engram.models.newton import Objective
 from engram.models.responses import Bernoulli, Gamma, Gaussian, Poisson, Response, Tweedie
 
+MANY = "many classes are read from LogisticRegression with a multinomial loss, two from any other"
 Read = Callable[[Any, Any, Any, Any], Fit]
 
 
@@ -82,7 +83,7 @@ def read_generalised(model: Any, inputs: Any, targets: Any, weights: Any) -> Fit
     response: Response = Poisson() if name == "PoissonRegressor" else Gamma()
     if name == "TweedieRegressor":
         response = _tweedie(model)
-    column = as_column("sample_weight", weights, len(targets), 1.0)
+    column = as_weights(weights, count_of(targets))
     return _regression(model, inputs, targets, weights, response, model.alpha * float(column.sum()))
 
 
@@ -109,14 +110,14 @@ def read_stochastic_classifier(model: Any, inputs: Any, targets: Any, weights: A
     if model.loss != "log_loss":
         raise _unsupported(model, f"loss={model.loss!r}; loss='log_loss' is supported")
     if len(model.classes_) > 2:
-        raise _unsupported(model, "more than two classes, each fitted against the rest")
+        raise _unsupported(model, f"more than two classes, each fitted against the rest; {MANY}")
     return _classification(model, inputs, targets, weights, _stochastic(model, targets))
 
 
 def _stochastic(model: Any, targets: Any) -> float:
     if model.penalty not in ("l2", None):
         raise _unsupported(model, f"penalty={model.penalty!r}; penalty='l2' is supported")
-    return 0.0 if model.penalty is None else float(model.alpha) * len(targets)
+    return 0.0 if model.penalty is None else float(model.alpha) * count_of(targets)
 
 
 def read_logistic(model: Any, inputs: Any, targets: Any, weights: Any) -> Fit:
@@ -129,7 +130,7 @@ def read_logistic(model: Any, inputs: Any, targets: Any, weights: Any) -> Fit:
     if len(model.classes_) > 2 and len(model.coef_) > 1:
         each = getattr(model, "multi_class", "multinomial") == "ovr" or model.solver == "liblinear"
         if each:
-            raise _unsupported(model, "classes fitted one against the rest")
+            raise _unsupported(model, f"classes fitted one against the rest; {MANY}")
     strength = np.unique(np.asarray(getattr(model, "C_", getattr(model, "C", 1.0)), dtype=float))
     if strength.size != 1:
         raise _unsupported(model, "another C for every class")
@@ -143,7 +144,7 @@ def read_logistic(model: Any, inputs: Any, targets: Any, weights: Any) -> Fit:
 def _regression(
     model: Any, inputs: Any, targets: Any, weights: Any, response: Response, penalty: float
 ) -> Fit:
-    count = len(targets)
+    count = count_of(targets)
     column = as_column("targets", targets, count, 0.0)[:, None]
     likelihood = ResponseLikelihood(response)
     response.check(column)
@@ -159,7 +160,7 @@ def _classification(
     intercept_penalty: float = 0.0,
 ) -> Fit:
     numbers = _class_numbers(model, targets)
-    column = as_column("sample_weight", weights, len(numbers), 1.0)
+    column = as_weights(weights, len(numbers))
     if model.class_weight is not None:
         column = column * _class_weights(model, targets, weights)[numbers]
     if len(model.coef_) == 1:
