@@ -177,6 +177,16 @@ def test_data_frames_keep_their_names():
     assert engram.of(fit).provenance["model"] == "Ridge"
 
 
+def test_predictions_of_a_binary_classifier(tmp_path):
+    inputs, targets = NAMED
+    model = linear_model.LogisticRegression().fit(inputs, targets)
+    result = engram.of(model, inputs, targets)
+    predicted = model.classes_[result.to_frame()["predicted"].to_numpy()]
+    assert (predicted == model.predict(inputs)).all()
+    assert "predicted" in engram.load(result.save(tmp_path)).to_frame()
+    assert "predicted" not in engram.of(linear_model.Ridge().fit(*DIABETES), *DIABETES).to_frame()
+
+
 def test_columns_in_another_order():
     frame = pd.DataFrame(DIABETES[0], columns=list("abcdef"))
     ridge = linear_model.Ridge().fit(frame, DIABETES[1])
@@ -310,7 +320,7 @@ def test_statsmodels_leverage():
         (linear_model.SGDClassifier(loss="hinge").fit(*CANCER), "log_loss"),
         (linear_model.SGDRegressor(loss="huber").fit(*DIABETES), "squared_error"),
         (linear_model.SGDClassifier(loss="log_loss", penalty="l1").fit(*CANCER), "l2"),
-        (linear_model.SGDClassifier(loss="log_loss").fit(*IRIS), "more than two classes"),
+        (linear_model.SGDClassifier(loss="log_loss").fit(*IRIS), "many classes are read from"),
         (
             linear_model.LogisticRegression(l1_ratio=1.0, solver="saga", tol=0.1).fit(*CANCER),
             "L1 penalty",
@@ -339,6 +349,11 @@ def test_misuse():
         engram.of(model, DIABETES[0], DIABETES[1][:-1])
     with pytest.raises(TargetError, match="labels among the classes"):
         engram.of(linear_model.LogisticRegression().fit(*CANCER), CANCER[0], CANCER[1] + 5)
+    for kind in (linear_model.PoissonRegressor(), linear_model.LinearRegression()):
+        with pytest.raises(ArgumentError, match="weights that are not negative"):
+            engram.of(kind.fit(*DIABETES), *DIABETES, sample_weight=-np.ones(80))
+    with pytest.raises(DataError, match="one per row of X"):
+        engram.of(model, DIABETES[0], 3.0)
     with pytest.raises(DataError, match="leave X and y out"):
         engram.of(RESULTS["OLS"](), X + 1, COUNTS)
     with pytest.raises(ArgumentError, match="carry their weights"):

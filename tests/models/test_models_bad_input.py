@@ -20,6 +20,7 @@ from engram.models import (
     glm_measures,
     linear_measures,
     remove_group,
+    responses,
     sensitivities_of,
 )
 
@@ -54,6 +55,12 @@ class TestRankDeficientDesign:
             fit_linear(X[:3], Y[:3])
         assert len(fit_linear(X[:3], Y[:3], penalty=1.0).targets) == 3
 
+    def test_signs(self):
+        column = np.r_[np.ones(25), np.zeros(15)]
+        with pytest.raises(DesignError, match=r"intercept - x\d|x0 = intercept - x1") as caught:
+            fit_linear(np.column_stack([column, 1 - column]), Y)
+        assert "-1 " not in caught.value.got
+
     def test_a_column_of_zeros(self):
         with pytest.raises(DesignError, match="x3 = 0 everywhere"):
             fit_linear(np.column_stack([X, np.zeros(40)]), Y)
@@ -86,8 +93,34 @@ class TestSeparation:
             fit_glm(np.column_stack([column, X[:, 0]]), targets, "poisson")
 
     def test_one_class(self):
-        with pytest.raises(DesignError, match="at least two classes"):
-            fit_glm(X, np.ones(40))
+        for penalty in (0.0, 1.0):  # which does not hold the intercept
+            with pytest.raises(DesignError, match="at least two classes") as caught:
+                fit_glm(X, np.ones(40), penalty=penalty)
+            assert "penalise_intercept=True" in caught.value.remedy
+        fit = fit_glm(X, np.ones(40), penalty=1.0, penalise_intercept=True)
+        assert fit.converged
+        assert (fit.means > 0.5).all()
+
+    @pytest.mark.parametrize("response", ["poisson", "negative_binomial", "tweedie"])
+    def test_counts_that_are_all_zero(self, response):
+        with pytest.raises(DesignError, match="some target above 0"):
+            fit_glm(X, np.zeros(40), response, penalty=1.0)
+        fit = fit_glm(X, np.zeros(40), response, penalty=1.0, penalise_intercept=True)
+        assert fit.converged
+        assert (fit.means < 0.5).all()
+
+    def test_few_columns_are_named(self):
+        inputs = np.random.default_rng(5).normal(size=(200, 8))
+        for targets in (
+            inputs[:, 3] > 0,
+            np.where(inputs[:, 3] > 1, 1.0, RANDOM.random(200) < 0.5),
+        ):
+            design = np.column_stack([inputs, inputs[:, 3] > 1])
+            with pytest.raises(DesignError) as caught:
+                fit_glm(design, targets)
+            named = {f"x{k}" for k in range(9) if f"x{k}" in caught.value.got}
+            assert len(named & {"x3", "x8"}) >= 1
+            assert len(named) <= 3
 
     def test_overlap_far_out_is_fine(self):
         inputs = np.r_[X, [[60.0, 0, 0], [-60.0, 0, 0]]]
@@ -234,15 +267,39 @@ class TestData:
     def test_weights_and_penalties(self, fit):
         with pytest.raises(ArgumentError, match="not negative"):
             fit(X, BINARY, weights=-np.ones(40))
-        for penalty in (-1.0, np.nan, [1.0, 2.0]):
+        for penalty in (-1.0, np.nan, [1.0, 2.0], [], "a", None):
             with pytest.raises(ArgumentError, match="penalty of 0 or more"):
                 fit(X, BINARY, penalty=penalty)
+
+    def test_no_targets(self, fit):
+        for targets in (None, 1.0):
+            with pytest.raises(DataError, match="one per row of X"):
+                fit(X, targets)
 
     def test_shape(self, fit):
         with pytest.raises(DataError, match="reshape"):
             fit(X[:, 0], BINARY)
         with pytest.raises(DataError, match="matrix of numbers"):
             fit(np.array([["a"]] * 40), BINARY)
+
+
+@pytest.mark.parametrize(
+    ("response", "link"),
+    [("poisson", "logit"), ("bernoulli", "sqrt"), ("gamma", "probit"), ("bernoulli", "inverse")],
+)
+def test_links_that_a_response_cannot_have(response, link):
+    with pytest.raises(ArgumentError, match=f"link for a {response} response: .*got '{link}'"):
+        fit_glm(X, BINARY + 1, response, link=link)
+
+
+def test_numbers_that_are_none():
+    for kind in (responses.NegativeBinomial, responses.Tweedie):
+        with pytest.raises(ArgumentError, match="'log'"):
+            kind("log")
+    with pytest.raises(TargetError, match="whole class numbers"):
+        fit_multinomial(X, np.where(BINARY > 0, "a", "b"))
+    with pytest.raises(ArgumentError, match="one number as penalty"):
+        fit_glm(X, BINARY, penalty=[1.0, 2.0, 3.0], penalise_intercept=True)
 
 
 def test_names_and_choices():

@@ -76,10 +76,12 @@ def _check_directions(objective: Objective) -> None:
     if found.status != 0 or -found.fun <= 1e-7 * np.abs(margins).sum():
         return
     complete = _is_complete(margins, fixed)
-    sparse = _sparse_direction(objective, margins, fixed, complete)
+    sparse = _sparse_direction(objective, margins, fixed)
+    direction = found.x if sparse is None else sparse
+    strict = margins @ direction > 1e-9 * np.abs(margins @ direction).max()
     raise DesignError(
         "targets that overlap, so that the likelihood has a maximum",
-        _description(objective, found.x if sparse is None else sparse, complete),
+        _description(objective, direction, complete, complete and bool(strict.all())),
         ADVICE,
     )
 
@@ -163,32 +165,32 @@ def _is_complete(margins: np.ndarray, fixed: np.ndarray) -> bool:
 
 
 def _sparse_direction(
-    objective: Objective, margins: np.ndarray, fixed: np.ndarray, complete: bool
+    objective: Objective, margins: np.ndarray, fixed: np.ndarray
 ) -> np.ndarray | None:
-    """The direction of the smallest L1 norm, which few columns have a part in."""
+    """That of the smallest L1 norm for its sum of margins; few columns have a part in it."""
     scale = objective.design.matrix.abs().amax(0).numpy().clip(min=np.finfo(float).tiny)
     width = margins.shape[1]
     cost = np.tile(scale, 2 * width // len(scale))
     equal = np.concatenate([fixed, margins.sum(0)[None]])
     found = linprog(
         cost,  # of the positive and the negative part
-        A_ub=None if not len(margins) else -np.hstack([margins, -margins]),
-        b_ub=np.full(len(margins), -1.0 if complete else 0.0),
-        A_eq=None if complete else np.hstack([equal, -equal]),
-        b_eq=None if complete else np.r_[np.zeros(len(fixed)), np.abs(margins).sum()],
+        A_ub=np.hstack([-margins, margins]),
+        b_ub=np.zeros(len(margins)),
+        A_eq=np.hstack([equal, -equal]),
+        b_eq=np.r_[np.zeros(len(fixed)), np.abs(margins).sum()],
         method="highs",
         options={"time_limit": TIME_LIMIT},
     )
     return found.x[:width] - found.x[width:] if found.status == 0 else None
 
 
-def _description(objective: Objective, direction: np.ndarray, complete: bool) -> str:
+def _description(objective: Objective, direction: np.ndarray, complete: bool, whole: bool) -> str:
     names = objective.design.names
     size = np.abs(direction.reshape(-1, len(names))).max(0)
     scaled = size * objective.design.matrix.abs().amax(0).numpy()
     involved = [names[k] for k in np.argsort(-scaled) if scaled[k] > 1e-6 * scaled.max()]
     columns = ", ".join(involved[:6]) + (", ..." if len(involved) > 6 else "")
-    kind, how = ("complete", "all") if complete else ("quasi-complete", "some")
+    kind, how = "complete" if complete else "quasi-complete", "all" if whole else "some"
     return (
         f"{kind} separation: a combination of {columns} tells {how} targets apart without error, "
         "so its coefficients grow for ever"

@@ -31,7 +31,7 @@ class NegativeBinomial(Response):
                 repr(overdispersion),
                 "use the poisson response for 0; a link is the second argument",
             )
-        self.overdispersion = float(overdispersion)
+        self.overdispersion: float = float(overdispersion)
 
     def outside(self, targets: Tensor) -> Tensor:
         return targets < 0
