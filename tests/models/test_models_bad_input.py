@@ -210,6 +210,8 @@ class TestOtherData:
         with pytest.raises(ArgumentError, match="3 columns"):
             fit.predictor(X[:, :2])
         both = fit_linear(frame, Y)
+        assert both.names == ("(intercept)", "intercept", "b", "c")
+        assert linear_measures(both).to_frame().filter(like="dfbetas").shape[1] == 4
         assert torch.allclose(both.predictor(frame[["c", "b", "intercept"]]), both.outputs)
 
     def test_form(self):

@@ -139,7 +139,7 @@ def read_design(
         )
     columns = _penalties(penalty, matrix.shape[1])
     if intercept:
-        names = ("intercept", *names)
+        names = ("(intercept)" if "intercept" in names else "intercept", *names)
         columns = torch.cat([columns.new_tensor([intercept_penalty]), columns])
     if not names:
         raise DataError(
