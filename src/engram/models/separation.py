@@ -18,7 +18,8 @@ from engram.models.newton import Objective
 
 FAR = 8.0  # linear predictors beyond this are looked at
 FLAT = 1e-6  # curvature along a column, relative to that of a loss of curvature 1
-FAR_ELSEWHERE, FLAT_ELSEWHERE = 4.0, 1e-3  # other libraries stop on their way to infinity
+FAR_STOPPED = 4.0  # other libraries stop on their way to infinity,
+MOVING = 0.05  # where one more Newton step moves some predictor by a constant
 TIME_LIMIT = 60.0
 ADVICE = (
     "use penalty > 0, which makes the coefficients finite; or drop the columns named, or merge "
@@ -46,7 +47,7 @@ def check_one_class(objective: Objective) -> None:
 def check_separation(objective: Objective, coefficients: Tensor) -> None:
     """DesignError if the fit ran off because the targets are separated."""
     outputs = objective.design.outputs(coefficients)
-    if _suspicious(objective, outputs, FAR, FLAT):
+    if _suspicious(objective, outputs):
         _check_directions(objective)
 
 
@@ -54,7 +55,7 @@ def check_separation_elsewhere(objective: Objective, coefficients: Tensor) -> No
     """The same for coefficients that another library stopped at, perhaps early."""
     check_one_class(objective)
     outputs = objective.design.outputs(coefficients)
-    if _suspicious(objective, outputs, FAR_ELSEWHERE, FLAT_ELSEWHERE):
+    if _suspicious(objective, outputs) or _still_moving(objective, coefficients, outputs):
         _check_directions(objective)
 
 
@@ -99,11 +100,24 @@ def _counts(objective: Objective) -> bool:
     return isinstance(likelihood, ResponseLikelihood) and likelihood.response.name in counts
 
 
-def _suspicious(objective: Objective, outputs: Tensor, far: float, flat: float) -> bool:
+def _still_moving(objective: Objective, coefficients: Tensor, outputs: Tensor) -> bool:
+    """Whether Newton's method would go on from predictors that are far out already."""
+    design = objective.design
+    if float(outputs.abs().max()) < FAR_STOPPED or not (design.penalty == 0).any():
+        return False
+    factor = objective.factor(outputs)
+    if factor is None:
+        return True
+    gradient = objective.gradient(coefficients, outputs)
+    step = factor.solve(gradient.reshape(1, -1)).reshape(coefficients.shape)
+    return float((design.outputs(step) - design.offset).abs().max()) > MOVING
+
+
+def _suspicious(objective: Objective, outputs: Tensor) -> bool:
     """Predictors far out, and next to no curvature left along some column."""
     design = objective.design
     free = design.penalty == 0
-    if float(outputs.abs().max()) < far or not free.any():
+    if float(outputs.abs().max()) < FAR or not free.any():
         return False
     if design.ones and not free[1:].any():  # an intercept alone separates one class only
         return False
@@ -111,7 +125,7 @@ def _suspicious(objective: Objective, outputs: Tensor, far: float, flat: float) 
     if factor is None:
         return True
     reach = (design.weights[:, None] * design.matrix.square()).sum(0).repeat(outputs.shape[1])
-    return bool((factor.covariance.diagonal() * reach > 1 / flat).any())
+    return bool((factor.covariance.diagonal() * reach > 1 / FLAT).any())
 
 
 def _margins(objective: Objective) -> tuple[np.ndarray | None, np.ndarray | None]:
