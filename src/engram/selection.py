@@ -25,11 +25,18 @@ def check_group(
         raise ArgumentError(
             "a list of weights", repr(weights)[:80], "give one number per index"
         ) from error
-    if shares.shape != chosen.shape or not torch.isfinite(shares).all():
+    if shares.shape != chosen.shape:
         raise ArgumentError(
             f"{len(chosen)} finite weights, one per index",
             f"shape {tuple(shares.shape)}",
             "give one weight per index",
+        )
+    if not torch.isfinite(shares).all():
+        where = int((~torch.isfinite(shares)).nonzero()[0])
+        raise ArgumentError(
+            f"{len(chosen)} finite weights, one per index",
+            f"{float(shares[where])} for index {int(chosen[where])}",
+            "give a number; 1 takes the example out",
         )
     return chosen, shares
 

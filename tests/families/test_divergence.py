@@ -4,6 +4,13 @@ import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
+from engram.errors import ArgumentError
+from engram.families import (
+    GaussianMixture,
+    NormalInverseGamma,
+    NormalInverseWishart,
+    ProbabilisticPCA,
+)
 from family_cases import CASES
 
 
@@ -109,3 +116,40 @@ def test_expected_statistics_are_those_of_the_textbook(name):
         halves = (float(p["dof"]) - np.arange(3)) / 2
         logs = np.linalg.slogdet(p["scale"])[1] - 3 * np.log(2) - special.digamma(halves).sum()
     assert abs(-2 * expected["shape"] - logs) < 1e-10
+
+
+class TestPriorsWithOtherOrigins:
+    """Natural parameters are measured from the prior's mean, which may differ."""
+
+    points = np.random.default_rng(3).normal(size=(9, 3))
+
+    def test_normal_inverse_wishart_by_draws(self):
+        first = NormalInverseWishart([0.0, 0.0, 0.0], 0.7, 6.0).fit(self.points)
+        second = NormalInverseWishart([1.0, -0.5, 2.0], 0.5, 7.0).fit(self.points)
+        p, q = ({n: v.numpy() for n, v in s.standard().items()} for s in (first, second))
+        assert_near(first.kl(second), wishart_log_ratio(p, q))
+
+    def test_one_dimension_is_the_wishart_of_size_one(self):
+        numbers = self.points[:, 0]
+        gammas = [NormalInverseGamma(m, 0.5, 1.5, 2.0).fit(numbers) for m in (1.0, 5.0)]
+        wisharts = [NormalInverseWishart([m], 0.5, 3.0, 4.0).fit(numbers) for m in (1.0, 5.0)]
+        assert abs(gammas[0].kl(gammas[1]) - wisharts[0].kl(wisharts[1])) < 1e-9
+        assert gammas[0].kl(gammas[1]) > 0.1
+
+    def test_mixture_is_the_sum_over_components(self):
+        shares = np.tile([1.0, 0.0], (9, 1))
+        near, far = NormalInverseWishart([0.0] * 3), NormalInverseWishart([1.0, -0.5, 2.0])
+        mixed = [GaussianMixture([1.0, 1.0], c).fit((self.points, shares)) for c in (near, far)]
+        expected = near.fit(self.points).kl(far.fit(self.points)) + near.fit([]).kl(far.fit([]))
+        assert abs(mixed[0].kl(mixed[1]) - expected) < 1e-9
+
+    def test_origin_of_pca_changes_nothing(self):
+        first, second = (ProbabilisticPCA(3, 1, origin=o).fit(self.points) for o in (0.0, 3.0))
+        assert first.kl(second) < 1e-9
+        assert abs(first.kl(second.remove([2])) - first.kl(first.remove([2]))) < 1e-9
+        with pytest.raises(ArgumentError, match="1 components"):
+            first.kl(ProbabilisticPCA(3, 2).fit(self.points))
+
+    def test_nothing_to_compare_with(self):
+        with pytest.raises(ArgumentError, match="posterior of a family"):
+            NormalInverseGamma().fit([1.0]).kl(None)

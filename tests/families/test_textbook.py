@@ -1,12 +1,19 @@
 """Posteriors, densities and moments against scipy, scikit-learn and numerical integration."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import integrate, stats
 from sklearn.decomposition import PCA
 
 import family_cases as cases
-from engram.families import NormalInverseGamma, NormalInverseWishart, ProbabilisticPCA
+from engram.families import (
+    LinearRegression,
+    NormalInverseGamma,
+    NormalInverseWishart,
+    NormalKnownVariance,
+    ProbabilisticPCA,
+)
 from family_cases import CASES
 
 KEPT = np.array([0, 2, 3, 5, 6, 7, 9, 11])
@@ -205,3 +212,13 @@ def test_data_far_from_zero_with_the_origin_among_them(name):
         shifted.remove([1, 2]).loo_log_predictive(), near.remove([1, 2]).loo_log_predictive(), 1e-6
     )
     close(shifted.moments()["variance"], near.moments()["variance"])
+
+
+def test_series_whole_numbers_of_numpy_and_no_data():
+    """What users hold their data in, and none at all, which gives the prior."""
+    numbers = pd.Series([1.0, 3.0, 4.0], index=[2, 0, 1])
+    first, second = (NormalKnownVariance().fit(v) for v in (numbers, [1.0, 3.0, 4.0]))
+    assert first.kl(second) == 0
+    regression = LinearRegression(np.int64(2))
+    assert regression.fit([]).natural["quadratic"].tolist() == [[-0.5, 0.0], [0.0, -0.5]]
+    assert regression.fit([]).num_data == 0

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import statsmodels.api as sm
 import torch
+from scipy import stats
 from sklearn import linear_model
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
@@ -16,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 
 import engram
 from engram import models
-from engram.errors import ArgumentError, DataError, TargetError, UnsupportedModelError
+from engram.errors import ArgumentError, DataError, DesignError, TargetError, UnsupportedModelError
 
 RANDOM = np.random.default_rng(0)
 
@@ -176,6 +177,32 @@ def test_data_frames_keep_their_names():
     assert engram.of(fit).provenance["model"] == "Ridge"
 
 
+def test_predictions_of_a_binary_classifier(tmp_path):
+    inputs, targets = NAMED
+    model = linear_model.LogisticRegression().fit(inputs, targets)
+    result = engram.of(model, inputs, targets)
+    predicted = model.classes_[result.to_frame()["predicted"].to_numpy()]
+    assert (predicted == model.predict(inputs)).all()
+    assert "predicted" in engram.load(result.save(tmp_path)).to_frame()
+    assert "predicted" not in engram.of(linear_model.Ridge().fit(*DIABETES), *DIABETES).to_frame()
+
+
+def test_columns_in_another_order():
+    frame = pd.DataFrame(DIABETES[0], columns=list("abcdef"))
+    ridge = linear_model.Ridge().fit(frame, DIABETES[1])
+    pipeline = make_pipeline(StandardScaler(), linear_model.Ridge()).fit(frame, DIABETES[1])
+    for model in (ridge, pipeline):
+        swapped, plain = (
+            models.read(model, f, DIABETES[1]) for f in (frame[list("fedcba")], frame)
+        )
+        assert swapped.names == plain.names == ("intercept", *"abcdef")
+        assert torch.equal(swapped.outputs, plain.outputs)
+        with pytest.raises(DataError, match="differ in c, z"):
+            models.read(model, frame.rename(columns={"c": "z"}), DIABETES[1])
+    with pytest.raises(ArgumentError, match="not fitted"):
+        engram.of(make_pipeline(StandardScaler(), linear_model.Ridge()), *DIABETES)
+
+
 X = sm.add_constant(CANCER[0][:, :3])
 COUNTS = RANDOM.poisson(np.exp(X @ [0.5, 0.2, -0.1, 0.3])).astype(float)
 TRIALS = RANDOM.integers(1, 20, len(X))
@@ -221,6 +248,65 @@ def test_statsmodels(name):
         np.testing.assert_allclose(-result.loss.sum(), results.llf, rtol=1e-8)
 
 
+@pytest.mark.parametrize(
+    "family",
+    [
+        sm.families.Gaussian(),
+        sm.families.Gamma(sm.families.links.Log()),
+        sm.families.InverseGaussian(sm.families.links.Log()),
+        sm.families.Poisson(),
+    ],
+    ids=lambda family: type(family).__name__,
+)
+def test_losses_are_densities_of_weighted_examples(family):
+    """Variance weights divide the dispersion, frequency weights count examples."""
+    spread = WEIGHTS[: len(X)]
+    model = sm.GLM(COUNTS + 1, X, family=family, var_weights=spread, freq_weights=TRIALS)
+    results = model.fit()
+    loss = engram.of(results).loss.numpy()
+    weights = TRIALS * (spread if isinstance(family, sm.families.Poisson) else 1.0)
+    total = model.loglike(results.params, scale=results.scale)
+    np.testing.assert_allclose(-(weights * loss).sum(), total, rtol=1e-8)
+
+
+def test_losses_of_weighted_least_squares():
+    results = RESULTS["WLS"]()
+    deviation = np.sqrt(results.scale / WEIGHTS[: len(X)])
+    expected = -stats.norm(results.fittedvalues, deviation).logpdf(COUNTS)
+    np.testing.assert_allclose(engram.of(results).loss, expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("family", [sm.families.Poisson(), sm.families.Binomial()])
+def test_quasi_likelihood(family):
+    targets = COUNTS if isinstance(family, sm.families.Poisson) else HITS / TRIALS
+    results = sm.GLM(targets, X, family=family).fit(scale="X2")
+    fit, peer = models.read(results), results.get_influence()
+    measures = models.glm_measures(fit)
+    np.testing.assert_allclose(fit.standard_errors[0], results.bse, rtol=1e-6)
+    np.testing.assert_allclose(measures.cooks_distance, peer.cooks_distance[0], rtol=1e-5)
+    np.testing.assert_allclose(measures.dfbetas, peer.dfbetas, rtol=1e-5, atol=1e-10)
+    np.testing.assert_allclose(measures.studentised, peer.resid_studentized, rtol=1e-5)
+
+
+def test_separation_elsewhere():
+    apart = (CANCER[0][:, 0] > 0).astype(float)
+    constant = sm.add_constant(CANCER[0][:, :2])
+    binomial = sm.families.Binomial()
+    stopped = [
+        sm.GLM(apart, constant, family=binomial).fit(maxiter=8),
+        sm.GLM(apart, constant, family=binomial).fit(maxiter=25),
+        sm.Logit(apart, constant).fit(disp=0, maxiter=12),
+    ]
+    for results in stopped:
+        with pytest.raises(DesignError, match="complete separation"):
+            engram.of(results)
+    free = linear_model.LogisticRegression(C=np.inf).fit(CANCER[0][:, :2], apart)
+    with pytest.raises(DesignError, match="complete separation"):
+        engram.of(free, CANCER[0][:, :2], apart)
+    held = linear_model.LogisticRegression().fit(CANCER[0][:, :2], apart)
+    assert engram.of(held, CANCER[0][:, :2], apart).num_data == 120
+
+
 def test_statsmodels_leverage():
     results = RESULTS["GLM of trials"]()
     theirs = results.get_influence().hat_matrix_diag
@@ -234,7 +320,7 @@ def test_statsmodels_leverage():
         (linear_model.SGDClassifier(loss="hinge").fit(*CANCER), "log_loss"),
         (linear_model.SGDRegressor(loss="huber").fit(*DIABETES), "squared_error"),
         (linear_model.SGDClassifier(loss="log_loss", penalty="l1").fit(*CANCER), "l2"),
-        (linear_model.SGDClassifier(loss="log_loss").fit(*IRIS), "more than two classes"),
+        (linear_model.SGDClassifier(loss="log_loss").fit(*IRIS), "many classes are read from"),
         (
             linear_model.LogisticRegression(l1_ratio=1.0, solver="saga", tol=0.1).fit(*CANCER),
             "L1 penalty",
@@ -263,6 +349,11 @@ def test_misuse():
         engram.of(model, DIABETES[0], DIABETES[1][:-1])
     with pytest.raises(TargetError, match="labels among the classes"):
         engram.of(linear_model.LogisticRegression().fit(*CANCER), CANCER[0], CANCER[1] + 5)
+    for kind in (linear_model.PoissonRegressor(), linear_model.LinearRegression()):
+        with pytest.raises(ArgumentError, match="weights that are not negative"):
+            engram.of(kind.fit(*DIABETES), *DIABETES, sample_weight=-np.ones(80))
+    with pytest.raises(DataError, match="one per row of X"):
+        engram.of(model, DIABETES[0], 3.0)
     with pytest.raises(DataError, match="leave X and y out"):
         engram.of(RESULTS["OLS"](), X + 1, COUNTS)
     with pytest.raises(ArgumentError, match="carry their weights"):

@@ -236,3 +236,13 @@ def test_r_values_for_least_squares():
         1,
     )
     close(found, table.to_numpy(), 1e-8)
+
+
+@pytest.mark.parametrize("link", ["inverse", "inverse_squared"])
+def test_signs_of_falling_links_are_those_of_refitting(link):
+    """Where statsmodels has the other sign."""
+    fit = fit_glm(X, POSITIVE, "gamma", link=link, hessian="expected")
+    steps = glm_measures(fit).dfbeta
+    for i in glm_measures(fit).cooks_distance.argsort(descending=True)[:5].tolist():
+        truth = (fit.coefficients - fit.without([i]).coefficients)[0]
+        assert torch.nn.functional.cosine_similarity(steps[i], truth, dim=0) > 0.9

@@ -20,6 +20,7 @@ from engram.models import (
     glm_measures,
     linear_measures,
     remove_group,
+    responses,
     sensitivities_of,
 )
 
@@ -54,6 +55,12 @@ class TestRankDeficientDesign:
             fit_linear(X[:3], Y[:3])
         assert len(fit_linear(X[:3], Y[:3], penalty=1.0).targets) == 3
 
+    def test_signs(self):
+        column = np.r_[np.ones(25), np.zeros(15)]
+        with pytest.raises(DesignError, match=r"intercept - x\d|x0 = intercept - x1") as caught:
+            fit_linear(np.column_stack([column, 1 - column]), Y)
+        assert "-1 " not in caught.value.got
+
     def test_a_column_of_zeros(self):
         with pytest.raises(DesignError, match="x3 = 0 everywhere"):
             fit_linear(np.column_stack([X, np.zeros(40)]), Y)
@@ -86,8 +93,34 @@ class TestSeparation:
             fit_glm(np.column_stack([column, X[:, 0]]), targets, "poisson")
 
     def test_one_class(self):
-        with pytest.raises(DesignError, match="at least two classes"):
-            fit_glm(X, np.ones(40))
+        for penalty in (0.0, 1.0):  # which does not hold the intercept
+            with pytest.raises(DesignError, match="at least two classes") as caught:
+                fit_glm(X, np.ones(40), penalty=penalty)
+            assert "penalise_intercept=True" in caught.value.remedy
+        fit = fit_glm(X, np.ones(40), penalty=1.0, penalise_intercept=True)
+        assert fit.converged
+        assert (fit.means > 0.5).all()
+
+    @pytest.mark.parametrize("response", ["poisson", "negative_binomial", "tweedie"])
+    def test_counts_that_are_all_zero(self, response):
+        with pytest.raises(DesignError, match="some target above 0"):
+            fit_glm(X, np.zeros(40), response, penalty=1.0)
+        fit = fit_glm(X, np.zeros(40), response, penalty=1.0, penalise_intercept=True)
+        assert fit.converged
+        assert (fit.means < 0.5).all()
+
+    def test_few_columns_are_named(self):
+        inputs = np.random.default_rng(5).normal(size=(200, 8))
+        for targets in (
+            inputs[:, 3] > 0,
+            np.where(inputs[:, 3] > 1, 1.0, RANDOM.random(200) < 0.5),
+        ):
+            design = np.column_stack([inputs, inputs[:, 3] > 1])
+            with pytest.raises(DesignError) as caught:
+                fit_glm(design, targets)
+            named = {f"x{k}" for k in range(9) if f"x{k}" in caught.value.got}
+            assert len(named & {"x3", "x8"}) >= 1
+            assert len(named) <= 3
 
     def test_overlap_far_out_is_fine(self):
         inputs = np.r_[X, [[60.0, 0, 0], [-60.0, 0, 0]]]
@@ -127,17 +160,65 @@ class TestRemovingTooMuch:
         inputs = np.column_stack([X, np.r_[1.0, np.zeros(39)]])
         with pytest.raises(PosteriorError, match=r"leverage 1 \(first: \[0\]"):
             linear_measures(fit_linear(inputs, Y))
-        result = sensitivities_of(fit_linear(inputs, Y))
-        assert result.flagged.nonzero().tolist() == [[0]]
-        assert torch.isfinite(result.loo_loss).all()
+        for fit in (fit_linear(inputs, Y), fit_glm(inputs, COUNTS + 1, "poisson")):
+            with pytest.raises(PosteriorError, match=r"leverage 1 \(first: \[0\]") as caught:
+                sensitivities_of(fit)
+            assert "penalty > 0" in caught.value.remedy
+        assert not sensitivities_of(fit_linear(inputs, Y), share=0.5).flagged.any()
+        assert not sensitivities_of(fit_linear(inputs, Y, penalty=0.1)).flagged.any()
 
     def test_group_arguments(self):
         fit = fit_linear(X, Y)
-        for indices in ([], [40], [-1], [3, 3]):
-            with pytest.raises(ArgumentError, match="different examples from 0 to 39"):
-                remove_group(fit, indices)
-        with pytest.raises(ArgumentError, match="one finite share"):
+        wrong = ([], [40], [-1], [3, 3], ["a"], np.arange(40) < 3, [1.5])
+        for indices in wrong:
+            for method in (lambda i: remove_group(fit, i), fit.without):
+                with pytest.raises(ArgumentError, match=r"index|indices"):
+                    method(indices)
+        with pytest.raises(ArgumentError, match="2 finite weights"):
             remove_group(fit, [1, 2], shares=[1.0])
+        with pytest.raises(ArgumentError, match="nan for index 2"):
+            remove_group(fit, [1, 2], shares=[1.0, np.nan])
+        with pytest.raises(ArgumentError, match="list of weights"):
+            remove_group(fit, [1, 2], shares="a")
+
+
+class TestOtherData:
+    def test_offset_is_not_forgotten(self):
+        offset = np.linspace(0.0, 2.0, 40)
+        fit = fit_glm(X, COUNTS, "poisson", offset=offset)
+        for method in (
+            fit.predictor,
+            lambda inputs: remove_group(fit, [0], evaluate_on=(inputs, COUNTS)),
+        ):
+            with pytest.raises(ArgumentError, match="fitted with one"):
+                method(X)
+        assert torch.allclose(fit.predictor(X, offset), fit.outputs)
+        removal = remove_group(fit, [0], evaluate_on=(X, COUNTS, offset))
+        assert torch.allclose(removal.evaluation.outputs, fit.outputs)
+
+    def test_columns_are_found_by_name(self):
+        frame = pd.DataFrame(X, columns=["a", "b", "c"])
+        fit = fit_linear(frame, Y)
+        assert torch.allclose(fit.predictor(frame[["c", "a", "b"]]), fit.outputs)
+        assert torch.allclose(fit.predictor(X), fit.outputs)
+        with pytest.raises(DataError, match="differ in c, d"):
+            fit.predictor(frame.rename(columns={"c": "d"}))
+
+    def test_a_column_named_intercept(self):
+        frame = pd.DataFrame(X, columns=["intercept", "b", "c"])
+        fit = fit_linear(frame, Y, intercept=False)
+        with pytest.raises(ArgumentError, match="3 columns"):
+            fit.predictor(X[:, :2])
+        both = fit_linear(frame, Y)
+        assert both.names == ("(intercept)", "intercept", "b", "c")
+        assert linear_measures(both).to_frame().filter(like="dfbetas").shape[1] == 4
+        assert torch.allclose(both.predictor(frame[["c", "b", "intercept"]]), both.outputs)
+
+    def test_form(self):
+        fit = fit_linear(X, Y)
+        for data in (X, (X,), (X, Y[:-1])):
+            with pytest.raises(DataError):
+                remove_group(fit, [0], evaluate_on=data)
 
 
 @pytest.mark.parametrize(
@@ -188,15 +269,39 @@ class TestData:
     def test_weights_and_penalties(self, fit):
         with pytest.raises(ArgumentError, match="not negative"):
             fit(X, BINARY, weights=-np.ones(40))
-        for penalty in (-1.0, np.nan, [1.0, 2.0]):
+        for penalty in (-1.0, np.nan, [1.0, 2.0], [], "a", None):
             with pytest.raises(ArgumentError, match="penalty of 0 or more"):
                 fit(X, BINARY, penalty=penalty)
+
+    def test_no_targets(self, fit):
+        for targets in (None, 1.0):
+            with pytest.raises(DataError, match="one per row of X"):
+                fit(X, targets)
 
     def test_shape(self, fit):
         with pytest.raises(DataError, match="reshape"):
             fit(X[:, 0], BINARY)
         with pytest.raises(DataError, match="matrix of numbers"):
             fit(np.array([["a"]] * 40), BINARY)
+
+
+@pytest.mark.parametrize(
+    ("response", "link"),
+    [("poisson", "logit"), ("bernoulli", "sqrt"), ("gamma", "probit"), ("bernoulli", "inverse")],
+)
+def test_links_that_a_response_cannot_have(response, link):
+    with pytest.raises(ArgumentError, match=f"link for a {response} response: .*got '{link}'"):
+        fit_glm(X, BINARY + 1, response, link=link)
+
+
+def test_numbers_that_are_none():
+    for kind in (responses.NegativeBinomial, responses.Tweedie):
+        with pytest.raises(ArgumentError, match="'log'"):
+            kind("log")
+    with pytest.raises(TargetError, match="whole class numbers"):
+        fit_multinomial(X, np.where(BINARY > 0, "a", "b"))
+    with pytest.raises(ArgumentError, match="one number as penalty"):
+        fit_glm(X, BINARY, penalty=[1.0, 2.0, 3.0], penalise_intercept=True)
 
 
 def test_names_and_choices():

@@ -74,6 +74,10 @@ class Family(ABC):
         """Data to predict; other than those to fit only where these carry more."""
         return self.read(data)
 
+    def translated(self, natural: Named, source: Family) -> Named:
+        """A natural parameter of another prior of this kind, measured from this one's origin."""
+        return natural
+
     def fit(self, data: Any, weights: Sequence[float] | Tensor | None = None) -> FamilyPosterior:
         r"""The posterior, :math:`\lambda = \lambda_0 + \sum_j w_j \tilde\lambda_j`.
 
@@ -170,16 +174,18 @@ class FamilyPosterior:
         .. math:: \langle\lambda - \lambda', \nabla A(\lambda)\rangle - A(\lambda) + A(\lambda')
 
         Args:
-            other: a posterior of the same family, for instance the one without some examples.
+            other: a posterior of the same family, for instance the one without some examples. Its
+                prior may be another one.
         """
         _check_same_family(self, other)
+        theirs = self.family.translated(other.natural, other.family)
         value, expected = _partition_and_gradient(self.family, self.natural)
         inner = sum(
-            float(((self.natural[name] - other.natural[name]) * expected[name]).sum())
+            float(((self.natural[name] - theirs[name]) * expected[name]).sum())
             for name in self.natural
         )
         # it cannot be negative; a difference of large numbers can, by rounding
-        return max(0.0, inner - value + float(self.family.log_partition(other.natural)))
+        return max(0.0, inner - value + float(self.family.log_partition(theirs)))
 
     def log_predictive(self, data: Any) -> Tensor:
         """Log density of each new example by itself, in nats, [M]."""
@@ -230,6 +236,12 @@ def _partition_and_gradient(family: Family, natural: Named) -> tuple[float, Name
 
 
 def _check_same_family(first: FamilyPosterior, second: FamilyPosterior) -> None:
+    if not isinstance(second, FamilyPosterior):
+        raise ArgumentError(
+            "the posterior of a family to compare with",
+            type(second).__name__,
+            "pass what fit or remove returns",
+        )
     same = type(first.family) is type(second.family) and all(
         value.shape == second.natural[name].shape for name, value in first.natural.items()
     )

@@ -121,6 +121,10 @@ class GaussianMixture(Family):
     def read_new(self, data: Any) -> Observations:
         return self.component.read(data)
 
+    def translated(self, natural: Named, source: Family) -> Named:
+        assert isinstance(source, GaussianMixture)
+        return self.component.translated(natural, source.component)
+
 
 def _by_component(total: WeightedSum, responsibilities: Tensor) -> WeightedSum:
     """The sum of one component's statistics, once per column of the responsibilities."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -51,8 +52,9 @@ class LinearRegression(Family):
     prior_precision: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.num_inputs, int) or self.num_inputs < 1:
+        if not isinstance(self.num_inputs, Integral) or self.num_inputs < 1:
             raise ArgumentError("at least one input", repr(self.num_inputs), "give their number")
+        object.__setattr__(self, "num_inputs", int(self.num_inputs))
         read_positive(self.noise_variance, "noise_variance")
         precision = read_covariance(self.prior_precision, "prior_precision", self.num_inputs)
         object.__setattr__(self, "prior_precision", precision)

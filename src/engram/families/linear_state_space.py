@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -68,8 +69,9 @@ class LinearStateSpace(Family):
     initial_covariance: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.num_times, int) or self.num_times < 1:
+        if not isinstance(self.num_times, Integral) or self.num_times < 1:
             raise ArgumentError("at least one time", repr(self.num_times), "give their number")
+        object.__setattr__(self, "num_times", int(self.num_times))
         mean = read_vector(self.initial_mean, "initial_mean")
         size = len(mean)
         transition = read_array(self.transition, "transition")

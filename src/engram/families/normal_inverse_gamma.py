@@ -122,3 +122,9 @@ class NormalInverseGamma(Family):
         scale = b_left * (kappa_left + 1) / (a_left * kappa_left)
         quadratic = (gain * (numbers - mean)) ** 2 / scale
         return student_log_density(quadratic, scale.log(), 2 * a_left, 1)
+
+    def translated(self, natural: Named, source: Family) -> Named:
+        assert isinstance(source, NormalInverseGamma)
+        shift, total, count = source.mean - self.mean, natural["sum"], natural["count"]
+        square = natural["square"] + 2 * shift * total + count * shift**2
+        return {**natural, "sum": total + count * shift, "square": square}

@@ -25,6 +25,7 @@ from engram.equation import WeightedSum
 from engram.errors import ArgumentError
 from engram.families.base import Family, Observations, check_cavities, improper
 from engram.families.densities import student_log_density
+from engram.families.origin import translated_products
 from engram.families.reading import read_covariance, read_positive, read_vector, read_vectors
 from engram.parameters import Named
 
@@ -164,3 +165,8 @@ class NormalInverseWishart(Family):
             dof_left,
             self.size,
         )
+
+    def translated(self, natural: Named, source: Family) -> Named:
+        assert isinstance(source, NormalInverseWishart)
+        shift = torch.as_tensor(source.mean) - torch.as_tensor(self.mean)
+        return translated_products(natural, shift)

@@ -28,6 +28,7 @@ from engram import equation
 from engram.equation import WeightedSum
 from engram.errors import ArgumentError, PosteriorError
 from engram.families.base import Family, Observations, check_cavities
+from engram.families.origin import translated_products
 from engram.families.reading import read_vector, read_vectors
 from engram.parameters import Named
 
@@ -162,6 +163,17 @@ class ProbabilisticPCA(Family):
             check_cavities(noise > SMALLEST_NOISE * values[:, -1])
             parts.append(self._log_density(gain[:, 0] * own, values, vectors))
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+    def translated(self, natural: Named, source: Family) -> Named:
+        assert isinstance(source, ProbabilisticPCA)
+        if source.num_components != self.num_components:
+            raise ArgumentError(
+                f"two models of {self.num_components} components",
+                f"one of {source.num_components}",
+                "compare models of one size",
+            )
+        shift = torch.as_tensor(source.origin) - torch.as_tensor(self.origin)
+        return translated_products(natural, shift)
 
     def _covariance(self, natural: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean and covariance of the examples, divided by their number."""

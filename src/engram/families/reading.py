@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,8 @@ from engram.errors import ArgumentError, DataError, NonFiniteError, TargetError
 def read_array(values: Any, name: str) -> Tensor:
     """A finite float64 tensor on the CPU; the caller's own array is not changed."""
     try:
+        if not isinstance(values, Tensor) and hasattr(values, "to_numpy"):  # a series or frame
+            values = np.array(values, dtype=np.float64)
         array = torch.as_tensor(values, dtype=torch.float64).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
@@ -60,6 +63,8 @@ def read_vectors(values: Any, name: str, size: int) -> Tensor:
 
 def read_pair(data: Any, first: str, second: str) -> tuple[Any, Any]:
     """Two arrays that belong together."""
+    if isinstance(data, tuple | list) and len(data) == 0:
+        return [], []
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise DataError(
             f"a pair ({first}, {second})", type(data).__name__, "pass both as one tuple"

@@ -83,6 +83,10 @@ class VariationalGaussianMixture(Family):
     ) -> Tensor:
         return self.mixture.loo_log_predictive(natural, observations, weights)
 
+    def translated(self, natural: Named, source: Family) -> Named:
+        assert isinstance(source, VariationalGaussianMixture)
+        return self.mixture.translated(natural, source.mixture)
+
     def fit(self, data: Any, weights: Sequence[float] | Tensor | None = None) -> FamilyPosterior:
         """Coordinate ascent from random centres to convergence; arguments as for any family."""
         (points,) = self.read(data)

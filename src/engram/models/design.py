@@ -27,6 +27,7 @@ class Design:
             dispersion 1, so that it is ridge's alpha.
         weights: of each example's loss, [N].
         offset: added to the linear predictor, [N, 1].
+        frequencies: how many examples a row stands for, a factor of its weight, [N]; 1 if None.
     """
 
     body: Tensor
@@ -35,6 +36,7 @@ class Design:
     penalty: Tensor
     weights: Tensor
     offset: Tensor
+    frequencies: Tensor | None = None
 
     @property
     def num_data(self) -> int:
@@ -45,6 +47,16 @@ class Design:
     def width(self) -> int:
         """P."""
         return len(self.names)
+
+    @property
+    def counts(self) -> Tensor:
+        """Examples that each row stands for, [N]."""
+        return torch.ones_like(self.weights) if self.frequencies is None else self.frequencies
+
+    @property
+    def precisions(self) -> Tensor:
+        """The weight of one of them, by which a dispersion is divided, [N]."""
+        return self.weights / torch.where(self.counts > 0, self.counts, 1.0)
 
     @cached_property
     def matrix(self) -> Tensor:
@@ -62,9 +74,40 @@ class Design:
         total = seeds.mT @ self.body
         return torch.cat([seeds.sum(0)[:, None], total], 1) if self.ones else total
 
+    def read_inputs(self, inputs: Any) -> Tensor:
+        """Other inputs as these columns, ones added where the design did, [M, P].
+
+        A data frame's columns are found by name, unless these were never named.
+        """
+        own = self.names[1:] if self.ones else self.names
+        unnamed = own == column_names(None, len(own))
+        if frame_names(inputs) is not None and not unnamed:
+            whole = sorted(frame_names(inputs) or ()) == sorted(self.names)
+            inputs = in_order(inputs, self.names if whole else own)
+        matrix = as_matrix(inputs)
+        if self.ones and matrix.shape[1] == len(own):
+            matrix = with_ones(matrix)
+        if matrix.shape[1] != self.width:
+            raise ArgumentError(
+                f"inputs with the fit's {self.width} columns",
+                f"{matrix.shape[1]}",
+                "pass the same ones",
+            )
+        return matrix
+
+    def read_offset(self, offset: Any, count: int) -> Tensor:
+        """Offsets of other inputs, [M, 1]; ArgumentError if there have to be some."""
+        if offset is None and bool(self.offset.any()):
+            raise ArgumentError(
+                "the offset of these inputs, since the model was fitted with one",
+                "none",
+                "pass the offset (for other data as (X, y, offset)), or zeros",
+            )
+        return as_column("offset", offset, count, 0.0)[:, None]
+
     def rows(self, indices: Tensor) -> Design:
         """The design of some examples."""
-        parts = (self.weights[indices], self.offset[indices])
+        parts = (self.weights[indices], self.offset[indices], self.counts[indices])
         return Design(self.body[indices], self.ones, self.names, self.penalty, *parts)
 
 
@@ -96,21 +139,37 @@ def read_design(
         )
     columns = _penalties(penalty, matrix.shape[1])
     if intercept:
-        names = ("intercept", *names)
+        names = ("(intercept)" if "intercept" in names else "intercept", *names)
         columns = torch.cat([columns.new_tensor([intercept_penalty]), columns])
     if not names:
         raise DataError(
             "at least one column", "none, and no intercept", "give X, or intercept=True"
         )
-    row_weights = as_column("weights", weights, num_targets, 1.0)
-    if (row_weights < 0).any() or not (row_weights > 0).any():
-        raise ArgumentError(
-            "weights that are not negative and not all zero",
-            f"values from {float(row_weights.min()):.4g} to {float(row_weights.max()):.4g}",
-            "an example of weight 0 is not used; negative weights have no posterior",
-        )
+    row_weights = as_weights(weights, num_targets)
     shift = as_column("offset", offset, num_targets, 0.0)[:, None]
     return Design(matrix, intercept, names, columns, row_weights, shift)
+
+
+def as_weights(weights: Any, count: int) -> Tensor:
+    """Weights of the examples, [N]; 1 if not given."""
+    column = as_column("weights", weights, count, 1.0)
+    if (column < 0).any() or not (column > 0).any():
+        raise ArgumentError(
+            "weights that are not negative and not all zero",
+            f"values from {float(column.min()):.4g} to {float(column.max()):.4g}",
+            "an example of weight 0 is not used; negative weights have no posterior",
+        )
+    return column
+
+
+def count_of(targets: Any) -> int:
+    """How many targets there are."""
+    try:
+        return len(targets)
+    except TypeError as error:
+        raise DataError(
+            "targets y, one per row of X", type(targets).__name__, "pass a list or an array"
+        ) from error
 
 
 def as_matrix(inputs: Any) -> Tensor:
@@ -176,14 +235,38 @@ def _as_tensor(values: Any) -> Tensor:
 
 def column_names(inputs: Any, count: int) -> tuple[str, ...]:
     """The data frame's names, or x0, x1, ..."""
-    named = getattr(inputs, "columns", None)
+    named = frame_names(inputs)
     if named is not None and len(named) == count:
-        return tuple(str(name) for name in named)
+        return named
     return tuple(f"x{number}" for number in range(count))
 
 
+def frame_names(inputs: Any) -> tuple[str, ...] | None:
+    """The names of a data frame's columns; None for all else."""
+    named = getattr(inputs, "columns", None)
+    return None if named is None else tuple(str(name) for name in named)
+
+
+def in_order(inputs: Any, names: Sequence[str]) -> Any:
+    """A data frame with its columns in the order of the names; DataError if they are others."""
+    found = frame_names(inputs)
+    if found is None or found == tuple(names):
+        return inputs
+    if sorted(found) != sorted(names) or len(set(found)) < len(found):
+        others = sorted(set(found) ^ set(names)) or ["repeated ones"]
+        raise DataError(
+            f"the columns that the model was fitted on, {', '.join(names[:8])}",
+            f"{', '.join(found[:8])} (they differ in {', '.join(others[:8])})",
+            "pass a data frame with these columns, in any order",
+        )
+    return inputs.iloc[:, [found.index(name) for name in names]]
+
+
 def _penalties(penalty: float | Sequence[float], count: int) -> Tensor:
-    values = torch.as_tensor(penalty, dtype=torch.float64)
+    try:
+        values = torch.as_tensor(penalty, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        values = torch.full((count,), torch.nan, dtype=torch.float64)
     if values.dim() == 0:
         values = values.expand(count).clone()
     if values.shape != (count,) or not (torch.isfinite(values) & (values >= 0)).all():

@@ -16,15 +16,16 @@ from torch import Tensor
 from engram import equation
 from engram.errors import ArgumentError, PosteriorError
 from engram.likelihoods import Likelihood
-from engram.models.design import as_column, as_matrix, with_ones
+from engram.models.design import as_column
 from engram.models.factor import Factor
 from engram.models.likelihood import ResponseLikelihood, Weighted
 from engram.models.newton import Minimum, Objective, minimise
 from engram.models.rank import check_rank
-from engram.models.separation import check_separation
+from engram.models.separation import check_separation, check_separation_elsewhere
 from engram.parameters import Layout
 from engram.posteriors.blocks import DenseBlock
 from engram.posteriors.gaussian import Posterior
+from engram.selection import check_group
 
 HESSIANS = ("observed", "expected")
 
@@ -101,7 +102,8 @@ class Fit:
     @property
     def weighted(self) -> Weighted:
         """The likelihood with the examples' weights."""
-        return Weighted(self.likelihood, self.objective.design.weights)
+        design = self.objective.design
+        return Weighted(self.likelihood, design.weights, design.precisions)
 
     @cached_property
     def covariance(self) -> Tensor:
@@ -128,23 +130,13 @@ class Fit:
         )
 
     def predictor(self, inputs: Any, offset: Any = None) -> Tensor:
-        """f of other inputs, [N, K]."""
-        matrix = self.columns(inputs)
-        return (
-            matrix @ self.coefficients.mT + as_column("offset", offset, len(matrix), 0.0)[:, None]
-        )
+        """f of other inputs, [N, K]; with an offset if the fit has one.
 
-    def columns(self, inputs: Any) -> Tensor:
-        """Other inputs as the fit's columns, a column of ones added where the fit did, [N, P]."""
-        matrix = as_matrix(inputs)
-        width = self.coefficients.shape[1]
-        if matrix.shape[1] == width - 1 and self.names[0] == "intercept":
-            matrix = with_ones(matrix)
-        if matrix.shape[1] != width:
-            raise ArgumentError(
-                f"inputs with the fit's {width} columns", f"{matrix.shape[1]}", "pass the same ones"
-            )
-        return matrix
+        The columns of a data frame are found by name.
+        """
+        design = self.objective.design
+        matrix = design.read_inputs(inputs)
+        return matrix @ self.coefficients.mT + design.read_offset(offset, len(matrix))
 
     def read_targets(self, targets: Any) -> Tensor:
         """Other targets as the likelihood takes them, [N, K]."""
@@ -224,7 +216,7 @@ class Fit:
     def moved_without(self, indices: Sequence[int] | Tensor) -> Minimum:
         """Where Newton's method goes from here when some examples are gone."""
         kept = torch.ones(len(self.targets), dtype=torch.bool)
-        kept[torch.as_tensor(indices)] = False
+        kept[check_group(indices, None, len(kept))[0]] = False
         if not kept.any():
             raise PosteriorError("at least one example that remains", "none", "leave out fewer")
         design = self.objective.design.rows(kept.nonzero()[:, 0])
@@ -270,6 +262,8 @@ def fit_at(
             f"an indefinite or singular one ({objective.likelihood!r})",
             'fit to convergence, use penalty > 0, or hessian="expected"',
         )
+    if source is not None:
+        check_separation_elsewhere(objective, coefficients)
     fit = Fit(objective, coefficients, factor, 1.0, hessian, converged, source)
     scale = _dispersion(fit) if dispersion is None else dispersion
     if not (math.isfinite(scale) and scale > 0):
@@ -288,7 +282,8 @@ def _dispersion(fit: Fit) -> float:
         return 1.0
     weights = fit.objective.design.weights
     squares = (fit.means - fit.targets).square() / likelihood.response.variance(fit.means)
-    freedom = int((weights > 0).sum()) - float(fit.leverage.sum())
+    counts = torch.where(weights > 0, fit.objective.design.counts, 0.0)
+    freedom = float(counts.sum()) - float(fit.leverage.sum())
     scale = float((weights * squares[:, 0]).sum()) / freedom if freedom > 1e-6 else 0.0
     if scale <= 1e-24 * float(fit.targets.square().mean()):
         raise PosteriorError(

@@ -6,15 +6,16 @@ r"""Generalised linear and multinomial models, fitted by Newton's method.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engram.errors import PosteriorError, TargetError
+from engram.errors import ArgumentError, PosteriorError, TargetError
 from engram.likelihoods import Categorical
-from engram.models.design import as_column, read_design
+from engram.models.design import as_column, count_of, read_design
 from engram.models.fit import Fit, fit_at
 from engram.models.likelihood import ResponseLikelihood
 from engram.models.links import Link
@@ -64,14 +65,19 @@ def fit_glm(
         D. Pregibon, *Logistic regression diagnostics*, Annals of Statistics 9, 1981.
     """
     kind = response_named(response, link)
-    count = len(targets)
-    alone = float(torch.as_tensor(penalty, dtype=torch.float64).reshape(-1)[0])
+    count = count_of(targets)
+    if penalise_intercept and not isinstance(penalty, Real):
+        raise ArgumentError(
+            "one number as penalty with penalise_intercept=True",
+            repr(penalty),
+            "for one per column pass intercept=False, and a column of ones with its own penalty",
+        )
     design = read_design(
         inputs,
         count,
         penalty=penalty,
         intercept=intercept,
-        intercept_penalty=alone if penalise_intercept else 0.0,
+        intercept_penalty=float(penalty) if isinstance(penalty, Real) and penalise_intercept else 0,
         weights=weights,
         offset=offset,
     )
@@ -105,18 +111,14 @@ def fit_multinomial(
         tensor([0.5000, 0.2500, 0.2500], dtype=torch.float64)
     """
     design = read_design(
-        inputs, len(targets), penalty=penalty, intercept=intercept, weights=weights
+        inputs, count_of(targets), penalty=penalty, intercept=intercept, weights=weights
     )
     return _fitted(Objective(design, Categorical(), class_shares(targets)), None, "observed")
 
 
 def class_shares(targets: Any) -> Tensor:
     """Class numbers [N] as one-hot rows [N, K]; probabilities as they are."""
-    values = (
-        targets.detach().cpu()
-        if isinstance(targets, Tensor)
-        else torch.as_tensor(np.asarray(targets))
-    )
+    values = _numbers(targets)
     if values.dim() == 2:
         return Categorical().prepare(values.double(), values.double())
     if values.is_floating_point() and not bool((values == values.round()).all()):
@@ -135,6 +137,19 @@ def class_shares(targets: Any) -> Tensor:
             "renumber the classes that occur",
         )
     return Categorical().form(torch.zeros(len(numbers), max(found) + 1).double(), numbers)
+
+
+def _numbers(targets: Any) -> Tensor:
+    if isinstance(targets, Tensor):
+        return targets.detach().cpu()
+    try:
+        return torch.as_tensor(np.array(targets))
+    except (TypeError, ValueError) as error:
+        raise TargetError(
+            "whole class numbers from 0, or probabilities",
+            f"{np.asarray(targets).dtype} values",
+            "number the classes: numpy.unique(y, return_inverse=True)[1]",
+        ) from error
 
 
 def _fitted(objective: Objective, dispersion: float | None, hessian: str) -> Fit:

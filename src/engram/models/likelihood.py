@@ -37,8 +37,19 @@ class ResponseLikelihood(Likelihood):
         return targets.to(outputs.dtype).reshape(outputs.shape)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        kernel = self.response.kernel(outputs, targets) / self.dispersion
-        return (kernel + self.response.constant(targets, self.dispersion))[:, 0]
+        return self.loss_at(outputs, targets, torch.ones_like(targets))
+
+    def loss_at(self, outputs: Tensor, targets: Tensor, precisions: Tensor) -> Tensor:
+        """Negative log density where each example has the dispersion over its precision [N, 1].
+
+        A response without a dispersion has no such thing: its loss is per unit of weight. So is
+        that of an example of weight 0, which would have none otherwise.
+        """
+        if not self.response.has_dispersion:
+            precisions = torch.ones_like(precisions)
+        dispersion = self.dispersion / torch.where(precisions > 0, precisions, 1.0)
+        kernel = self.response.kernel(outputs, targets) / dispersion
+        return (kernel + self.response.constant(targets, dispersion))[:, 0]
 
     def residual(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.response.residual(outputs, targets) / self.dispersion
@@ -81,11 +92,17 @@ class ResponseLikelihood(Likelihood):
 
 
 class Weighted(Likelihood):
-    """A likelihood whose examples count w_i times; the loss and the mean are per unit of weight."""
+    """A likelihood whose examples have weights w_i in residual and Hessian.
 
-    def __init__(self, base: Likelihood, weights: Tensor) -> None:
+    Args:
+        base: at weight 1.
+        weights: of the examples, [N]; a share of them where a share is taken out.
+        precisions: by which a dispersion is divided in the loss, [N].
+    """
+
+    def __init__(self, base: Likelihood, weights: Tensor, precisions: Tensor) -> None:
         self.base, self.name = base, base.name
-        self.weights = weights[:, None]
+        self.weights, self.precisions = weights[:, None], precisions[:, None]
 
     def prepare(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.base.prepare(outputs, targets)
@@ -94,6 +111,8 @@ class Weighted(Likelihood):
         return self.base.form(outputs, targets)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if isinstance(self.base, ResponseLikelihood):
+            return self.base.loss_at(outputs, targets, self.precisions)
         return self.base.loss(outputs, targets)
 
     def residual(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from engram.errors import PosteriorError
-from engram.models.design import as_column, read_design
+from engram.models.design import as_column, count_of, read_design
 from engram.models.fit import Fit, fit_at
 from engram.models.likelihood import ResponseLikelihood
 from engram.models.newton import Objective
@@ -58,7 +58,7 @@ def fit_linear(
     Reference:
         R. D. Cook and S. Weisberg, *Residuals and Influence in Regression*, 1982.
     """
-    count = len(targets)
+    count = count_of(targets)
     design = read_design(
         inputs, count, penalty=penalty, intercept=intercept, weights=weights, offset=offset
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pandas as pd
+import torch
 from torch import Tensor
 
 from engram.errors import ArgumentError, PosteriorError
@@ -132,7 +133,7 @@ def _dispersion_without(fit: Fit, residual: Tensor, left: Tensor, steps: Tensor)
     solved = fit.factor.solve(design.matrix)
     held = (penalty * fit.factor.covariance.diagonal()).sum()
     held_without = held + weights * (solved.square() @ penalty) / left
-    used = (weights > 0).double()
+    used = torch.where(weights > 0, design.counts, 0.0)
     freedom = used.sum() - used - (len(theta) - held_without)
     if float(freedom.min()) <= 1e-8:
         raise PosteriorError(

@@ -27,7 +27,10 @@ def of(
     """Sensitivities of a fitted scikit-learn estimator or statsmodels result.
 
     Nothing is fitted again: the precision is the Hessian of the model's own objective at its
-    coefficients. ``result.diagnostics.relative_gradient`` says how near that is to a minimum.
+    coefficients. ``result.diagnostics.relative_gradient`` says how near that is to a minimum. What
+    was computed from the data beforehand is held fixed when an example goes: the steps of a
+    pipeline before the last, the weights of ``class_weight="balanced"``, a penalty that was chosen
+    by cross-validation.
 
     Args:
         model: LinearRegression, Ridge, LogisticRegression, PoissonRegressor, GammaRegressor,
@@ -42,7 +45,7 @@ def of(
         progress: show a bar when refits take longer than a few seconds.
 
     Returns:
-        A result; losses are per unit of weight.
+        A result; losses as in :func:`engram.models.sensitivities_of`.
 
     Example:
         >>> import numpy as np

@@ -55,8 +55,10 @@ def _terms(
     involved = [k for k in np.argsort(-np.abs(shares)) if abs(shares[k]) > 1e-7]
     if not involved or scale[column] == 0:
         return "0 everywhere"
-    parts = [
-        f"{shares[k] * scale[column] / scale[basis[k]]:.4g} {design.names[basis[k]]}"
-        for k in involved[:MENTIONED]
-    ]
-    return " + ".join(parts) + (" + ..." if len(involved) > MENTIONED else "")
+    text = ""
+    for k in involved[:MENTIONED]:
+        share = shares[k] * scale[column] / scale[basis[k]]
+        size = f"{abs(share):.4g}"
+        sign = ("-" if share < 0 else "") if not text else (" - " if share < 0 else " + ")
+        text += sign + ("" if size == "1" else f"{size} ") + design.names[basis[k]]
+    return text + (" + ..." if len(involved) > MENTIONED else "")

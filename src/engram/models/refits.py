@@ -28,7 +28,7 @@ def with_refits(fit: Fit, estimate: Estimate, above: float, progress: bool) -> E
     return Estimate(
         deviation,
         change,
-        fit.likelihood.loss(moved, fit.targets),
+        fit.weighted.loss(moved, fit.targets),
         flagged,
         estimate.eigenvalues,
     )

@@ -13,13 +13,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from engram.errors import ArgumentError, PosteriorError
+from engram.errors import DataError, PosteriorError
+from engram.models.design import Design
 from engram.models.factor import curvature
 from engram.models.fit import Fit
+from engram.models.likelihood import Weighted
 from engram.models.rank import check_rank
+from engram.selection import check_group
 from engram.sensitivity.effects import Effect
 from engram.sensitivity.groups import Removal
 
@@ -31,7 +35,7 @@ def remove_group(
     indices: Sequence[int] | Tensor,
     *,
     shares: float | Sequence[float] | Tensor = 1.0,
-    evaluate_on: tuple[Any, Any] | None = None,
+    evaluate_on: tuple[Any, ...] | None = None,
 ) -> Removal:
     """The effect of leaving out, or reweighting, a group of examples.
 
@@ -40,11 +44,12 @@ def remove_group(
         indices: the group.
         shares: how much of each is taken out, one number or one each: 1 is removal, -1 counts an
             example twice.
-        evaluate_on: inputs and targets of other data to see the effect on.
+        evaluate_on: inputs and targets of other data to see the effect on, each of weight 1; and
+            their offset, which a fit with an offset needs.
 
     Returns:
         A removal, as from :func:`engram.remove`; exact for least squares, one Newton step with the
-        precision of the remaining data otherwise. Losses are per unit of weight.
+        precision of the remaining data otherwise. Losses as in :func:`sensitivities_of`.
 
     Example:
         >>> from engram.models import fit_linear
@@ -54,35 +59,35 @@ def remove_group(
         >>> torch.allclose(moved, fit_linear(x[:3], y[:3], dispersion=1.0).coefficients)
         True
     """
-    chosen = _group(indices, len(fit.targets))
-    taken = torch.as_tensor(shares, dtype=torch.float64)
-    taken = taken.expand(len(chosen)) if taken.dim() == 0 else taken
-    if taken.shape != chosen.shape or not torch.isfinite(taken).all():
-        raise ArgumentError(
-            f"one finite share, or one for each of {len(chosen)} examples", repr(shares), "use 1.0"
-        )
+    chosen, _ = check_group(indices, None, len(fit.targets))
+    each: Any = [shares] * len(chosen) if np.ndim(shares) == 0 else shares
+    chosen, taken = check_group(chosen, each, len(fit.targets))
     delta = _step(fit, chosen, taken)
     rows = fit.objective.design.rows(chosen)
-    group = _effect(fit, rows.matrix, rows.offset, fit.targets[chosen], chosen, delta)
+    group = _effect(fit, rows, fit.targets[chosen], chosen, delta)
     evaluation = None
     if evaluate_on is not None:
-        matrix, targets = fit.columns(evaluate_on[0]), fit.read_targets(evaluate_on[1])
-        everyone = torch.arange(len(matrix))
-        evaluation = _effect(fit, matrix, matrix.new_zeros(1), targets, everyone, delta)
+        evaluation = _effect(fit, *_other_data(fit, evaluate_on), delta)
     settings = {"estimator": "corrected", "at": "displaced"}
     return Removal(chosen, taken, {"coefficients": delta}, group, evaluation, False, settings)
 
 
-def _group(indices: Sequence[int] | Tensor, count: int) -> Tensor:
-    chosen = torch.as_tensor(indices, dtype=torch.long).reshape(-1)
-    inside = (chosen >= 0) & (chosen < count)
-    if len(chosen) == 0 or not inside.all() or len(chosen.unique()) < len(chosen):
-        raise ArgumentError(
-            f"different examples from 0 to {count - 1}, at least one",
-            f"{chosen.tolist()[:10]}",
-            "pass the positions of rows",
+def _other_data(fit: Fit, data: tuple[Any, ...]) -> tuple[Design, Tensor, Tensor]:
+    """Design, targets and numbers of data that the fit has not seen."""
+    if not isinstance(data, tuple | list) or len(data) not in (2, 3):
+        raise DataError(
+            "evaluate_on as (X, y) or (X, y, offset)", type(data).__name__, "pass one tuple"
         )
-    return chosen
+    design = fit.objective.design
+    matrix, targets = design.read_inputs(data[0]), fit.read_targets(data[1])
+    if len(matrix) != len(targets):
+        raise DataError(
+            "as many rows of X as targets", f"{len(matrix)} and {len(targets)}", "check evaluate_on"
+        )
+    offset = design.read_offset(data[2] if len(data) == 3 else None, len(matrix))
+    ones = torch.ones_like(offset[:, 0])
+    other = Design(matrix, False, design.names, design.penalty, ones, offset)
+    return other, targets, torch.arange(len(matrix))
 
 
 def _step(fit: Fit, chosen: Tensor, shares: Tensor) -> Tensor:
@@ -134,10 +139,9 @@ def _check_left(fit: Fit, lost: float, chosen: Tensor, shares: Tensor) -> None:
     )
 
 
-def _effect(
-    fit: Fit, matrix: Tensor, offset: Tensor, targets: Tensor, indices: Tensor, delta: Tensor
-) -> Effect:
-    outputs = matrix @ fit.coefficients.mT + offset
-    moved = outputs + matrix @ delta.mT
-    losses = [fit.likelihood.loss(f, targets) for f in (outputs, moved)]
+def _effect(fit: Fit, rows: Design, targets: Tensor, indices: Tensor, delta: Tensor) -> Effect:
+    outputs = rows.outputs(fit.coefficients)
+    moved = outputs + rows.matrix @ delta.mT
+    likelihood = Weighted(fit.likelihood, rows.weights, rows.precisions)
+    losses = [likelihood.loss(f, targets) for f in (outputs, moved)]
     return Effect(indices, outputs, moved, *losses)

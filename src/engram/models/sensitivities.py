@@ -11,6 +11,7 @@ from torch import Tensor
 from engram.engine.totals import GradientSum
 from engram.errors import ArgumentError
 from engram.models.fit import Fit
+from engram.models.leverages import remaining
 from engram.models.likelihood import ResponseLikelihood, Weighted
 from engram.models.refits import with_refits
 from engram.posteriors.gaussian import Posterior
@@ -79,6 +80,10 @@ def sensitivities_of(
             parameters over this number; 0.3 is a good value near separation.
         progress: show a bar when refits take longer than a few seconds.
 
+    Returns:
+        A result. Its losses are negative log densities: where the response has a dispersion phi, an
+        example of weight w has phi / w; elsewhere losses are per unit of weight.
+
     Example:
         >>> from engram.models import fit_linear
         >>> x = torch.tensor([[0.0], [1.0], [2.0], [6.0]])
@@ -95,7 +100,10 @@ def sensitivities_of(
         raise ArgumentError(
             "a share above 0 and at most 1", repr(share), "use parameter_deviation for others"
         )
-    likelihood = Weighted(fit.likelihood, share * fit.objective.design.weights)
+    design = fit.objective.design
+    if share == 1 and len(fit.coefficients) == 1:  # above 1, at no minimum, the guard holds it
+        remaining(torch.where(fit.leverage <= 1 + 1e-9, fit.leverage, 0.0))
+    likelihood = Weighted(fit.likelihood, share * design.weights, design.precisions)
     residual = likelihood.residual(fit.outputs, fit.targets)
     examples = Examples(KnownVariance(fit.variances), fit.outputs, fit.targets, residual)
     guard = EXACT_GUARD if is_least_squares(fit) else GUARD
@@ -119,6 +127,7 @@ def sensitivities_of(
         "refit_above": refit_above,
         "num_data": len(fit.targets),
         "columns": list(fit.names),
+        "threshold": _threshold(fit),
     }
     return _result(fit, estimate, settings)
 
@@ -129,6 +138,14 @@ def is_least_squares(fit: Fit) -> bool:
     if not isinstance(likelihood, ResponseLikelihood):
         return False
     return likelihood.name == "gaussian" and likelihood.response.link.name == "identity"
+
+
+def _threshold(fit: Fit) -> float | None:
+    """The output above which a binary classifier says 1; None for all else."""
+    likelihood = fit.objective.likelihood
+    if not isinstance(likelihood, ResponseLikelihood) or likelihood.name != "bernoulli":
+        return None
+    return float(likelihood.response.link.predictor(torch.tensor(0.5, dtype=torch.float64)))
 
 
 def _held(iterated: Estimate, step: Estimate) -> Estimate:
@@ -157,7 +174,7 @@ def _inside_support(fit: Fit, estimate: Estimate) -> Estimate:
             break
     moved = fit.outputs + deviation
     change = fit.likelihood.mean(moved) - fit.means
-    loss = fit.likelihood.loss(moved, fit.targets)
+    loss = fit.weighted.loss(moved, fit.targets)
     return Estimate(deviation, change, loss, flagged, estimate.eigenvalues)
 
 
@@ -171,7 +188,7 @@ def _result(fit: Fit, estimate: Estimate, settings: dict[str, Any]) -> Result:
         deviation=estimate.deviation,
         prediction_deviation=estimate.prediction_deviation,
         score=estimate.prediction_deviation.abs().sum(1),
-        loss=fit.likelihood.loss(fit.outputs, fit.targets),
+        loss=fit.weighted.loss(fit.outputs, fit.targets),
         loo_loss=estimate.loo_loss,
         leverage=fit.leverage,
         flagged=estimate.flagged,

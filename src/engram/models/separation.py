@@ -18,6 +18,8 @@ from engram.models.newton import Objective
 
 FAR = 8.0  # linear predictors beyond this are looked at
 FLAT = 1e-6  # curvature along a column, relative to that of a loss of curvature 1
+FAR_STOPPED = 4.0  # other libraries stop on their way to infinity,
+MOVING = 0.05  # where one more Newton step moves some predictor by a constant
 TIME_LIMIT = 60.0
 ADVICE = (
     "use penalty > 0, which makes the coefficients finite; or drop the columns named, or merge "
@@ -26,21 +28,39 @@ ADVICE = (
 
 
 def check_one_class(objective: Objective) -> None:
-    """DesignError if only one class occurs, for which no finite intercept is best."""
-    if not _two_sided(objective) or (objective.design.penalty > 0).all():
+    """DesignError if no finite intercept is best: one class, or counts that are all 0."""
+    design = objective.design
+    if not design.ones or design.penalty[0] > 0:
         return
-    used = objective.targets[objective.design.weights > 0]
-    if bool((used == used[:1]).all()) and bool(((used == 0) | (used == 1)).all()):
+    used = objective.targets[design.weights > 0]
+    if not (used == used[:1]).all():
+        return
+    remedy = "use an intercept that is penalised too (penalise_intercept=True), or no intercept"
+    if _two_sided(objective) and bool(((used == 0) | (used == 1)).all()):
         raise DesignError(
-            "targets of at least two classes", "the same target for every example", ADVICE
+            "targets of at least two classes", "the same target for every example", remedy
         )
+    if _counts(objective) and bool((used == 0).all()):
+        raise DesignError("some target above 0", "the target 0 for every example", remedy)
 
 
 def check_separation(objective: Objective, coefficients: Tensor) -> None:
     """DesignError if the fit ran off because the targets are separated."""
     outputs = objective.design.outputs(coefficients)
-    if not _suspicious(objective, outputs):
-        return
+    if _suspicious(objective, outputs):
+        _check_directions(objective)
+
+
+def check_separation_elsewhere(objective: Objective, coefficients: Tensor) -> None:
+    """The same for coefficients that another library stopped at, perhaps early."""
+    check_one_class(objective)
+    outputs = objective.design.outputs(coefficients)
+    if _suspicious(objective, outputs) or _still_moving(objective, coefficients, outputs):
+        _check_directions(objective)
+
+
+def _check_directions(objective: Objective) -> None:
+    """DesignError if there is a direction of no return."""
     margins, fixed = _margins(objective)
     if margins is None or fixed is None:
         return
@@ -56,9 +76,13 @@ def check_separation(objective: Objective, coefficients: Tensor) -> None:
     )
     if found.status != 0 or -found.fun <= 1e-7 * np.abs(margins).sum():
         return
+    complete = _is_complete(margins, fixed)
+    sparse = _sparse_direction(objective, margins, fixed)
+    direction = found.x if sparse is None else sparse
+    strict = margins @ direction > 1e-9 * np.abs(margins @ direction).max()
     raise DesignError(
         "targets that overlap, so that the likelihood has a maximum",
-        _description(objective, found.x, _is_complete(margins, fixed)),
+        _description(objective, direction, complete, complete and bool(strict.all())),
         ADVICE,
     )
 
@@ -68,6 +92,25 @@ def _two_sided(objective: Objective) -> bool:
     if isinstance(likelihood, ResponseLikelihood):
         return likelihood.response.name == "bernoulli"
     return isinstance(likelihood, Categorical)
+
+
+def _counts(objective: Objective) -> bool:
+    likelihood = objective.likelihood
+    counts = ("poisson", "negative_binomial", "tweedie")
+    return isinstance(likelihood, ResponseLikelihood) and likelihood.response.name in counts
+
+
+def _still_moving(objective: Objective, coefficients: Tensor, outputs: Tensor) -> bool:
+    """Whether Newton's method would go on from predictors that are far out already."""
+    design = objective.design
+    if float(outputs.abs().max()) < FAR_STOPPED or not (design.penalty == 0).any():
+        return False
+    factor = objective.factor(outputs)
+    if factor is None:
+        return True
+    gradient = objective.gradient(coefficients, outputs)
+    step = factor.solve(gradient.reshape(1, -1)).reshape(coefficients.shape)
+    return float((design.outputs(step) - design.offset).abs().max()) > MOVING
 
 
 def _suspicious(objective: Objective, outputs: Tensor) -> bool:
@@ -135,13 +178,33 @@ def _is_complete(margins: np.ndarray, fixed: np.ndarray) -> bool:
     return found.status == 0 and -found.fun > 1e-9 * np.abs(margins).max()
 
 
-def _description(objective: Objective, direction: np.ndarray, complete: bool) -> str:
+def _sparse_direction(
+    objective: Objective, margins: np.ndarray, fixed: np.ndarray
+) -> np.ndarray | None:
+    """That of the smallest L1 norm for its sum of margins; few columns have a part in it."""
+    scale = objective.design.matrix.abs().amax(0).numpy().clip(min=np.finfo(float).tiny)
+    width = margins.shape[1]
+    cost = np.tile(scale, 2 * width // len(scale))
+    equal = np.concatenate([fixed, margins.sum(0)[None]])
+    found = linprog(
+        cost,  # of the positive and the negative part
+        A_ub=np.hstack([-margins, margins]),
+        b_ub=np.zeros(len(margins)),
+        A_eq=np.hstack([equal, -equal]),
+        b_eq=np.r_[np.zeros(len(fixed)), np.abs(margins).sum()],
+        method="highs",
+        options={"time_limit": TIME_LIMIT},
+    )
+    return found.x[:width] - found.x[width:] if found.status == 0 else None
+
+
+def _description(objective: Objective, direction: np.ndarray, complete: bool, whole: bool) -> str:
     names = objective.design.names
     size = np.abs(direction.reshape(-1, len(names))).max(0)
     scaled = size * objective.design.matrix.abs().amax(0).numpy()
     involved = [names[k] for k in np.argsort(-scaled) if scaled[k] > 1e-6 * scaled.max()]
     columns = ", ".join(involved[:6]) + (", ..." if len(involved) > 6 else "")
-    kind, how = ("complete", "all") if complete else ("quasi-complete", "some")
+    kind, how = "complete" if complete else "quasi-complete", "all" if whole else "some"
     return (
         f"{kind} separation: a combination of {columns} tells {how} targets apart without error, "
         "so its coefficients grow for ever"

@@ -141,6 +141,9 @@ class Result:
             columns["target"] = self.targets.numpy()
         if self.num_outputs > 1:
             columns["predicted"] = self.outputs.argmax(1).numpy()
+        threshold = self.provenance.get("settings", {}).get("threshold")
+        if self.num_outputs == 1 and threshold is not None:
+            columns["predicted"] = (self.outputs[:, 0] > threshold).long().numpy()
         columns |= {
             "score": self.score.numpy(),
             "loss": self.loss.numpy(),

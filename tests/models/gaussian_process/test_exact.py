@@ -75,6 +75,11 @@ def test_leaving_each_example_out(problem):
         assert torch.allclose(result.loo_loss[i : i + 1], -density, atol=1e-10)
 
 
+def test_its_text_is_short(problem):
+    assert repr(process(problem)).startswith("ExactGaussianProcess(N=")
+    assert len(repr(process(problem))) < 100
+
+
 def test_the_posterior_with_all_data(problem):
     x, y, noise, mean = problem
     gp = process(problem)

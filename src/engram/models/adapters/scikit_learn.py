@@ -15,26 +15,56 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
 from engram.errors import DataError, TargetError, UnsupportedModelError
 from engram.likelihoods import Categorical, Likelihood
-from engram.models.design import as_column, read_design
+from engram.models.design import as_column, as_weights, count_of, frame_names, in_order, read_design
 from engram.models.fit import Fit, fit_at
 from engram.models.likelihood import ResponseLikelihood
 from engram.models.newton import Objective
 from engram.models.responses import Bernoulli, Gamma, Gaussian, Poisson, Response, Tweedie
 
+MANY = "many classes are read from LogisticRegression with a multinomial loss, two from any other"
 Read = Callable[[Any, Any, Any, Any], Fit]
 
 
 def read_pipeline(model: Any, inputs: Any, targets: Any, weights: Any, read: Read) -> Fit:
     """The last step of a pipeline, on what the steps before make of the inputs."""
-    for _, step in model.steps[:-1]:
-        if step is not None and step != "passthrough":
-            inputs = step.transform(inputs)
-    return read(model.steps[-1][1], inputs, targets, weights)
+    last = model.steps[-1][1]
+    if not hasattr(last, "coef_") and not hasattr(last, "steps"):
+        return read(last, inputs, targets, weights)  # which says what is wrong with it
+    if len(model.steps) > 1:
+        try:
+            inputs = model[:-1].transform(_in_order(model, inputs))
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                "inputs that the steps of the pipeline can transform",
+                f"{type(error).__name__}: {error}",
+                "fit all steps, and pass the inputs the pipeline was fitted on",
+            ) from error
+        inputs = _named(model[:-1], inputs)
+    return read(last, inputs, targets, weights)
+
+
+def _named(steps: Any, values: Any) -> Any:
+    """What the steps gave as a data frame with their names for its columns, if they have any."""
+    if frame_names(values) is not None:
+        return values
+    try:
+        names = [str(name) for name in steps.get_feature_names_out()]
+    except (AttributeError, TypeError, ValueError):  # some step has none
+        return values
+    matrix = values.toarray() if hasattr(values, "toarray") else np.asarray(values)
+    return pd.DataFrame(matrix, columns=names) if matrix.shape[1:] == (len(names),) else values
+
+
+def _in_order(model: Any, inputs: Any) -> Any:
+    """A data frame's columns in the order the model was fitted with."""
+    names = getattr(model, "feature_names_in_", None)
+    return inputs if names is None else in_order(inputs, [str(name) for name in names])
 
 
 def read_least_squares(model: Any, inputs: Any, targets: Any, weights: Any) -> Fit:
@@ -53,7 +83,7 @@ def read_generalised(model: Any, inputs: Any, targets: Any, weights: Any) -> Fit
     response: Response = Poisson() if name == "PoissonRegressor" else Gamma()
     if name == "TweedieRegressor":
         response = _tweedie(model)
-    column = as_column("sample_weight", weights, len(targets), 1.0)
+    column = as_weights(weights, count_of(targets))
     return _regression(model, inputs, targets, weights, response, model.alpha * float(column.sum()))
 
 
@@ -80,14 +110,14 @@ def read_stochastic_classifier(model: Any, inputs: Any, targets: Any, weights: A
     if model.loss != "log_loss":
         raise _unsupported(model, f"loss={model.loss!r}; loss='log_loss' is supported")
     if len(model.classes_) > 2:
-        raise _unsupported(model, "more than two classes, each fitted against the rest")
+        raise _unsupported(model, f"more than two classes, each fitted against the rest; {MANY}")
     return _classification(model, inputs, targets, weights, _stochastic(model, targets))
 
 
 def _stochastic(model: Any, targets: Any) -> float:
     if model.penalty not in ("l2", None):
         raise _unsupported(model, f"penalty={model.penalty!r}; penalty='l2' is supported")
-    return 0.0 if model.penalty is None else float(model.alpha) * len(targets)
+    return 0.0 if model.penalty is None else float(model.alpha) * count_of(targets)
 
 
 def read_logistic(model: Any, inputs: Any, targets: Any, weights: Any) -> Fit:
@@ -100,7 +130,7 @@ def read_logistic(model: Any, inputs: Any, targets: Any, weights: Any) -> Fit:
     if len(model.classes_) > 2 and len(model.coef_) > 1:
         each = getattr(model, "multi_class", "multinomial") == "ovr" or model.solver == "liblinear"
         if each:
-            raise _unsupported(model, "classes fitted one against the rest")
+            raise _unsupported(model, f"classes fitted one against the rest; {MANY}")
     strength = np.unique(np.asarray(getattr(model, "C_", getattr(model, "C", 1.0)), dtype=float))
     if strength.size != 1:
         raise _unsupported(model, "another C for every class")
@@ -114,7 +144,7 @@ def read_logistic(model: Any, inputs: Any, targets: Any, weights: Any) -> Fit:
 def _regression(
     model: Any, inputs: Any, targets: Any, weights: Any, response: Response, penalty: float
 ) -> Fit:
-    count = len(targets)
+    count = count_of(targets)
     column = as_column("targets", targets, count, 0.0)[:, None]
     likelihood = ResponseLikelihood(response)
     response.check(column)
@@ -130,7 +160,7 @@ def _classification(
     intercept_penalty: float = 0.0,
 ) -> Fit:
     numbers = _class_numbers(model, targets)
-    column = as_column("sample_weight", weights, len(numbers), 1.0)
+    column = as_weights(weights, len(numbers))
     if model.class_weight is not None:
         column = column * _class_weights(model, targets, weights)[numbers]
     if len(model.coef_) == 1:
@@ -183,7 +213,7 @@ def _fit(
     if len(coefficients) != targets.shape[1]:
         raise _unsupported(model, f"{len(coefficients)} targets at once")
     design = read_design(
-        inputs,
+        _in_order(model, inputs),
         len(targets),
         penalty=penalty,
         intercept=bool(model.fit_intercept),

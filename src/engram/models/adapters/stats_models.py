@@ -85,13 +85,14 @@ def read_generalised(results: Any) -> Fit:
     if link is None or kind is None:
         raise _unsupported(f"{type(family).__name__} with link {type(family.link).__name__}")
     response = kind(family, link)
-    weights = np.asarray(model.freq_weights, float) * np.asarray(model.var_weights, float)
+    frequencies = np.array(model.freq_weights, dtype=float)
+    weights = frequencies * np.asarray(model.var_weights, float)
     if response.name == "bernoulli":
         weights = weights * np.asarray(model.n_trials, float)
     shift = np.broadcast_to(np.asarray(model._offset_exposure, float), len(model.endog))
     design = _design(results, weights=weights, offset=shift)
-    scale = float(results.scale) if response.has_dispersion else 1.0
-    return _fit(results, design, response, model.endog, scale)
+    design = replace(design, frequencies=torch.from_numpy(frequencies))
+    return _fit(results, design, response, model.endog, float(results.scale))
 
 
 def read_binary(results: Any) -> Fit:

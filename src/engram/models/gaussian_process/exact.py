@@ -80,6 +80,13 @@ class ExactGaussianProcess:
     inverse: Tensor = field(repr=False)
     log_determinant: float = field(repr=False)
 
+    def __repr__(self) -> str:
+        noise = self.noise_variance.double()
+        return (
+            f"ExactGaussianProcess(N={len(self.targets):,}, noise variance "
+            f"{float(noise.min()):.4g} to {float(noise.max()):.4g})"
+        )
+
     @cached_property
     def weights(self) -> Tensor:
         """alpha, [N]."""

@@ -9,7 +9,7 @@ moves the inducing values by :math:`S^{-1} a_i e_i` and the function at i by
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ class SparseGaussianProcess:
     """The posterior in whitened coordinates, with what leads back to the inducing values."""
 
     latent: LatentGaussian
-    prior: Inducing
+    prior: Inducing = field(repr=False)
 
     def inducing_deviations(self, indices: Sequence[int] | Tensor | None = None) -> Tensor:
         """S^-1 a_i e_i in units of the function: how the inducing values move, [n, G, M]."""

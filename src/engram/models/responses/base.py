@@ -16,8 +16,8 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from engram.errors import TargetError
-from engram.models.links import Link, link_named
+from engram.errors import ArgumentError, TargetError
+from engram.models.links import LINKS, Link, link_named
 
 
 class Response(ABC):
@@ -25,10 +25,17 @@ class Response(ABC):
 
     name: str
     default_link: str
+    links: tuple[str, ...]  # that its mean can have; a link object of another name is let through
     has_dispersion = False  # whether there is a scale to be estimated beside the mean
 
     def __init__(self, link: str | Link | None = None) -> None:
         self.link = link_named(self.default_link if link is None else link)
+        if self.link.name in LINKS and self.link.name not in self.links:
+            raise ArgumentError(
+                f"a link for a {self.name} response: {', '.join(self.links)}",
+                repr(self.link.name),
+                f'use link="{self.default_link}"',
+            )
 
     @abstractmethod
     def outside(self, targets: Tensor) -> Tensor:
@@ -51,8 +58,11 @@ class Response(ABC):
         """The kernel's smallest value, where the mean is the target."""
 
     @abstractmethod
-    def constant(self, targets: Tensor, dispersion: float) -> Tensor:
-        """What kernel / dispersion lacks to be a negative log likelihood."""
+    def constant(self, targets: Tensor, dispersion: Tensor) -> Tensor:
+        """What kernel / dispersion lacks to be a negative log likelihood; dispersion [N, 1].
+
+        Where the response has none, another one than 1 makes it a quasi-likelihood.
+        """
 
     @abstractmethod
     def variance(self, mean: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ class Bernoulli(Response):
     """
 
     name, default_link = "bernoulli", "logit"
+    links = ("logit", "probit", "cloglog", "loglog", "cauchit", "log", "identity")
 
     def outside(self, targets: Tensor) -> Tensor:
         return (targets < 0) | (targets > 1)
@@ -42,7 +43,7 @@ class Bernoulli(Response):
             torch.special.xlogy(targets, targets) + torch.special.xlogy(1 - targets, 1 - targets)
         )
 
-    def constant(self, targets: Tensor, dispersion: float) -> Tensor:
+    def constant(self, targets: Tensor, dispersion: Tensor) -> Tensor:
         return torch.zeros_like(targets)
 
     def variance(self, mean: Tensor) -> Tensor:

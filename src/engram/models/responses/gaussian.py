@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from engram.models.links import LINKS
 from engram.models.responses.base import Response
 
 
@@ -14,6 +15,7 @@ class Gaussian(Response):
     """Any number, constant variance."""
 
     name, default_link, has_dispersion = "gaussian", "identity", True
+    links = tuple(LINKS)
 
     def outside(self, targets: Tensor) -> Tensor:
         return torch.zeros_like(targets, dtype=torch.bool)
@@ -32,8 +34,8 @@ class Gaussian(Response):
     def saturated(self, targets: Tensor) -> Tensor:
         return torch.zeros_like(targets)
 
-    def constant(self, targets: Tensor, dispersion: float) -> Tensor:
-        return torch.full_like(targets, 0.5 * math.log(2 * math.pi * dispersion))
+    def constant(self, targets: Tensor, dispersion: Tensor) -> Tensor:
+        return 0.5 * (2 * math.pi * dispersion).log().expand_as(targets)
 
     def variance(self, mean: Tensor) -> Tensor:
         return torch.ones_like(mean)

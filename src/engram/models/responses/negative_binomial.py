@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -16,14 +17,21 @@ class NegativeBinomial(Response):
     """Counts with variance mu + overdispersion mu^2, the overdispersion known."""
 
     name, default_link = "negative_binomial", "log"
+    links = ("log", "identity", "sqrt", "inverse", "inverse_squared")
 
     def __init__(self, overdispersion: float = 1.0, link: str | Link | None = None) -> None:
         super().__init__(link)
-        if not (math.isfinite(overdispersion) and overdispersion > 0):
+        if not (
+            isinstance(overdispersion, Real)
+            and math.isfinite(overdispersion)
+            and overdispersion > 0
+        ):
             raise ArgumentError(
-                "a positive overdispersion", repr(overdispersion), "use the poisson response for 0"
+                "a positive overdispersion",
+                repr(overdispersion),
+                "use the poisson response for 0; a link is the second argument",
             )
-        self.overdispersion = float(overdispersion)
+        self.overdispersion: float = float(overdispersion)
 
     def outside(self, targets: Tensor) -> Tensor:
         return targets < 0
@@ -32,7 +40,8 @@ class NegativeBinomial(Response):
         return "not negative"
 
     def start(self, targets: Tensor) -> Tensor:
-        return (targets + targets.mean()) / 2
+        centre = targets.mean()
+        return (targets + torch.where(centre > 0, centre, 0.5)) / 2
 
     def inside(self, eta: Tensor) -> Tensor:
         mean = self.link.mean(eta)
@@ -50,9 +59,10 @@ class NegativeBinomial(Response):
         some = targets.clamp(min=torch.finfo(targets.dtype).tiny)
         return self._kernel(targets, some.log(), targets)
 
-    def constant(self, targets: Tensor, dispersion: float) -> Tensor:
+    def constant(self, targets: Tensor, dispersion: Tensor) -> Tensor:
         size = 1 / self.overdispersion
-        return torch.lgamma(targets + 1) + math.lgamma(size) - torch.lgamma(targets + size)
+        combinations = torch.lgamma(targets + size) - torch.lgamma(targets + 1) - math.lgamma(size)
+        return -combinations / dispersion
 
     def variance(self, mean: Tensor) -> Tensor:
         return mean + self.overdispersion * mean.square()

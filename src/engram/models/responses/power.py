@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ class PowerVariance(Response):
     """Variance mu^power; every method but the constant."""
 
     default_link, has_dispersion = "log", True
+    links = ("log", "identity", "sqrt", "inverse", "inverse_squared")
     power: float
 
     def outside(self, targets: Tensor) -> Tensor:
@@ -25,7 +27,8 @@ class PowerVariance(Response):
         return "positive" if self.power >= 2 else "not negative"
 
     def start(self, targets: Tensor) -> Tensor:
-        return (targets + targets.mean()) / 2
+        centre = targets.mean()
+        return (targets + torch.where(centre > 0, centre, 0.5)) / 2
 
     def inside(self, eta: Tensor) -> Tensor:
         mean = self.link.mean(eta)
@@ -66,8 +69,8 @@ class Poisson(PowerVariance):
 
     name, has_dispersion, power = "poisson", False, 1.0
 
-    def constant(self, targets: Tensor, dispersion: float) -> Tensor:
-        return torch.lgamma(targets + 1)
+    def constant(self, targets: Tensor, dispersion: Tensor) -> Tensor:
+        return torch.lgamma(targets + 1) / dispersion
 
 
 class Gamma(PowerVariance):
@@ -75,9 +78,9 @@ class Gamma(PowerVariance):
 
     name, power = "gamma", 2.0
 
-    def constant(self, targets: Tensor, dispersion: float) -> Tensor:
+    def constant(self, targets: Tensor, dispersion: Tensor) -> Tensor:
         shape = 1 / dispersion
-        return math.lgamma(shape) - shape * math.log(shape) - (shape - 1) * targets.log()
+        return torch.lgamma(shape) - shape * shape.log() - (shape - 1) * targets.log()
 
 
 class InverseGaussian(PowerVariance):
@@ -85,7 +88,7 @@ class InverseGaussian(PowerVariance):
 
     name, power = "inverse_gaussian", 3.0
 
-    def constant(self, targets: Tensor, dispersion: float) -> Tensor:
+    def constant(self, targets: Tensor, dispersion: Tensor) -> Tensor:
         spread = 0.5 * (2 * math.pi * dispersion * targets**3).log()
         return spread + 0.5 / (dispersion * targets)
 
@@ -101,13 +104,13 @@ class Tweedie(PowerVariance):
 
     def __init__(self, power: float = 1.5, link: str | Link | None = None) -> None:
         super().__init__(link)
-        if not (math.isfinite(power) and power >= 1):
+        if not (isinstance(power, Real) and math.isfinite(power) and power >= 1):
             raise ArgumentError(
                 "a power of 1 or more", repr(power), "use the gaussian response for power 0"
             )
         self.power = float(power)
 
-    def constant(self, targets: Tensor, dispersion: float) -> Tensor:
+    def constant(self, targets: Tensor, dispersion: Tensor) -> Tensor:
         return -self.saturated(targets) / dispersion
 
     def __repr__(self) -> str:
