@@ -129,6 +129,7 @@ class History:
             history.scores = ScoreRows.reopen(place or "", len(history), state["width"])
             return history
         history.scores = ScoreRows(place)
+        history.scores.take_over()
         for row in state["scores"]:
             history.scores.append(row)
         return history
@@ -144,15 +145,15 @@ class History:
         return path
 
     @classmethod
-    def load(cls, folder: str | Path) -> History:
-        """Read what :meth:`save` wrote."""
+    def load(cls, folder: str | Path, keep: str | Path | None = None) -> History:
+        """Read what :meth:`save` wrote; ``keep`` is where the run keeps its scores from now on."""
         path = Path(folder)
         if not (path / "history.json").is_file():
             raise DataError("a folder with history.json", str(path), "check the path")
         description = json.loads((path / "history.json").read_text())
         _check_format(description)
         scores = load_file(path / "scores.safetensors")["scores"]
-        return cls.of_state(description | {"scores": scores})
+        return cls.of_state(description | {"scores": scores}, keep)
 
 
 def _check_format(description: Mapping[str, Any]) -> None:
