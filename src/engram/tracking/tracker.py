@@ -17,7 +17,9 @@ from torch.optim import Optimizer
 from engram.batches import Batches, Data
 from engram.errors import ArgumentError, DataError, NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood, resolve
+from engram.optimizers.ivon import at_mean
 from engram.posteriors.gaussian import Posterior
+from engram.posteriors.optimizers import unwrapped
 from engram.sensitivity.examples import sensitivities
 from engram.sensitivity.result import Result
 from engram.tracking.epoch import Epoch
@@ -26,7 +28,7 @@ from engram.tracking.history import QUANTILES, History, Record
 from engram.tracking.indexed import Indexed
 from engram.tracking.page import training_page
 from engram.tracking.sampling import sampled_sensitivities
-from engram.tracking.sources import Wanted, all_finite, source_of
+from engram.tracking.sources import Wanted, source_of, training_lost
 from engram.tracking.stream import Stream
 from engram.tracking.tensorboard import BoardWriter
 from engram.tracking.validation import mean_loss
@@ -129,8 +131,7 @@ class Tracker:
             else:
                 result = sensitivities(*given, likelihood=self.likelihood, **chosen)
         except (NonFiniteError, PosteriorError) as error:
-            lost = isinstance(error, NonFiniteError) and error.expected != "finite inputs"
-            if not lost and all_finite(self.model, self.optimizer):
+            if not training_lost(error, self.model, self.optimizer):
                 raise
             nothing = torch.full((self.num_data,), math.nan)
             self._add(Record(number, math.nan, math.nan), nothing)
@@ -229,7 +230,8 @@ class Tracker:
     def _validation_loss(self) -> float:
         if self.validation is None:
             return math.nan
-        return mean_loss(self.model, self.validation, self.likelihood)
+        with at_mean(unwrapped(self.optimizer)):  # an epoch may end while IVON's weights are a draw
+            return mean_loss(self.model, self.validation, self.likelihood)
 
     @property
     def best_step(self) -> int | None:
