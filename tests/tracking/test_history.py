@@ -167,3 +167,28 @@ def test_a_second_writer_does_not_break_a_live_one(tmp_path: Path) -> None:
     assert live.score_matrix()[:, 0].tolist() == [0.0, 1.0, 0.0]
     History.of_state(live.state_dict(), tmp_path)  # takes over, and cuts nothing
     assert live.score_matrix().shape == (3, 7)
+
+
+def test_everything_is_saved_without_pickle(tmp_path: Path) -> None:
+    settings = {"posterior": "kronecker", "prior_precision": 1.0, "average": 0.5}
+    model, optimizer = build()
+    tracker = engram.Tracker(model, optimizer, data(), **settings)
+    tracker.update()
+    with tracker.step(torch.arange(8)):
+        backward(model, torch.arange(8))
+    tracker.save(tmp_path / "saved")
+    again = engram.Tracker(model, optimizer, data(), folder=tmp_path / "run", **settings)
+    again.resume(tmp_path / "saved")
+    assert again.history.scores.folder == tmp_path / "run"
+    assert again.history.score_matrix().equal(tracker.history.score_matrix())
+    assert again.stream.epoch.seen == 8
+    assert again.source.running is not None
+    assert again.source.running.updates == tracker.source.running.updates == 2
+    assert all(
+        again.source.running.sums[k].equal(v) for k, v in tracker.source.running.sums.items()
+    )
+    x, y = data()
+    other = engram.Tracker(model, optimizer, (x[:5], y[:5]), folder=tmp_path / "run", **settings)
+    with pytest.raises(DataError, match="5 examples"):
+        other.resume(tmp_path / "saved")
+    assert again.history.score_matrix().equal(tracker.history.score_matrix())

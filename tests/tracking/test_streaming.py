@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import engram
-from engram.errors import EngineError
+from engram.errors import ArgumentError, EngineError
 from engram.optimizers.ivon import sampled
 from streamed import BATCH, MODELS, NUM_DATA, backward, batches, build, data
 
@@ -250,3 +250,22 @@ def test_buffers_move_as_they_would_without_a_second_pass() -> None:
         found.append(model.state_dict())
     assert tracker.stream.way == "again"
     assert all(found[0][name].equal(found[1][name]) for name in found[0])
+
+
+def test_listeners_and_history_have_the_same_step() -> None:
+    model, optimizer = build()
+    tracker = engram.Tracker(model, optimizer, data())
+    told: list[int] = []
+    tracker.listeners.append(lambda record, scores: told.append(record.step))
+    for batch in batches(1):
+        with tracker.step(batch, epoch=7):
+            backward(model, batch)
+        optimizer.step()
+    tracker.update(step=9)
+    assert tracker.finish_epoch(step=7).step == 7
+    with pytest.raises(ArgumentError, match="epoch="):
+        tracker.finish_epoch(step=8)
+    assert tracker.history.to_frame().index.tolist() == told == [7, 9]
+    tracker.listeners.clear()
+    assert tracker.finish_epoch(step=8).step == 8
+    assert tracker.history.to_frame().index.tolist() == [8, 9]

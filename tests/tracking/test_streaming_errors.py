@@ -128,3 +128,14 @@ def test_a_fit_that_fails_while_streaming_is_recorded(average: float | None) -> 
     assert last.estimate == pytest.approx(first.estimate)
     if tracker.source.running is not None:
         assert tracker.source.running.updates == 2
+
+
+def test_other_operations_in_train_mode_are_named_as_the_cause() -> None:
+    first = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 5))
+    model = nn.Sequential(first, nn.Tanh(), nn.Linear(5, 3)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracker = engram.Tracker(model, optimizer, data(), prior_precision=1.0)
+    expected = pytest.raises(EngineError, match=r"train mode as in eval mode.*tracker\.update")
+    with expected, tracker.step(torch.arange(8)):
+        backward(model, torch.arange(8))
+    assert tracker.update() is not None

@@ -39,16 +39,35 @@ class Coverage:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Eval mode while this lasts; modes and random state as before afterwards."""
+    """Eval mode in full precision while this lasts; modes and random state as before afterwards."""
     modes = {module: module.training for module in model.modules()}
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
     try:
-        with torch.random.fork_rng(devices=list(devices)):
+        with (
+            torch.random.fork_rng(devices=list(devices)),
+            torch.autocast(device_of(model).type, enabled=False),
+            _own_forward(model),
+        ):
             model.eval()
             yield
     finally:
         for module, training in modes.items():
             module.training = training
+
+
+@contextmanager
+def _own_forward(model: nn.Module) -> Iterator[None]:
+    """The model's own forward where accelerate has put one with mixed precision in its place."""
+    attributes = vars(model)
+    if "_original_forward" not in attributes or "forward" not in attributes:
+        yield
+        return
+    wrapped = attributes["forward"]
+    attributes["forward"] = attributes["_original_forward"]
+    try:
+        yield
+    finally:
+        attributes["forward"] = wrapped
 
 
 def training_layers(model: nn.Module) -> list[str]:

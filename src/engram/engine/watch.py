@@ -168,8 +168,19 @@ class Watch:
         assert self._random is not None
         assert self._buffers is not None
         model = self.engine.model
-        with self._random.again(), self._buffers.again():
-            again = trace(model, self.engine.plan, _as_inputs(model, *self._inputs), len(residual))
+        try:
+            with self._random.again(), self._buffers.again():
+                inputs = _as_inputs(model, *self._inputs)
+                again = trace(model, self.engine.plan, inputs, len(residual))
+        except EngineError as error:
+            if not model.training:
+                raise
+            raise EngineError(
+                "a model with the same operations in train mode as in eval mode, in which its "
+                "passes are planned",
+                f"{error.got} (attention or recurrence with dropout, spectral normalisation)",
+                f"{UPDATE}; or set the dropout inside of those layers to 0",
+            ) from error
         return again.deviation(residual, posterior)
 
 

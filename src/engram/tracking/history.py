@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,12 @@ class History:
         self.scores.append(scores)
         self.records.append(record)
 
+    def replace_step(self, record: Record, step: int) -> Record:
+        """The same record under another step, where it stands."""
+        place = self._index(record)
+        self.records[place] = replace(record, step=step)
+        return self.records[place]
+
     def __len__(self) -> int:
         return len(self.records)
 
@@ -119,9 +125,19 @@ class History:
         return state | {"scores": self.score_matrix().clone()}
 
     @classmethod
-    def of_state(cls, state: Mapping[str, Any], folder: str | Path | None = None) -> History:
-        """What :meth:`state_dict` gave; ``folder`` is where the run keeps its scores now."""
+    def of_state(
+        cls,
+        state: Mapping[str, Any],
+        folder: str | Path | None = None,
+        num_data: int | None = None,
+    ) -> History:
+        """What :meth:`state_dict` gave; ``folder`` is where the run keeps its scores now.
+
+        DataError where they are scores of other than ``num_data`` examples.
+        """
         _check_format(state)
+        if num_data is not None and state["records"]:
+            _check_width(state["width"], num_data)
         history = cls()
         history.records = [Record.of_plain(row) for row in state["records"]]
         place = state.get("folder") if folder is None else folder
@@ -145,7 +161,9 @@ class History:
         return path
 
     @classmethod
-    def load(cls, folder: str | Path, keep: str | Path | None = None) -> History:
+    def load(
+        cls, folder: str | Path, keep: str | Path | None = None, num_data: int | None = None
+    ) -> History:
         """Read what :meth:`save` wrote; ``keep`` is where the run keeps its scores from now on."""
         path = Path(folder)
         if not (path / "history.json").is_file():
@@ -153,7 +171,17 @@ class History:
         description = json.loads((path / "history.json").read_text())
         _check_format(description)
         scores = load_file(path / "scores.safetensors")["scores"]
-        return cls.of_state(description | {"scores": scores}, keep)
+        state = description | {"scores": scores, "width": scores.shape[1]}
+        return cls.of_state(state, keep, num_data)
+
+
+def _check_width(width: int, num_data: int) -> None:
+    if width != num_data:
+        raise DataError(
+            f"a history of {num_data:,} examples",
+            f"one of {width:,}",
+            "resume with the data that the run was started with",
+        )
 
 
 def _check_format(description: Mapping[str, Any]) -> None:

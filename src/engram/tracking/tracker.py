@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from engram.tracking.history import QUANTILES, History, Record
 from engram.tracking.indexed import Indexed
 from engram.tracking.page import training_page
 from engram.tracking.sampling import sampled_sensitivities
+from engram.tracking.saving import read_state, write_state
 from engram.tracking.sources import Wanted, source_of, training_lost
 from engram.tracking.stream import Stream
 from engram.tracking.tensorboard import BoardWriter
@@ -103,6 +103,7 @@ class Tracker:
         self.listeners: list[Callable[[Record, Tensor], None]] = []
         self.last_epoch: Epoch | None = None
         self._latest: Result | Epoch | None = None
+        self._epoch_record: Record | None = None
 
     def posterior(self) -> Posterior:
         """The posterior at the present weights."""
@@ -152,6 +153,7 @@ class Tracker:
         targets: Tensor | None = None,
         *,
         scale: float = 1.0,
+        epoch: int | None = None,
     ) -> Iterator[None]:
         r"""Stream: run the forward and backward pass of one training step inside this.
 
@@ -167,6 +169,8 @@ class Tracker:
             targets: of the batch, where they are not the data's or reading them again is slow.
             scale: factor on the loss before ``backward``, such as 1/4 with four accumulated
                 batches, or that of a gradient scaler.
+            epoch: the step of the history under which the epoch is recorded when this step
+                completes it; counted from 0 if not given.
 
         Example:
             >>> model = nn.Linear(3, 2)
@@ -188,23 +192,32 @@ class Tracker:
         with self.stream.step(indices, targets, scale):
             yield
         if self.stream.epoch.all_seen:
-            self._record_epoch(len(self.history))
+            self._record_epoch(len(self.history) if epoch is None else epoch)
 
     def finish_epoch(self, step: int | None = None) -> Record:
         """Add the streamed epoch to the history, also where not every example was visited.
 
         Nothing is added twice: after an epoch that ended by itself, its record comes back, with
-        ``step`` as its step.
+        ``step`` as its step. Where others were told of it already, as TensorBoard is, the step has
+        to be the one they were told: see ``epoch`` of :meth:`step`.
         """
         if self.stream.epoch.seen:
             return self._record_epoch(len(self.history) if step is None else step)
-        if self.last_epoch is None:
+        done = self._epoch_record
+        if done is None:
             raise DataError(
                 "at least one streamed step", "none", "run steps inside `with tracker.step(...)`"
             )
-        if step is not None:
-            self.history.records[-1] = replace(self.history.records[-1], step=step)
-        return self.history.records[-1]
+        if step is None or step == done.step:
+            return done
+        if self.listeners:
+            raise ArgumentError(
+                f"step {done.step}, under which the epoch was recorded when its last example came",
+                f"step {step}",
+                "pass epoch= to tracker.step, or leave step out",
+            )
+        self._epoch_record = self.history.replace_step(done, step)
+        return self._epoch_record
 
     def _record_epoch(self, number: int) -> Record:
         done = self.last_epoch = self._latest = self.stream.finish()
@@ -212,6 +225,7 @@ class Tracker:
             number, done.train_nll, done.loo_nll, self._validation_loss(), streamed=True
         )
         self._add(record, done.score)
+        self._epoch_record = record
         return record
 
     def _add(self, record: Record, scores: Tensor) -> None:
@@ -273,14 +287,22 @@ class Tracker:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` gave, also in the middle of a streamed epoch."""
-        self.stream.load_state_dict(state["stream"])
-        self.source.load_state_dict(state["source"])
-        self.history = History.of_state(state["history"], self.folder)
+        self._go_on(History.of_state(state["history"], self.folder, self.num_data), state)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the history; no pickle."""
+        """Write everything needed to go on; no pickle."""
+        write_state(
+            {"stream": self.stream.state_dict(), "source": self.source.state_dict()}, folder
+        )
         return self.history.save(folder)
 
     def resume(self, folder: str | Path) -> None:
-        """Go on with a history that was saved, for instance beside a checkpoint."""
-        self.history = History.load(folder)
+        """Go on with what was saved, for instance beside a checkpoint."""
+        state = read_state(folder)
+        self._go_on(History.load(folder, self.folder, self.num_data), state)
+
+    def _go_on(self, history: History, state: Mapping[str, Any]) -> None:
+        self.stream.load_state_dict(state["stream"])
+        self.source.load_state_dict(state["source"])
+        self.history = history
+        self.last_epoch = self._latest = self._epoch_record = None
