@@ -14,6 +14,7 @@ ORDER = (
     {"tracking", "models", "retraining"},
     {"demo"},
     {"cli"},
+    {"__main__"},
 )
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 

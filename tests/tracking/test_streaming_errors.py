@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import engram
 from engram.errors import ArgumentError, DataError, EngineError, LikelihoodError
+from engram.optimizers import DiagonalOnlineNewton
 from streamed import BATCH, NUM_DATA, backward, batches, build, data
 
 
@@ -139,3 +140,14 @@ def test_other_operations_in_train_mode_are_named_as_the_cause() -> None:
     with expected, tracker.step(torch.arange(8)):
         backward(model, torch.arange(8))
     assert tracker.update() is not None
+
+
+def test_what_cannot_be_streamed_is_sent_to_update() -> None:
+    model, optimizer = build()
+    tracker = engram.Tracker(model, optimizer, data(), samples=2)
+    with pytest.raises(ArgumentError, match="samples=0"), tracker.step(torch.arange(8)):
+        backward(model, torch.arange(8))
+    own = DiagonalOnlineNewton(model.parameters(), num_data=NUM_DATA, prior_precision=1.0)
+    tracker = engram.Tracker(model, own, data())
+    with pytest.raises(ArgumentError, match=r"tracker\.update"), tracker.step(torch.arange(8)):
+        backward(model, torch.arange(8))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,17 +58,22 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _own_forward(model: nn.Module) -> Iterator[None]:
-    """The model's own forward where accelerate has put one with mixed precision in its place."""
-    attributes = vars(model)
-    if "_original_forward" not in attributes or "forward" not in attributes:
-        yield
-        return
-    wrapped = attributes["forward"]
-    attributes["forward"] = attributes["_original_forward"]
+    """The modules' own forward, where ``module.compile()`` or accelerate's autocast replaced it."""
+    replaced: list[tuple[dict[str, Any], str, Any]] = []
+    for module in model.modules():
+        attributes = vars(module)
+        if attributes.get("_compiled_call_impl") is not None:
+            replaced.append((attributes, "_compiled_call_impl", None))
+        if "forward" in attributes and "_original_forward" in attributes:
+            replaced.append((attributes, "forward", attributes["_original_forward"]))
+    before = [attributes[name] for attributes, name, _ in replaced]
     try:
+        for attributes, name, own in replaced:
+            attributes[name] = own
         yield
     finally:
-        attributes["forward"] = wrapped
+        for (attributes, name, _), value in zip(replaced, before, strict=True):
+            attributes[name] = value
 
 
 def training_layers(model: nn.Module) -> list[str]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from engram.batches import as_outputs
+from engram.batches import as_outputs, logits_of
 from engram.engine.buffers import Buffers
 from engram.engine.passes import trace
 from engram.engine.prepare import Engine
@@ -86,7 +86,7 @@ class Watch:
 
     def _end(self, model: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         self.tape.recording = False
-        logits = getattr(result, "logits", result)
+        logits = logits_of(result)
         if isinstance(logits, Tensor) and logits.requires_grad:
             self.raw = logits
             self._handle = logits.register_hook(self._arrived)

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engram.errors import DataError
+from engram.sensitivity.result import Result
 from engram.tracking.scores import ScoreRows
 
 FORMAT = 2
@@ -34,6 +36,13 @@ class Record:
     validation: float = math.nan
     leverage: tuple[float, ...] = ()
     streamed: bool = False
+
+    @classmethod
+    def of_result(cls, step: int, result: Result, validation: float) -> Record:
+        """What an update keeps of its result."""
+        known = result.leverage[~result.leverage.isnan()].double()
+        quantiles = known.quantile(torch.tensor(QUANTILES, dtype=torch.float64)).tolist()
+        return cls(step, result.train_nll, result.loo_nll, validation, tuple(quantiles))
 
     @property
     def finite(self) -> bool:
@@ -85,6 +94,13 @@ class History:
 
     def __len__(self) -> int:
         return len(self.records)
+
+    def __repr__(self) -> str:
+        best, count = self.best, len(self)
+        updates = f"{count} update{'' if count == 1 else 's'}"
+        if best is None:
+            return f"History({updates}{', none of them finite' if count else ''})"
+        return f"History({updates}, lowest estimate {best.estimate:.4g} nats at step {best.step})"
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records)

@@ -15,8 +15,9 @@ from engram.batches import Data
 from engram.errors import ArgumentError, NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood
 from engram.optimizers.ivon import at_mean
-from engram.posteriors.gaussian import Posterior
+from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.laplace import STRUCTURES, laplace
+from engram.posteriors.optimizers import Wanted as Readable
 from engram.posteriors.optimizers import posterior_of, unwrapped
 from engram.posteriors.running import RunningCurvature
 
@@ -61,6 +62,7 @@ class FromOptimizer(Source):
         optimizer: Optimizer,
         settings: dict[str, Any],
     ) -> None:
+        Readable(**settings).applied(optimizer, model)  # complain now, not after an epoch
         self.model, self.optimizer, self.settings = model, optimizer, settings
         self.present: Posterior | None = None
 
@@ -169,6 +171,10 @@ class Wanted:
             )
         if self.reduction not in ("mean", "sum"):
             raise ArgumentError('reduction "mean" or "sum"', repr(self.reduction), "see your loss")
+        if self.squares not in ("batch", "example"):
+            raise ArgumentError('squares "batch" or "example"', repr(self.squares), 'use "batch"')
+        if self.prior_precision is not None:
+            check_prior_precision(self.prior_precision)
         if self.kind == "optimizer" and self.average is not None:
             raise ArgumentError(
                 "average with a fitted posterior",

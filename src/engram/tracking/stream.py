@@ -13,14 +13,31 @@ from torch.optim import Optimizer
 from engram.batches import Batches, Data
 from engram.engine.prepare import Engine, prepare, undisturbed
 from engram.engine.watch import Watch, mixing_layers
-from engram.errors import NonFiniteError, PosteriorError
+from engram.errors import ArgumentError, NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood
+from engram.optimizers.base import BayesianOptimizer
 from engram.optimizers.ivon import at_mean
 from engram.parameters import trainable
 from engram.posteriors.optimizers import unwrapped
 from engram.tracking.epoch import Epoch
 from engram.tracking.sources import Source, training_lost
 from engram.tracking.visits import Visit, check_indices, visit
+
+
+def check_streamable(optimizer: Optimizer, estimator: str, samples: int) -> None:
+    """ArgumentError for what only an update can do."""
+    if isinstance(unwrapped(optimizer), BayesianOptimizer):
+        raise ArgumentError(
+            "an optimizer whose step comes after the backward pass",
+            f"{type(optimizer).__name__}, which runs the model in its own step",
+            "use tracker.update() at chosen times instead",
+        )
+    if estimator != "linear":
+        raise ArgumentError(
+            'estimator="linear" for streaming', repr(estimator), "use tracker.update()"
+        )
+    if samples:
+        raise ArgumentError("samples=0 for streaming", repr(samples), "use tracker.update()")
 
 
 class Stream:

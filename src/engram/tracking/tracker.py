@@ -16,22 +16,22 @@ from torch.optim import Optimizer
 from engram.batches import Batches, Data
 from engram.errors import ArgumentError, DataError, NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood, resolve
-from engram.optimizers.ivon import at_mean
+from engram.parameters import uncompiled
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.optimizers import unwrapped
-from engram.sensitivity.examples import sensitivities
+from engram.sensitivity.estimators import estimator_named
 from engram.sensitivity.result import Result
 from engram.tracking.epoch import Epoch
 from engram.tracking.figures import leverage_figure, loss_figure, score_figure
-from engram.tracking.history import QUANTILES, History, Record
+from engram.tracking.history import History, Record
 from engram.tracking.indexed import Indexed
 from engram.tracking.page import training_page
-from engram.tracking.sampling import sampled_sensitivities
+from engram.tracking.sampling import check_samples, sampled_sensitivities
 from engram.tracking.saving import read_state, write_state
 from engram.tracking.sources import Wanted, source_of, training_lost
-from engram.tracking.stream import Stream
+from engram.tracking.stream import Stream, check_streamable
 from engram.tracking.tensorboard import BoardWriter
-from engram.tracking.validation import mean_loss
+from engram.tracking.validation import validation_loss
 
 
 class Tracker:
@@ -89,9 +89,12 @@ class Tracker:
         patience: int = 5,
         folder: str | Path | None = None,
     ) -> None:
-        if patience < 1:
-            raise ArgumentError("patience of at least 1", repr(patience), "use 5")
-        self.model, self.optimizer, self.data = model, optimizer, data
+        if not isinstance(patience, int) or patience < 1:
+            raise ArgumentError("a whole patience of at least 1", repr(patience), "use 5")
+        check_samples(samples)
+        estimator_named(estimator)
+        self.model = model = uncompiled(model)
+        self.optimizer, self.data = optimizer, data
         self.likelihood = resolve(likelihood)
         self.estimator, self.samples = estimator, samples
         self.validation, self.patience, self.folder = validation, patience, folder
@@ -104,6 +107,10 @@ class Tracker:
         self.last_epoch: Epoch | None = None
         self._latest: Result | Epoch | None = None
         self._epoch_record: Record | None = None
+
+    def __repr__(self) -> str:
+        parts = (type(self.model).__name__, type(unwrapped(self.optimizer)).__name__)
+        return f"Tracker({', '.join(parts)}, {self.num_data:,} examples, {self.history!r})"
 
     def posterior(self) -> Posterior:
         """The posterior at the present weights."""
@@ -126,23 +133,15 @@ class Tracker:
         chosen: dict[str, Any] = {"estimator": self.estimator, "progress": False} | settings
         drawn = self.samples if samples is None else samples
         try:
-            given = (self.model, self.data, self.posterior())
-            if drawn:
-                result = sampled_sensitivities(*given, self.likelihood, drawn, **chosen)
-            else:
-                result = sensitivities(*given, likelihood=self.likelihood, **chosen)
+            given = (self.model, self.data, self.posterior(), self.likelihood, drawn)
+            result = sampled_sensitivities(*given, **chosen)
         except (NonFiniteError, PosteriorError) as error:
             if not training_lost(error, self.model, self.optimizer):
                 raise
             nothing = torch.full((self.num_data,), math.nan)
             self._add(Record(number, math.nan, math.nan), nothing)
             return None
-        known = result.leverage[~result.leverage.isnan()].double()
-        quantiles = known.quantile(torch.tensor(QUANTILES, dtype=torch.float64)).tolist()
-        record = Record(
-            number, result.train_nll, result.loo_nll, self._validation_loss(), tuple(quantiles)
-        )
-        self._add(record, result.score)
+        self._add(Record.of_result(number, result, self._validation_loss()), result.score)
         self._latest = result
         return result
 
@@ -185,10 +184,7 @@ class Tracker:
             >>> len(tracker.history), tracker.last_epoch.seen
             (2, 40)
         """
-        if self.estimator != "linear":
-            raise ArgumentError(
-                'estimator="linear" for streaming', repr(self.estimator), "use tracker.update()"
-            )
+        check_streamable(self.optimizer, self.estimator, self.samples)
         with self.stream.step(indices, targets, scale):
             yield
         if self.stream.epoch.all_seen:
@@ -242,10 +238,7 @@ class Tracker:
         return Indexed(self.data if data is None else data)
 
     def _validation_loss(self) -> float:
-        if self.validation is None:
-            return math.nan
-        with at_mean(unwrapped(self.optimizer)):  # an epoch may end while IVON's weights are a draw
-            return mean_loss(self.model, self.validation, self.likelihood)
+        return validation_loss(self.model, self.optimizer, self.validation, self.likelihood)
 
     @property
     def best_step(self) -> int | None:
@@ -272,9 +265,7 @@ class Tracker:
 
     def report(self, path: str | Path, top: int = 20) -> Path:
         """Write one HTML page with the figures, the history and the top examples."""
-        details = None
-        if self._latest is not None:
-            details = self._latest.to_frame()
+        details = None if self._latest is None else self._latest.to_frame()
         return training_page(self.history, details, top, Path(path))
 
     def state_dict(self) -> dict[str, Any]:
