@@ -15,6 +15,7 @@ ORDER = (
     {"refinement", "trust"},
     {"demo"},
     {"cli"},
+    {"__main__"},
 )
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 

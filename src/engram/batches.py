@@ -57,16 +57,23 @@ def _map(inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 def call(model: nn.Module, inputs: Inputs) -> Tensor:
-    """Model outputs as [N, K], from a tensor or from an object with ``logits``."""
+    """Model outputs as [N, K], from a tensor or from an object or dict with ``logits``."""
     return as_outputs(model(**inputs) if isinstance(inputs, dict) else model(*inputs))
+
+
+def logits_of(output: Any) -> Any:
+    """The outputs inside of what a model returned: its ``logits`` where it has some."""
+    if isinstance(output, Mapping) and "logits" in output:
+        return output["logits"]
+    return getattr(output, "logits", output)
 
 
 def as_outputs(output: Any) -> Tensor:
     """What a model returned, as [N, K]."""
-    logits = getattr(output, "logits", output)
+    logits = logits_of(output)
     if not isinstance(logits, Tensor):
         raise DataError(
-            "a model that returns a tensor, or an object with .logits",
+            "a model that returns a tensor, or an object or dict with logits",
             type(logits).__name__,
             "wrap the model in a module whose forward returns the outputs [N, K]",
         )

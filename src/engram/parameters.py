@@ -14,14 +14,26 @@ from engram.errors import NonFiniteError
 Named = dict[str, Tensor]
 
 
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The model itself where ``torch.compile`` gave a wrapper: compiled code has no passes of ours.
+
+    Example:
+        >>> model = nn.Linear(2, 1)
+        >>> uncompiled(torch.compile(model)) is uncompiled(model) is model
+        True
+    """
+    inner = getattr(model, "_orig_mod", None)
+    return uncompiled(inner) if isinstance(inner, nn.Module) else model
+
+
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters that require gradients; a tied weight appears once, under its first name."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return {n: p for n, p in uncompiled(model).named_parameters() if p.requires_grad}
 
 
 def frozen(model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters that do not require gradients: fixed, whatever data is left out."""
-    return {name: p for name, p in model.named_parameters() if not p.requires_grad}
+    return {n: p for n, p in uncompiled(model).named_parameters() if not p.requires_grad}
 
 
 def count(parameters: Iterable[Tensor]) -> int:

@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -131,3 +133,9 @@ def test_show_of_another_format_says_what_to_do(demonstration, tmp_path):
 )
 def test_wrong_arguments_are_refused(arguments):
     assert call(*arguments).exit_code == 2
+
+
+def test_the_package_runs_as_a_module():
+    command = [sys.executable, "-m", "engram", "--version"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert result.stdout == f"engram {engram.__version__}\n"

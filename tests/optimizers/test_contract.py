@@ -155,3 +155,16 @@ def test_the_tracker_takes_them() -> None:
         optimizer.step(closure(model, optimizer))
         assert tracker.update() is not None
     assert len(tracker.history) == 3
+
+
+def test_a_state_of_the_other_structure_is_refused() -> None:
+    model = nn.Linear(2, 1)
+    full = VON(model.parameters(), num_data=4, prior_precision=1.0)
+    diagonal = DiagonalVON(model.parameters(), num_data=4, prior_precision=1.0)
+    for optimizer in (full, diagonal):
+        optimizer.step(lambda: model(torch.ones(4, 2)).square().mean())
+    for optimizer, other in ((full, diagonal), (diagonal, full)):
+        before = optimizer.state_dict()
+        with pytest.raises(ArgumentError, match="same class"):
+            optimizer.load_state_dict(other.state_dict())
+        optimizer.load_state_dict(before)

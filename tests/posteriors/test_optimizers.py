@@ -277,3 +277,30 @@ def test_squares_that_make_no_sense() -> None:
     sgd = torch.optim.SGD(model.parameters(), weight_decay=0.1)
     with pytest.raises(ArgumentError, match="no average of squared gradients"):
         engram.posterior_of(sgd, model, num_data=10, squares="example", batch_size=2)
+
+
+@pytest.mark.parametrize(
+    ("make", "floor"),
+    [
+        (torch.optim.Adam, 1e-8),
+        (torch.optim.RMSprop, 1e-8),
+        (torch.optim.Adagrad, 1e-10 / STEPS**0.5),
+    ],
+)
+def test_an_entry_without_gradients_or_decay_has_the_precision_of_eps(
+    make: Callable[..., torch.optim.Optimizer], floor: float
+) -> None:
+    model = nn.Linear(4, 3).double()
+    groups = [{"params": [model.weight]}, {"params": [model.bias], "weight_decay": 0.1}]
+    optimizer = make(groups, lr=0.01)
+    x, y = data()
+    x[:, 0] = 0
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    posterior = engram.posterior_of(optimizer, model, num_data=NUM_DATA)
+    ones = {n: torch.ones_like(p) for n, p in model.named_parameters()}
+    found = posterior.multiply(ones)["weight"][:, 0]
+    torch.testing.assert_close(found, torch.full_like(found, NUM_DATA * floor))
+    assert torch.isfinite(engram.sensitivities(model, (x, y), posterior).score).all()

@@ -30,7 +30,7 @@ def test_a_library_that_is_missing_is_named_with_its_extra() -> None:
         require("no_such_library.part", "thing")
 
 
-def lightning_run(folder: Path, callback: Any, epochs: int, **fit: Any) -> Any:
+def lightning_run(folder: Path, callback: Any, epochs: int, accumulate: int = 1, **fit: Any) -> Any:
     pl = pytest.importorskip("lightning.pytorch")
 
     class Net(pl.LightningModule):  # type: ignore[misc, name-defined]
@@ -53,6 +53,7 @@ def lightning_run(folder: Path, callback: Any, epochs: int, **fit: Any) -> Any:
     loader = DataLoader(Indexed(data()), batch_size=4)
     trainer = pl.Trainer(
         max_epochs=epochs,
+        accumulate_grad_batches=accumulate,
         accelerator="cpu",
         logger=False,
         default_root_dir=folder,
@@ -64,15 +65,20 @@ def lightning_run(folder: Path, callback: Any, epochs: int, **fit: Any) -> Any:
     return trainer
 
 
+@pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("streamed", [False, True])
-def test_lightning_resumes_with_the_same_history(tmp_path: Path, streamed: bool) -> None:
+def test_lightning_resumes_with_the_same_history(
+    tmp_path: Path, streamed: bool, kept: bool
+) -> None:
     pytest.importorskip("lightning.pytorch")
     from engram.tracking.lightning import TrackerCallback
 
-    def callback() -> TrackerCallback:
-        return TrackerCallback(data(), indices=(lambda batch: batch[0]) if streamed else None)
+    def callback(name: str = "scores") -> TrackerCallback:
+        indices = (lambda batch: batch[0]) if streamed else None
+        folder = tmp_path / name if kept else None
+        return TrackerCallback(data(), indices=indices, folder=folder)
 
-    whole = callback()
+    whole = callback("whole scores")
     lightning_run(tmp_path / "whole", whole, 4)
     lightning_run(tmp_path / "parts", callback(), 2)
     second = callback()
@@ -88,6 +94,16 @@ def test_lightning_resumes_with_the_same_history(tmp_path: Path, streamed: bool)
     assert found["streamed"].all() == streamed
 
 
+def test_lightning_streams_with_accumulated_batches(tmp_path: Path) -> None:
+    pytest.importorskip("lightning.pytorch")
+    from engram.tracking.lightning import TrackerCallback
+
+    callback = TrackerCallback(data(), indices=lambda batch: batch[0])
+    lightning_run(tmp_path, callback, 2, accumulate=3)
+    assert callback.tracker is not None
+    assert callback.tracker.history.to_frame().index.tolist() == [0, 1]
+
+
 def test_lightning_stops_when_the_tracker_says_so(tmp_path: Path) -> None:
     pytest.importorskip("lightning.pytorch")
     from engram.tracking.lightning import TrackerCallback
@@ -99,7 +115,9 @@ def test_lightning_stops_when_the_tracker_says_so(tmp_path: Path) -> None:
     assert trainer.current_epoch < 300
 
 
-def transformers_run(folder: Path, callback: Any, epochs: int, resume: bool = False) -> Any:
+def transformers_run(
+    folder: Path, callback: Any, epochs: int, resume: bool | str | None = None, **settings: Any
+) -> Any:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.DistilBertConfig(
@@ -111,13 +129,12 @@ def transformers_run(folder: Path, callback: Any, epochs: int, resume: bool = Fa
     rows = [{"input_ids": w, "labels": y} for w, y in zip(words, data()[1], strict=True)]
     arguments = transformers.TrainingArguments(
         output_dir=str(folder), num_train_epochs=epochs, per_device_train_batch_size=4,
-        save_strategy="epoch", report_to=[], use_cpu=True, disable_tqdm=True, seed=0,
-        lr_scheduler_type="constant",
+        save_strategy="epoch", use_cpu=True, disable_tqdm=True, seed=0,
+        lr_scheduler_type="constant", **{"report_to": [], **settings},
     )  # fmt: skip
-    trainer = transformers.Trainer(
-        model=model, args=arguments, train_dataset=rows, callbacks=[callback]
-    )
-    trainer.train(resume_from_checkpoint=True if resume else None)
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows)
+    callback.attach(trainer)
+    trainer.train(resume_from_checkpoint=resume)
     return trainer
 
 
@@ -137,6 +154,28 @@ def test_transformers_resumes_with_the_same_history(tmp_path: Path) -> None:
     assert list(found.index) == [1, 2, 3]
     assert expected["estimate"].tolist() == pytest.approx(logged)
     assert found["estimate"].tolist() == pytest.approx(expected["estimate"].tolist(), rel=1e-5)
+    checkpoint = max((tmp_path / "parts").glob("checkpoint-*"))
+    elsewhere = TrackerCallback(prior_precision=1.0, checkpoint=checkpoint)
+    transformers_run(tmp_path / "elsewhere", elsewhere, 4, resume=str(checkpoint))
+    assert elsewhere.tracker is not None
+    assert elsewhere.tracker.history.to_frame().index.tolist() == [1, 2, 3, 4]
+
+
+def test_transformers_in_mixed_precision_tells_its_loggers(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="transformers.Trainer needs it")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from engram.tracking.transformers import TrackerCallback
+
+    callback = TrackerCallback(prior_precision=1.0)
+    transformers_run(
+        tmp_path, callback, 2, bf16=True, report_to=["tensorboard"], logging_strategy="epoch"
+    )
+    assert callback.tracker is not None
+    assert all(record.finite for record in callback.tracker.history)
+    (events,) = tmp_path.glob("**/events.out*")
+    seen = EventAccumulator(str(events)).Reload().Tags()["scalars"]
+    assert {"train/loo_nll", "train/train_nll", "train/loss"} <= set(seen)
 
 
 def test_tensorboard_has_the_losses(tmp_path: Path) -> None:

@@ -146,3 +146,49 @@ def test_memory_is_flat_over_a_thousand_updates(monkeypatch: pytest.MonkeyPatch)
     assert tracker.history.score_matrix().shape == (1000, NUM_DATA)
     assert seen[1000][0] - seen[200][0] < 0.5 * 2**20  # 800 records of a few numbers
     assert seen[1000][1] - seen[200][1] < 8 * 2**20
+
+
+def test_a_run_resumes_in_the_folder_it_wrote_to(tmp_path: Path) -> None:
+    state = filled(History(tmp_path), 3).state_dict()
+    fresh = History(tmp_path)  # what a new tracker makes before its state is loaded
+    assert (tmp_path / scores.FILE).stat().st_size == 3 * 7 * 4
+    again = filled(History.of_state(state, tmp_path), 1)
+    assert again.score_matrix()[:, 0].tolist() == [0.0, 1.0, 2.0, 0.0]
+    del again, fresh
+    filled(History(tmp_path), 1)
+    assert (tmp_path / scores.FILE).stat().st_size == 7 * 4
+
+
+def test_a_second_writer_does_not_break_a_live_one(tmp_path: Path) -> None:
+    live = filled(History(tmp_path), 2)
+    with pytest.raises(DataError, match="no other tracker"):
+        filled(History(tmp_path), 1)
+    filled(live, 1)
+    assert live.score_matrix()[:, 0].tolist() == [0.0, 1.0, 0.0]
+    History.of_state(live.state_dict(), tmp_path)  # takes over, and cuts nothing
+    assert live.score_matrix().shape == (3, 7)
+
+
+def test_everything_is_saved_without_pickle(tmp_path: Path) -> None:
+    settings = {"posterior": "kronecker", "prior_precision": 1.0, "average": 0.5}
+    model, optimizer = build()
+    tracker = engram.Tracker(model, optimizer, data(), **settings)
+    tracker.update()
+    with tracker.step(torch.arange(8)):
+        backward(model, torch.arange(8))
+    tracker.save(tmp_path / "saved")
+    again = engram.Tracker(model, optimizer, data(), folder=tmp_path / "run", **settings)
+    again.resume(tmp_path / "saved")
+    assert again.history.scores.folder == tmp_path / "run"
+    assert again.history.score_matrix().equal(tracker.history.score_matrix())
+    assert again.stream.epoch.seen == 8
+    assert again.source.running is not None
+    assert again.source.running.updates == tracker.source.running.updates == 2
+    assert all(
+        again.source.running.sums[k].equal(v) for k, v in tracker.source.running.sums.items()
+    )
+    x, y = data()
+    other = engram.Tracker(model, optimizer, (x[:5], y[:5]), folder=tmp_path / "run", **settings)
+    with pytest.raises(DataError, match="5 examples"):
+        other.resume(tmp_path / "saved")
+    assert again.history.score_matrix().equal(tracker.history.score_matrix())

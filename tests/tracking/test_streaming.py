@@ -15,6 +15,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import engram
+from engram.errors import ArgumentError, EngineError
+from engram.optimizers.ivon import sampled
 from streamed import BATCH, MODELS, NUM_DATA, backward, batches, build, data
 
 
@@ -167,12 +169,12 @@ def test_ivon_is_seen_at_its_sample() -> None:
     for batch in batches(1):
         optimizer.zero_grad()
         with optimizer.sampled_params(train=True):
-            sampled = copy.deepcopy(model)
+            drawn = copy.deepcopy(model)
             with tracker.step(batch):
                 backward(model, batch)
         precision = optimizer.param_groups[0]["ess"] * (optimizer.param_groups[0]["hess"] + 0.1)
-        expected = dense_deviation(sampled, batch, 0, precision)
-        outputs = sampled(data()[0][batch]).detach()
+        expected = dense_deviation(drawn, batch, 0, precision)
+        outputs = drawn(data()[0][batch]).detach()
         optimizer.step()
     loo = functional.cross_entropy(outputs + expected, data()[1][batch], reduction="none")
     assert torch.allclose(tracker.last_epoch.loo_loss[batch], loo.float(), rtol=1e-5)
@@ -189,3 +191,81 @@ def test_curvature_is_fitted_at_the_start_of_an_epoch() -> None:
         with tracker.step(batch):
             backward(model, batch)  # no step of the optimizer: the weights stay
     assert torch.allclose(tracker.last_epoch.loo_loss, expected.loo_loss.float(), rtol=1e-5)
+
+
+def test_ivon_streams_inside_its_guard_and_validates_at_the_mean() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).double()
+    optimizer = ivon.IVON(model.parameters(), lr=0.1, ess=NUM_DATA, weight_decay=0.1)
+    tracker = engram.Tracker(model, optimizer, data(), validation=data())
+    for batch in batches(2):
+        with sampled(optimizer):
+            optimizer.zero_grad()
+            drawn = model.weight.detach().clone()
+            with tracker.step(batch):
+                backward(model, batch)
+            assert model.weight.equal(drawn)
+        at_mean = functional.cross_entropy(model(data()[0]), data()[1]).item()
+        optimizer.step()
+    assert tracker.last_epoch.all_seen
+    assert tracker.history.records[-1].validation == pytest.approx(at_mean, rel=1e-9)
+    optimizer.zero_grad()
+    with (
+        pytest.raises(EngineError, match=r"ivon\.sampled"),
+        tracker.step(torch.arange(8)),
+        sampled(optimizer),
+    ):
+        backward(model, torch.arange(8))
+
+
+class Averaging(nn.Module):
+    """A buffer that moves in every forward pass, and a bare parameter: run again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.scale = nn.Parameter(torch.ones(5))
+        self.register_buffer("average", torch.zeros(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.linear(x) * self.scale
+        if self.training:
+            self.average.mul_(0.9).add_(0.1 * hidden.detach().mean(0))
+        output: Tensor = self.head((hidden - self.average).tanh())
+        return output
+
+
+def test_buffers_move_as_they_would_without_a_second_pass() -> None:
+    found = []
+    for streamed in (False, True):
+        torch.manual_seed(0)
+        model = Averaging().double()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05, weight_decay=0.01)
+        tracker = engram.Tracker(model, optimizer, data())
+        for batch in batches(2):
+            optimizer.zero_grad()
+            with tracker.step(batch) if streamed else nullcontext():
+                backward(model, batch)
+            optimizer.step()
+        found.append(model.state_dict())
+    assert tracker.stream.way == "again"
+    assert all(found[0][name].equal(found[1][name]) for name in found[0])
+
+
+def test_listeners_and_history_have_the_same_step() -> None:
+    model, optimizer = build()
+    tracker = engram.Tracker(model, optimizer, data())
+    told: list[int] = []
+    tracker.listeners.append(lambda record, scores: told.append(record.step))
+    for batch in batches(1):
+        with tracker.step(batch, epoch=7):
+            backward(model, batch)
+        optimizer.step()
+    tracker.update(step=9)
+    assert tracker.finish_epoch(step=7).step == 7
+    with pytest.raises(ArgumentError, match="epoch="):
+        tracker.finish_epoch(step=8)
+    assert tracker.history.to_frame().index.tolist() == told == [7, 9]
+    tracker.listeners.clear()
+    assert tracker.finish_epoch(step=8).step == 8
+    assert tracker.history.to_frame().index.tolist() == [8, 9]

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import engram
 from engram.errors import ArgumentError, DataError, EngineError, LikelihoodError
+from engram.optimizers import DiagonalOnlineNewton
 from streamed import BATCH, NUM_DATA, backward, batches, build, data
 
 
@@ -96,3 +97,57 @@ def test_other_estimators_need_an_update() -> None:
     tracker = engram.Tracker(model, optimizer, data(), estimator="corrected")
     with pytest.raises(ArgumentError, match="streaming"), tracker.step([0]):
         pass
+
+
+def test_weights_must_not_move_inside_a_step() -> None:
+    for name in ("tanh", "bare parameter"):
+        model, optimizer = build(name)
+        tracker = engram.Tracker(model, optimizer, data())
+        refused = pytest.raises(EngineError, match=r"optimizer\.step\(\) after the block")
+        with refused, tracker.step(torch.arange(8)):
+            backward(model, torch.arange(8))
+            optimizer.step()
+
+
+@pytest.mark.parametrize("average", [None, 0.5])
+def test_a_fit_that_fails_while_streaming_is_recorded(average: float | None) -> None:
+    model, _ = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = {"posterior": "diagonal", "prior_precision": 1.0, "average": average}
+    tracker = engram.Tracker(model, optimizer, data(), **settings)
+    good = {k: v.clone() for k, v in model.state_dict().items()}
+    for number, batch in enumerate(batches(3)):
+        if number == 3:
+            with torch.no_grad():
+                model[0].weight.fill_(math.nan)
+        if number == 6:
+            model.load_state_dict(good)
+        with tracker.step(batch):
+            backward(model, batch)
+    assert [record.finite for record in tracker.history] == [True, False, True]
+    first, _, last = tracker.history
+    assert last.estimate == pytest.approx(first.estimate)
+    if tracker.source.running is not None:
+        assert tracker.source.running.updates == 2
+
+
+def test_other_operations_in_train_mode_are_named_as_the_cause() -> None:
+    first = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 5))
+    model = nn.Sequential(first, nn.Tanh(), nn.Linear(5, 3)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracker = engram.Tracker(model, optimizer, data(), prior_precision=1.0)
+    expected = pytest.raises(EngineError, match=r"train mode as in eval mode.*tracker\.update")
+    with expected, tracker.step(torch.arange(8)):
+        backward(model, torch.arange(8))
+    assert tracker.update() is not None
+
+
+def test_what_cannot_be_streamed_is_sent_to_update() -> None:
+    model, optimizer = build()
+    tracker = engram.Tracker(model, optimizer, data(), samples=2)
+    with pytest.raises(ArgumentError, match="samples=0"), tracker.step(torch.arange(8)):
+        backward(model, torch.arange(8))
+    own = DiagonalOnlineNewton(model.parameters(), num_data=NUM_DATA, prior_precision=1.0)
+    tracker = engram.Tracker(model, own, data())
+    with pytest.raises(ArgumentError, match=r"tracker\.update"), tracker.step(torch.arange(8)):
+        backward(model, torch.arange(8))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import engram
-from engram.errors import ArgumentError, DataError
+from engram.errors import ArgumentError, DataError, EngramError
 from engram.tracking.history import History, Record
 
 
@@ -139,3 +140,93 @@ def test_bad_settings_say_what_to_do(tmp_path: Path) -> None:
         engram.Tracker(model, optimizer, data(), patience=0)
     with pytest.raises(DataError, match=r"history\.json"):
         History.load(tmp_path)
+
+
+class Unknown(torch.optim.Optimizer):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"optimizer": Unknown}, "Unknown"),
+        ({"optimizer": lambda p: torch.optim.Adam([nn.Parameter(torch.ones(1))])}, "none of them"),
+        ({"optimizer": torch.optim.Adam}, "positive weight decay"),
+        ({"reduction": "sum"}, "batch_size"),
+        ({"prior_precision": -1.0}, "positive prior_precision"),
+        ({"prior_precision": -1.0, "posterior": "kronecker"}, "positive prior_precision"),
+        ({"squares": "both"}, "squares"),
+        ({"squares": "example"}, "batch_size"),
+        ({"estimator": "exact"}, "exact"),
+        ({"samples": -1}, "samples"),
+        ({"samples": 0.5}, "samples"),
+        ({"patience": 1.5}, "patience"),
+    ],
+)
+def test_bad_settings_are_found_before_training(settings: dict[str, Any], message: str) -> None:
+    model, optimizer = setting()
+    given = dict(settings)
+    if "optimizer" in given:
+        optimizer = given.pop("optimizer")(model.parameters())
+    with pytest.raises(EngramError, match=message):
+        engram.Tracker(model, optimizer, data(), **given)
+
+
+def test_a_compiled_model_is_the_model_inside() -> None:
+    model, optimizer = setting()
+    train_step(model, optimizer)
+    compiled = torch.compile(model, backend="eager")
+    expected = engram.Tracker(model, optimizer, data()).update()
+    found = engram.Tracker(compiled, optimizer, data()).update()
+    assert expected is not None
+    assert found is not None
+    assert found.loo_loss.equal(expected.loo_loss)
+    posterior = engram.posterior_of(optimizer, compiled, num_data=40)
+    again = engram.sensitivities(compiled, data(), posterior, progress=False)
+    assert again.loo_loss.equal(expected.loo_loss)
+
+
+class Named(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.net(x)}
+
+
+def test_outputs_may_come_in_a_dict() -> None:
+    model, optimizer = setting()
+    train_step(model, optimizer)
+    expected = engram.Tracker(model, optimizer, data()).update()
+    wrapped = Named(model)
+    tracker = engram.Tracker(wrapped, optimizer, data())
+    found = tracker.update()
+    assert expected is not None
+    assert found is not None
+    assert torch.allclose(found.loo_loss, expected.loo_loss)
+    x, y = data()
+    with tracker.step(torch.arange(len(x))):
+        nn.functional.cross_entropy(wrapped(x)["logits"], y).backward()
+    assert torch.allclose(tracker.last_epoch.loo_loss, expected.loo_loss.float(), rtol=1e-4)
+
+
+def test_a_history_without_finite_updates_says_so() -> None:
+    model, optimizer = setting()
+    tracker = engram.Tracker(model, optimizer, data())
+    assert "0 updates)" in repr(tracker)
+    train_step(model, optimizer)
+    state = tracker.state_dict()
+    tracker.update(step=4)
+    assert "1 update, lowest estimate" in repr(tracker)
+    tracker.load_state_dict(state)
+    assert tracker.last_epoch is None
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    tracker.update()
+    assert "none of them finite" in repr(tracker.history)
+    with pytest.raises(DataError, match="diverged"):
+        tracker.figure()
+    with pytest.raises(DataError, match="diverged"):
+        tracker.report("nowhere.html")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,16 +40,40 @@ class Coverage:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Eval mode while this lasts; modes and random state as before afterwards."""
+    """Eval mode in full precision while this lasts; modes and random state as before afterwards."""
     modes = {module: module.training for module in model.modules()}
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
     try:
-        with torch.random.fork_rng(devices=list(devices)):
+        with (
+            torch.random.fork_rng(devices=list(devices)),
+            torch.autocast(device_of(model).type, enabled=False),
+            _own_forward(model),
+        ):
             model.eval()
             yield
     finally:
         for module, training in modes.items():
             module.training = training
+
+
+@contextmanager
+def _own_forward(model: nn.Module) -> Iterator[None]:
+    """The modules' own forward, where ``module.compile()`` or accelerate's autocast replaced it."""
+    replaced: list[tuple[dict[str, Any], str, Any]] = []
+    for module in model.modules():
+        attributes = vars(module)
+        if attributes.get("_compiled_call_impl") is not None:
+            replaced.append((attributes, "_compiled_call_impl", None))
+        if "forward" in attributes and "_original_forward" in attributes:
+            replaced.append((attributes, "forward", attributes["_original_forward"]))
+    before = [attributes[name] for attributes, name, _ in replaced]
+    try:
+        for attributes, name, own in replaced:
+            attributes[name] = own
+        yield
+    finally:
+        for (attributes, name, _), value in zip(replaced, before, strict=True):
+            attributes[name] = value
 
 
 def training_layers(model: nn.Module) -> list[str]:

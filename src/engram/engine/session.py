@@ -16,7 +16,7 @@ from engram.engine.passes import Trace
 from engram.engine.prepare import Engine, device_of, prepare, undisturbed
 from engram.errors import ArgumentError, NonFiniteError
 from engram.likelihoods import Likelihood, resolve
-from engram.parameters import Named
+from engram.parameters import Named, uncompiled
 
 LARGEST_BATCH = 256
 MEMORY_SHARE = 0.25
@@ -167,7 +167,7 @@ def session(
     """Open the model for passes; it is as before when this ends, also after an exception."""
     if batch_size is not None and not (isinstance(batch_size, int) and batch_size >= 1):
         raise ArgumentError("a whole batch_size of at least 1", repr(batch_size), "leave it out")
-    chosen = resolve(likelihood)
+    chosen, model = resolve(likelihood), uncompiled(model)
     batches = Batches(data, batch_size or 1)
     with undisturbed(model):
         _keep_freed_memory()

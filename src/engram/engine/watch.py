@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from engram.batches import as_outputs
+from engram.batches import as_outputs, logits_of
+from engram.engine.buffers import Buffers
 from engram.engine.passes import trace
 from engram.engine.prepare import Engine
 from engram.engine.randomness import RandomState
@@ -51,6 +52,8 @@ class Watch:
         self._handle: RemovableHandle | None = None
         self._inputs: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self._random: RandomState | None = None
+        self._buffers: Buffers | None = None
+        self._weights: list[tuple[int, int]] = []
 
     @contextmanager
     def watching(self) -> Iterator[Watch]:
@@ -76,12 +79,14 @@ class Watch:
             )
         self._check_mode()
         self._random = RandomState.now({p.device for p in model.parameters()})
+        self._buffers = Buffers.now(model)
+        self._weights = _marks(model)
         self._inputs = args, kwargs
         self.tape.recording = True
 
     def _end(self, model: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         self.tape.recording = False
-        logits = getattr(result, "logits", result)
+        logits = logits_of(result)
         if isinstance(logits, Tensor) and logits.requires_grad:
             self.raw = logits
             self._handle = logits.register_hook(self._arrived)
@@ -127,6 +132,13 @@ class Watch:
                 f"outputs for {len(self.outputs)}",
                 "give the indices of exactly the examples in the batch",
             )
+        if _marks(self.engine.model) != self._weights:
+            raise EngineError(
+                "the same weights from the model's call to the end of the step",
+                "weights that were changed inside `with tracker.step(...)`",
+                "call optimizer.step() after the block; with IVON, open the step inside of "
+                "engram.optimizers.ivon.sampled(optimizer)",
+            )
 
     def release(self) -> None:
         """Let go of the user's graph and of everything that was noted down."""
@@ -134,7 +146,7 @@ class Watch:
             self._handle.remove()
         self.tape.release()
         self.raw = self.gradient = None
-        self._inputs = (), {}
+        self._inputs, self._buffers = ((), {}), None
 
     @property
     def outputs(self) -> Tensor:
@@ -154,10 +166,27 @@ class Watch:
         if self.way == "tape":
             return as_outputs(self.tape.deviation(self.raw, posterior, scale))
         assert self._random is not None
+        assert self._buffers is not None
         model = self.engine.model
-        with self._random.again():
-            again = trace(model, self.engine.plan, _as_inputs(model, *self._inputs), len(residual))
+        try:
+            with self._random.again(), self._buffers.again():
+                inputs = _as_inputs(model, *self._inputs)
+                again = trace(model, self.engine.plan, inputs, len(residual))
+        except EngineError as error:
+            if not model.training:
+                raise
+            raise EngineError(
+                "a model with the same operations in train mode as in eval mode, in which its "
+                "passes are planned",
+                f"{error.got} (attention or recurrence with dropout, spectral normalisation)",
+                f"{UPDATE}; or set the dropout inside of those layers to 0",
+            ) from error
         return again.deviation(residual, posterior)
+
+
+def _marks(model: nn.Module) -> list[tuple[int, int]]:
+    """What changes with the weights, cheap to look at: where they lie, and their version."""
+    return [(p.data_ptr(), p._version) for p in model.parameters()]
 
 
 def _as_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

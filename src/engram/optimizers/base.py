@@ -153,7 +153,9 @@ class BayesianOptimizer(Optimizer, ABC):
                 "one of another kind of optimizer",
                 "load what state_dict() of the same class gave",
             )
+        self.structure.check_state(state_dict["state"])
         super().load_state_dict(state_dict)
+        self._factorised = None
         shared = self._state()[SHARED]
         self._state()[SHARED] = {
             key: value.clone() if isinstance(value, Tensor) else value

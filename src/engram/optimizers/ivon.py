@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from engram.errors import ArgumentError, PosteriorError
 
 STEPS = "current_step"
 COLLECTED = ("count", "avg_grad", "avg_nxg", "avg_gsq")  # what samples left before the step
-_perturbed: WeakSet[Optimizer] = WeakSet()
+_perturbed: WeakKeyDictionary[Optimizer, list[Tensor]] = WeakKeyDictionary()  # with the means
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def sampled(optimizer: Optimizer, *, train: bool = True) -> Iterator[None]:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     before = [p.data for p in parameters]
     collected = {key: optimizer.state[key] for key in COLLECTED}  # type: ignore[index]
-    _perturbed.add(optimizer)
+    _perturbed[optimizer] = before
     try:
         with optimizer.sampled_params(train=train):  # type: ignore[attr-defined]
             yield
@@ -61,7 +61,30 @@ def sampled(optimizer: Optimizer, *, train: bool = True) -> Iterator[None]:
     finally:
         for parameter, value in zip(parameters, before, strict=True):
             parameter.data = value
-        _perturbed.discard(optimizer)
+        _perturbed.pop(optimizer, None)
+
+
+@contextmanager
+def at_mean(optimizer: Optimizer) -> Iterator[None]:
+    """The mean inside, and the draw of :func:`sampled` again after; elsewhere nothing changes.
+
+    Args:
+        optimizer: of any kind; only an ``ivon.IVON`` inside of :func:`sampled` has a draw.
+    """
+    means = _perturbed.pop(optimizer, None)
+    if means is None:
+        yield
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    draw = [p.data for p in parameters]
+    try:
+        for parameter, value in zip(parameters, means, strict=True):
+            parameter.data = value
+        yield
+    finally:
+        for parameter, value in zip(parameters, draw, strict=True):
+            parameter.data = value
+        _perturbed[optimizer] = means
 
 
 def state_dict(optimizer: Optimizer) -> dict[str, Any]:

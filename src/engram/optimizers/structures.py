@@ -35,6 +35,10 @@ class Structure(ABC):
         """PosteriorError for more parameters than fit in memory."""
 
     @abstractmethod
+    def check_state(self, state: State) -> None:
+        """ArgumentError for a saved state of another structure."""
+
+    @abstractmethod
     def read(self, state: State, parameters: Parameters, initial: Tensor) -> Tensor:
         """The precision in the state; at the first step the initial diagonal."""
 
@@ -69,6 +73,12 @@ class Structure(ABC):
         """theta - m ~ N(0, S^-1) from white noise."""
 
 
+def _other_structure(expected: str, got: str) -> ArgumentError:
+    return ArgumentError(
+        f"a saved state with {expected}", got, "load what state_dict() of the same class gave"
+    )
+
+
 class FullMatrix(Structure):
     """S [P, P] in float64, in the state under ``shared``."""
 
@@ -89,6 +99,10 @@ class FullMatrix(Structure):
                 f"{size:,} parameters, which need {needed / 2**30:.1f} GiB",
                 "use DiagonalOnlineNewton or DiagonalVON, or freeze some of the parameters",
             )
+
+    def check_state(self, state: State) -> None:
+        if any("precision" in part for key, part in state.items() if key != SHARED):
+            raise _other_structure("a full matrix", "another class's diagonal")
 
     def read(self, state: State, parameters: Parameters, initial: Tensor) -> Tensor:
         found = state[SHARED].get("precision")
@@ -157,6 +171,10 @@ class Diagonal(Structure):
 
     def check_size(self, parameters: Parameters) -> None:
         """Any number of parameters."""
+
+    def check_state(self, state: State) -> None:
+        if "precision" in state[SHARED]:
+            raise _other_structure("a diagonal for every parameter", "another class's full matrix")
 
     def read(self, state: State, parameters: Parameters, initial: Tensor) -> Tensor:
         parts = initial.split([p.numel() for p in parameters])

@@ -13,6 +13,9 @@ Adagrad                     ``sum``                                  N sqrt(sum 
 DiagonalOnlineNewton,       ``precision``                            s
 DiagonalVON
 ==========================  =======================================  ==========================
+
+A root is taken to be no smaller than the optimizer's own ``eps``, which bounds its steps as well:
+an entry that never had a gradient and has no weight decay would otherwise have a precision of zero.
 """
 
 from __future__ import annotations
@@ -39,6 +42,10 @@ class Reading:
         """N root + delta, for gradients of the mean loss."""
         return self.scale * root + self.prior_precision
 
+    def floored(self, root: Tensor, share: float = 1.0) -> Tensor:
+        """No smaller than the group's eps, or a share of it, where it has one."""
+        return root.clamp(min=share * float(self.group.get("eps", 0.0)))
+
 
 Adapter = Callable[[Reading], Tensor]
 
@@ -56,13 +63,13 @@ def _rmsprop(reading: Reading) -> Tensor:
     square = reading.state["square_avg"]
     if reading.group.get("centered"):
         square = (square - reading.state["grad_avg"] ** 2).clamp(min=0)
-    return reading.scaled(square.sqrt())
+    return reading.scaled(reading.floored(square.sqrt()))
 
 
 def _adam(reading: Reading) -> Tensor:
     name = "max_exp_avg_sq" if reading.group.get("amsgrad") else "exp_avg_sq"
     correction = 1 - float(reading.group["betas"][1]) ** _steps(reading)
-    return reading.scaled((reading.state[name] / correction).sqrt())
+    return reading.scaled(reading.floored((reading.state[name] / correction).sqrt()))
 
 
 def _adamax(reading: Reading) -> Tensor:
@@ -70,7 +77,9 @@ def _adamax(reading: Reading) -> Tensor:
 
 
 def _adagrad(reading: Reading) -> Tensor:
-    return reading.scaled((reading.state["sum"] / _steps(reading)).sqrt())
+    steps = _steps(reading)
+    root = (reading.state["sum"] / steps).sqrt()
+    return reading.scaled(reading.floored(root, share=steps**-0.5))
 
 
 def _own(reading: Reading) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from engram.optimizers.base import BayesianOptimizer
 from engram.optimizers.curvatures import GaussNewton
 from engram.parameters import trainable
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.readers import Source, blocks_of, keeps_squares, takes_mean_loss
+from engram.posteriors.readers import Source, blocks_of, check_known, keeps_squares, takes_mean_loss
 from engram.posteriors.weight_decay import Prior, prior_of
 
 
@@ -65,27 +66,45 @@ def posterior_of(
     Reference:
         Nickl et al., *The Memory-Perturbation Equation*, NeurIPS 2023, Table 1.
     """
-    optimizer = unwrapped(optimizer)
-    scale = _scale(optimizer, num_data, reduction, batch_size)
-    parameters = trainable(model)
-    _check_owner(optimizer, parameters)
-    prior = prior_of(optimizer, parameters, prior_precision, scale, num_data)
-    root = _root(optimizer, squares, batch_size, num_data)
-    blocks = blocks_of(Source(optimizer, parameters, scale * root, prior.by_name))
-    mean = {name: p.detach().clone() for name, p in parameters.items()}
-    settings = _settings(optimizer, prior, reduction, batch_size)
+    wanted = Wanted(num_data, prior_precision, reduction, batch_size, squares)
+    source, prior = wanted.applied(optimizer, model)
+    blocks = blocks_of(source)
+    mean = {name: p.detach().clone() for name, p in source.parameters.items()}
+    settings = _settings(source.optimizer, prior, reduction, batch_size)
     covered = {name for block in blocks for name in block.names}
     settings["squares"] = squares
-    settings["not_stepped"] = [name for name in parameters if name not in covered]
+    settings["not_stepped"] = [name for name in source.parameters if name not in covered]
     return Posterior(
-        type(optimizer).__name__,
+        type(source.optimizer).__name__,
         mean,
         blocks,
-        prior.mean(parameters),
+        prior.mean(source.parameters),
         num_data,
         settings,
         prior.by_name if prior.differs else {},
     )
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The settings of :func:`posterior_of`."""
+
+    num_data: int
+    prior_precision: float | None
+    reduction: str
+    batch_size: int | None
+    squares: str
+
+    def applied(self, optimizer: Optimizer, model: nn.Module) -> tuple[Source, Prior]:
+        """What is to be read, all checked; works before the first step as well."""
+        optimizer = unwrapped(optimizer)
+        check_known(optimizer)
+        parameters = trainable(model)
+        _check_owner(optimizer, parameters)
+        scale = _scale(optimizer, self.num_data, self.reduction, self.batch_size)
+        root = _root(optimizer, self.squares, self.batch_size, self.num_data)
+        prior = prior_of(optimizer, parameters, self.prior_precision, scale, self.num_data)
+        return Source(optimizer, parameters, scale * root, prior.by_name), prior
 
 
 def unwrapped(optimizer: Optimizer) -> Optimizer:

@@ -54,6 +54,11 @@ def blocks_of(source: Source) -> tuple[Block, ...]:
     return tuple(sorted(found, key=lambda block: order[block.names[0]]))
 
 
+def check_known(optimizer: Optimizer) -> None:
+    """PosteriorError where nobody has said how such an optimizer is read."""
+    _reader(optimizer)
+
+
 def takes_mean_loss(optimizer: Optimizer) -> bool:
     """Whether the algorithm itself is defined for the mean loss of a batch."""
     return any("ess" in group or "num_data" in group for group in optimizer.param_groups)

@@ -64,52 +64,36 @@ class RunningCurvature:
         self.sums: dict[str, Tensor] = {}
 
     def update(self, model: nn.Module, data: Data, likelihood: str | Likelihood) -> Posterior:
-        """Look at the curvature of the moment and give the posterior with the averaged one."""
+        """Look at the curvature of the moment and give the posterior with the averaged one.
+
+        Where the fit fails, nothing is counted.
+        """
         with session(model, data, likelihood, None, False) as opened:
             fit = Fit(opened, self.prior_precision, self.curvature, self.updates)
-            self.updates += 1
+            averages = _Averages(self.average, self.updates + 1, self.sums)
             if self.structure == "diagonal":
                 names = list(fit.parameters)
                 moments = fit.square_moments(set(names))
-                self._average_moments(moments)
+                averages.replace_moments(moments)
                 blocks: tuple[Any, ...] = fit.diagonal(moments, names)
             else:
                 factors, moments = kronecker_sums(fit)
-                self._average_moments(moments)
-                self._average_factors(factors)
+                averages.replace_moments(moments)
+                averages.replace_factors(factors)
                 pair = kronecker_blocks(fit, factors, moments)
                 blocks = pair[0] + pair[1]
             settings = {
                 "method": "running curvature",
                 "average": self.average,
-                "updates": self.updates,
+                "updates": averages.updates,
                 "curvature": self.curvature,
                 "likelihood": repr(opened.likelihood),
             }
             mean = {name: p.detach().clone() for name, p in trainable(model).items()}
             num_data = opened.batches.num_data
-        return Posterior(self.structure, mean, blocks, self.prior_precision, num_data, settings)
-
-    def _average_moments(self, moments: SquareMoments) -> None:
-        for name, value in moments.by_name.items():
-            moments.by_name[name] = self._averaged(f"moments/{name}", value)
-
-    def _average_factors(self, factors: KroneckerFactors) -> None:
-        for name, layer in factors.layers.items():
-            for side in SQUARES:
-                matrix = getattr(layer, side).matrix
-                if matrix is not None:
-                    setattr(layer, side, SquareSum(self._averaged(f"{side}/{name}", matrix)))
-            for side in SUMS:
-                value = getattr(layer, side)
-                if value is not None:
-                    setattr(layer, side, self._averaged(f"{side}/{name}", value))
-
-    def _averaged(self, key: str, value: Tensor) -> Tensor:
-        """C_t / (1 - beta^t), with C_t kept."""
-        fresh = (1 - self.average) * value
-        self.sums[key] = self.average * self.sums[key] + fresh if key in self.sums else fresh
-        return self.sums[key] / (1 - self.average**self.updates)
+        found = Posterior(self.structure, mean, blocks, self.prior_precision, num_data, settings)
+        self.updates, self.sums = averages.updates, self.sums | averages.sums
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors."""
@@ -124,3 +108,32 @@ class RunningCurvature:
                 "resume with the settings that the run was started with",
             )
         self.updates, self.sums = state["updates"], dict(state["sums"])
+
+
+class _Averages:
+    """Sums C_t on top of those before, which stay as they are."""
+
+    def __init__(self, average: float, updates: int, before: Mapping[str, Tensor]) -> None:
+        self.average, self.updates, self.before = average, updates, before
+        self.sums: dict[str, Tensor] = {}
+
+    def replace_moments(self, moments: SquareMoments) -> None:
+        for name, value in moments.by_name.items():
+            moments.by_name[name] = self._averaged(f"moments/{name}", value)
+
+    def replace_factors(self, factors: KroneckerFactors) -> None:
+        for name, layer in factors.layers.items():
+            for side in SQUARES:
+                matrix = getattr(layer, side).matrix
+                if matrix is not None:
+                    setattr(layer, side, SquareSum(self._averaged(f"{side}/{name}", matrix)))
+            for side in SUMS:
+                value = getattr(layer, side)
+                if value is not None:
+                    setattr(layer, side, self._averaged(f"{side}/{name}", value))
+
+    def _averaged(self, key: str, value: Tensor) -> Tensor:
+        """C_t / (1 - beta^t), with C_t kept."""
+        fresh = (1 - self.average) * value
+        self.sums[key] = self.average * self.before[key] + fresh if key in self.before else fresh
+        return self.sums[key] / (1 - self.average**self.updates)

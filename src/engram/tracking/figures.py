@@ -95,5 +95,12 @@ def leverage_figure(history: History) -> Figure:
 
 
 def _check(history: History) -> None:
-    if not any(record.finite for record in history):
+    if any(record.finite for record in history):
+        return
+    if len(history) == 0:
         raise DataError("at least one update", "an empty history", "call tracker.update() first")
+    raise DataError(
+        "at least one update with a finite estimate",
+        f"{len(history)} without: training diverged, or the optimizer had no state yet",
+        "lower the learning rate, or update after the optimizer's first step",
+    )

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engram.errors import DataError
+from engram.sensitivity.result import Result
 from engram.tracking.scores import ScoreRows
 
 FORMAT = 2
@@ -34,6 +36,13 @@ class Record:
     validation: float = math.nan
     leverage: tuple[float, ...] = ()
     streamed: bool = False
+
+    @classmethod
+    def of_result(cls, step: int, result: Result, validation: float) -> Record:
+        """What an update keeps of its result."""
+        known = result.leverage[~result.leverage.isnan()].double()
+        quantiles = known.quantile(torch.tensor(QUANTILES, dtype=torch.float64)).tolist()
+        return cls(step, result.train_nll, result.loo_nll, validation, tuple(quantiles))
 
     @property
     def finite(self) -> bool:
@@ -77,8 +86,21 @@ class History:
         self.scores.append(scores)
         self.records.append(record)
 
+    def replace_step(self, record: Record, step: int) -> Record:
+        """The same record under another step, where it stands."""
+        place = self._index(record)
+        self.records[place] = replace(record, step=step)
+        return self.records[place]
+
     def __len__(self) -> int:
         return len(self.records)
+
+    def __repr__(self) -> str:
+        best, count = self.best, len(self)
+        updates = f"{count} update{'' if count == 1 else 's'}"
+        if best is None:
+            return f"History({updates}{', none of them finite' if count else ''})"
+        return f"History({updates}, lowest estimate {best.estimate:.4g} nats at step {best.step})"
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records)
@@ -119,9 +141,19 @@ class History:
         return state | {"scores": self.score_matrix().clone()}
 
     @classmethod
-    def of_state(cls, state: Mapping[str, Any], folder: str | Path | None = None) -> History:
-        """What :meth:`state_dict` gave; ``folder`` is where the run keeps its scores now."""
+    def of_state(
+        cls,
+        state: Mapping[str, Any],
+        folder: str | Path | None = None,
+        num_data: int | None = None,
+    ) -> History:
+        """What :meth:`state_dict` gave; ``folder`` is where the run keeps its scores now.
+
+        DataError where they are scores of other than ``num_data`` examples.
+        """
         _check_format(state)
+        if num_data is not None and state["records"]:
+            _check_width(state["width"], num_data)
         history = cls()
         history.records = [Record.of_plain(row) for row in state["records"]]
         place = state.get("folder") if folder is None else folder
@@ -129,6 +161,7 @@ class History:
             history.scores = ScoreRows.reopen(place or "", len(history), state["width"])
             return history
         history.scores = ScoreRows(place)
+        history.scores.take_over()
         for row in state["scores"]:
             history.scores.append(row)
         return history
@@ -144,15 +177,27 @@ class History:
         return path
 
     @classmethod
-    def load(cls, folder: str | Path) -> History:
-        """Read what :meth:`save` wrote."""
+    def load(
+        cls, folder: str | Path, keep: str | Path | None = None, num_data: int | None = None
+    ) -> History:
+        """Read what :meth:`save` wrote; ``keep`` is where the run keeps its scores from now on."""
         path = Path(folder)
         if not (path / "history.json").is_file():
             raise DataError("a folder with history.json", str(path), "check the path")
         description = json.loads((path / "history.json").read_text())
         _check_format(description)
         scores = load_file(path / "scores.safetensors")["scores"]
-        return cls.of_state(description | {"scores": scores})
+        state = description | {"scores": scores, "width": scores.shape[1]}
+        return cls.of_state(state, keep, num_data)
+
+
+def _check_width(width: int, num_data: int) -> None:
+    if width != num_data:
+        raise DataError(
+            f"a history of {num_data:,} examples",
+            f"one of {width:,}",
+            "resume with the data that the run was started with",
+        )
 
 
 def _check_format(description: Mapping[str, Any]) -> None:

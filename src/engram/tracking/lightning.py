@@ -68,7 +68,12 @@ class TrackerCallback(Callback):
     ) -> None:
         """A streamed step begins."""
         if self.indices is not None and self.tracker is not None:
-            self._step.enter_context(self.tracker.step(self.indices(batch)))
+            step = self.tracker.step(
+                self.indices(batch),
+                scale=1 / trainer.accumulate_grad_batches,  # Lightning divides the loss by it
+                epoch=trainer.current_epoch,
+            )
+            self._step.enter_context(step)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """The streamed step has its gradients, and the weights have not moved yet."""

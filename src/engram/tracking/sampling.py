@@ -40,6 +40,12 @@ def weights(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
             parameter.data = before[name]
 
 
+def check_samples(samples: int) -> None:
+    """ArgumentError unless it is a number of draws."""
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0:
+        raise ArgumentError("samples of at least 1, or 0 for the mean", repr(samples), "use 8")
+
+
 def sampled_sensitivities(
     model: nn.Module,
     data: Data,
@@ -53,13 +59,14 @@ def sampled_sensitivities(
 
     Args:
         model, data, posterior, likelihood: as for :func:`engram.sensitivities`.
-        samples: S; each costs a pass.
+        samples: S; each costs a pass. 0 takes the deviations at the mean too.
         seed: of the draws.
         settings: further arguments of :func:`engram.sensitivities`.
     """
-    if not (isinstance(samples, int) and samples >= 1):
-        raise ArgumentError("samples of at least 1, or 0 for the mean", repr(samples), "use 8")
+    check_samples(samples)
     at_mean = sensitivities(model, data, posterior, likelihood=likelihood, seed=seed, **settings)
+    if samples == 0:
+        return at_mean
     generator = torch.Generator(device=device_of(model)).manual_seed(seed)
     total, flagged = torch.zeros_like(at_mean.deviation), at_mean.flagged.clone()
     for _ in range(samples):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import tempfile
 import weakref
@@ -15,6 +16,7 @@ from engram.errors import DataError
 
 MEMORY_BYTES = 16 * 2**20  # beyond this the rows go to a file
 FILE = "scores.f32"
+_writers: weakref.WeakValueDictionary[Path, ScoreRows] = weakref.WeakValueDictionary()
 
 
 class ScoreRows:
@@ -22,7 +24,8 @@ class ScoreRows:
 
     Args:
         folder: where the file of rows is kept; without one, rows stay in memory while they are
-            small and then go to a temporary folder that is removed at the end.
+            small and then go to a temporary folder that is removed at the end. What an earlier run
+            left there is replaced by the first row, and not before.
 
     Example:
         >>> rows = ScoreRows()
@@ -40,7 +43,6 @@ class ScoreRows:
         self._rows: list[Tensor] = []
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / FILE).write_bytes(b"")
 
     def __len__(self) -> int:
         return self.num_rows
@@ -59,23 +61,45 @@ class ScoreRows:
                 f"{len(values):,}",
                 "use one tracker per data set",
             )
-        self.num_rows, self.width = self.num_rows + 1, len(values)
         if self.path is not None:
-            self._write([values])
-            return
-        self._rows.append(values.clone())
-        if self.num_rows * self.width * 4 > MEMORY_BYTES:
+            self._check_writer(self.path)
+            self._write(self.path, [values], self.num_rows * self.width * 4)
+        else:
+            self._rows.append(values.clone())
+        self.num_rows, self.width = self.num_rows + 1, len(values)
+        if self.path is None and self.num_rows * self.width * 4 > MEMORY_BYTES:
             self._spill()
+
+    def take_over(self) -> None:
+        """Be the one that writes the file from now on, in place of who did so before."""
+        if self.path is not None:
+            _writers[self.path.resolve()] = self
+
+    def _check_writer(self, path: Path) -> None:
+        """One writer a file: two would mix their rows."""
+        key = path.resolve()
+        if _writers.get(key, self) is not self:
+            gc.collect()  # a tracker that nobody holds any more may still be there
+        if _writers.setdefault(key, self) is not self:
+            raise DataError(
+                "a folder that no other tracker writes to",
+                f"one whose {FILE} belongs to another one",
+                "give every tracker a folder= of its own",
+            )
 
     def _spill(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="engram-"))
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        self._write(self._rows)
+        self.take_over()
+        self._write(self.folder / FILE, self._rows, 0)
         self._rows = []
 
-    def _write(self, rows: list[Tensor]) -> None:
-        assert self.path is not None
-        with self.path.open("ab") as file:
+    @staticmethod
+    def _write(path: Path, rows: list[Tensor], start: int) -> None:
+        path.touch()
+        with path.open("r+b") as file:
+            file.truncate(start)  # what an earlier run left after our rows
+            file.seek(start)
             for row in rows:
                 file.write(row.numpy().tobytes())
 
@@ -95,7 +119,7 @@ class ScoreRows:
 
     @classmethod
     def reopen(cls, folder: str | Path, num_rows: int, width: int) -> ScoreRows:
-        """Go on with the first rows of a file; later ones, if any, are cut off."""
+        """Go on with the first rows of a file; later ones, if any, go with the next row."""
         path, size = Path(folder) / FILE, num_rows * width * 4
         if not path.is_file() or path.stat().st_size < size:
             raise DataError(
@@ -103,9 +127,8 @@ class ScoreRows:
                 "a file that is missing or shorter",
                 "resume where the run wrote its scores, with the same folder",
             )
-        with path.open("r+b") as file:
-            file.truncate(size)
         rows = cls()
         rows.folder, rows.kept = Path(folder), True
         rows.num_rows, rows.width = num_rows, width
+        rows.take_over()
         return rows

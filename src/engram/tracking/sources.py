@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engram.batches import Data
-from engram.errors import ArgumentError, PosteriorError
+from engram.errors import ArgumentError, NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood
-from engram.posteriors.gaussian import Posterior
+from engram.optimizers.ivon import at_mean
+from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.laplace import STRUCTURES, laplace
-from engram.posteriors.optimizers import posterior_of
+from engram.posteriors.optimizers import Wanted as Readable
+from engram.posteriors.optimizers import posterior_of, unwrapped
 from engram.posteriors.running import RunningCurvature
 
 EVERY_STEP_UNTIL, READ_EVERY = 20, 4  # streamed steps
@@ -60,6 +62,7 @@ class FromOptimizer(Source):
         optimizer: Optimizer,
         settings: dict[str, Any],
     ) -> None:
+        Readable(**settings).applied(optimizer, model)  # complain now, not after an epoch
         self.model, self.optimizer, self.settings = model, optimizer, settings
         self.present: Posterior | None = None
 
@@ -73,7 +76,8 @@ class FromOptimizer(Source):
         if self.present is not None and number >= EVERY_STEP_UNTIL and number % READ_EVERY:
             return self.present
         try:
-            self.present = self.posterior()
+            with at_mean(unwrapped(self.optimizer)):  # S is the same wherever a draw has landed
+                self.present = self.posterior()
         except PosteriorError:
             if _stepped(self.optimizer):
                 raise
@@ -83,7 +87,7 @@ class FromOptimizer(Source):
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
+        self.present = None
 
 
 def _stepped(optimizer: Optimizer) -> bool:
@@ -112,6 +116,7 @@ class FromCurvature(Source):
             None if average is None else RunningCurvature(structure, average, prior_precision)
         )
         self.present: Posterior | None = None
+        self.lost = False
 
     def posterior(self) -> Posterior:
         if self.running is not None:
@@ -128,15 +133,20 @@ class FromCurvature(Source):
         return self.present
 
     def begin_epoch(self) -> None:
+        self.present, self.lost = None, True
         self.posterior()
+        self.lost = False
 
     def at_step(self, number: int) -> Posterior | None:
+        if self.lost:  # no fit at the start of this epoch: losses only, until the next one
+            return None
         return self.posterior() if self.present is None else self.present
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.running is None else self.running.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.present, self.lost = None, False
         if self.running is not None and state:
             self.running.load_state_dict(state)
 
@@ -161,6 +171,10 @@ class Wanted:
             )
         if self.reduction not in ("mean", "sum"):
             raise ArgumentError('reduction "mean" or "sum"', repr(self.reduction), "see your loss")
+        if self.squares not in ("batch", "example"):
+            raise ArgumentError('squares "batch" or "example"', repr(self.squares), 'use "batch"')
+        if self.prior_precision is not None:
+            check_prior_precision(self.prior_precision)
         if self.kind == "optimizer" and self.average is not None:
             raise ArgumentError(
                 "average with a fitted posterior",
@@ -217,3 +231,10 @@ def all_finite(model: nn.Module, optimizer: Optimizer) -> bool:
     """Whether training is still on its way."""
     floats = (t for t in watched(model, optimizer) if t.is_floating_point())
     return all(bool(torch.isfinite(t).all()) for t in floats)
+
+
+def training_lost(error: Exception, model: nn.Module, optimizer: Optimizer) -> bool:
+    """Whether an error only says that training has left the finite numbers."""
+    if isinstance(error, NonFiniteError) and error.expected != "finite inputs":
+        return True
+    return not all_finite(model, optimizer)

@@ -13,12 +13,31 @@ from torch.optim import Optimizer
 from engram.batches import Batches, Data
 from engram.engine.prepare import Engine, prepare, undisturbed
 from engram.engine.watch import Watch, mixing_layers
-from engram.errors import PosteriorError
+from engram.errors import ArgumentError, NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood
+from engram.optimizers.base import BayesianOptimizer
+from engram.optimizers.ivon import at_mean
 from engram.parameters import trainable
+from engram.posteriors.optimizers import unwrapped
 from engram.tracking.epoch import Epoch
-from engram.tracking.sources import Source, all_finite
+from engram.tracking.sources import Source, training_lost
 from engram.tracking.visits import Visit, check_indices, visit
+
+
+def check_streamable(optimizer: Optimizer, estimator: str, samples: int) -> None:
+    """ArgumentError for what only an update can do."""
+    if isinstance(unwrapped(optimizer), BayesianOptimizer):
+        raise ArgumentError(
+            "an optimizer whose step comes after the backward pass",
+            f"{type(optimizer).__name__}, which runs the model in its own step",
+            "use tracker.update() at chosen times instead",
+        )
+    if estimator != "linear":
+        raise ArgumentError(
+            'estimator="linear" for streaming', repr(estimator), "use tracker.update()"
+        )
+    if samples:
+        raise ArgumentError("samples=0 for streaming", repr(samples), "use tracker.update()")
 
 
 class Stream:
@@ -59,7 +78,7 @@ class Stream:
         chosen = check_indices(indices, self.batches.num_data)
         engine = self._prepared()
         if self.epoch.seen == 0:
-            self.source.begin_epoch()
+            self._begin_epoch()
         watch = Watch(engine, self._mixing, len(chosen))
         try:
             with watch.watching():
@@ -73,11 +92,19 @@ class Stream:
             watch.release()
         self.steps += 1
 
+    def _begin_epoch(self) -> None:
+        try:
+            with at_mean(unwrapped(self.optimizer)):
+                self.source.begin_epoch()
+        except (NonFiniteError, PosteriorError) as error:
+            if not training_lost(error, self.model, self.optimizer):
+                raise
+
     def _visit(self, watch: Watch, targets: Tensor, factor: float) -> Visit:
         try:
             posterior = self.source.at_step(self.steps)
-        except PosteriorError:
-            if all_finite(self.model, self.optimizer):
+        except (NonFiniteError, PosteriorError) as error:
+            if not training_lost(error, self.model, self.optimizer):
                 raise
             nothing = torch.full((watch.num_examples,), torch.nan)
             return Visit(nothing, nothing, nothing, complete=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,22 @@ from torch.optim import Optimizer
 from engram.batches import Batches, Data
 from engram.errors import ArgumentError, DataError, NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood, resolve
+from engram.parameters import uncompiled
 from engram.posteriors.gaussian import Posterior
-from engram.sensitivity.examples import sensitivities
+from engram.posteriors.optimizers import unwrapped
+from engram.sensitivity.estimators import estimator_named
 from engram.sensitivity.result import Result
 from engram.tracking.epoch import Epoch
 from engram.tracking.figures import leverage_figure, loss_figure, score_figure
-from engram.tracking.history import QUANTILES, History, Record
+from engram.tracking.history import History, Record
 from engram.tracking.indexed import Indexed
 from engram.tracking.page import training_page
-from engram.tracking.sampling import sampled_sensitivities
-from engram.tracking.sources import Wanted, all_finite, source_of
-from engram.tracking.stream import Stream
+from engram.tracking.sampling import check_samples, sampled_sensitivities
+from engram.tracking.saving import read_state, write_state
+from engram.tracking.sources import Wanted, source_of, training_lost
+from engram.tracking.stream import Stream, check_streamable
 from engram.tracking.tensorboard import BoardWriter
-from engram.tracking.validation import mean_loss
+from engram.tracking.validation import validation_loss
 
 
 class Tracker:
@@ -87,9 +89,12 @@ class Tracker:
         patience: int = 5,
         folder: str | Path | None = None,
     ) -> None:
-        if patience < 1:
-            raise ArgumentError("patience of at least 1", repr(patience), "use 5")
-        self.model, self.optimizer, self.data = model, optimizer, data
+        if not isinstance(patience, int) or patience < 1:
+            raise ArgumentError("a whole patience of at least 1", repr(patience), "use 5")
+        check_samples(samples)
+        estimator_named(estimator)
+        self.model = model = uncompiled(model)
+        self.optimizer, self.data = optimizer, data
         self.likelihood = resolve(likelihood)
         self.estimator, self.samples = estimator, samples
         self.validation, self.patience, self.folder = validation, patience, folder
@@ -101,6 +106,11 @@ class Tracker:
         self.listeners: list[Callable[[Record, Tensor], None]] = []
         self.last_epoch: Epoch | None = None
         self._latest: Result | Epoch | None = None
+        self._epoch_record: Record | None = None
+
+    def __repr__(self) -> str:
+        parts = (type(self.model).__name__, type(unwrapped(self.optimizer)).__name__)
+        return f"Tracker({', '.join(parts)}, {self.num_data:,} examples, {self.history!r})"
 
     def posterior(self) -> Posterior:
         """The posterior at the present weights."""
@@ -123,24 +133,15 @@ class Tracker:
         chosen: dict[str, Any] = {"estimator": self.estimator, "progress": False} | settings
         drawn = self.samples if samples is None else samples
         try:
-            given = (self.model, self.data, self.posterior())
-            if drawn:
-                result = sampled_sensitivities(*given, self.likelihood, drawn, **chosen)
-            else:
-                result = sensitivities(*given, likelihood=self.likelihood, **chosen)
+            given = (self.model, self.data, self.posterior(), self.likelihood, drawn)
+            result = sampled_sensitivities(*given, **chosen)
         except (NonFiniteError, PosteriorError) as error:
-            lost = isinstance(error, NonFiniteError) and error.expected != "finite inputs"
-            if not lost and all_finite(self.model, self.optimizer):
+            if not training_lost(error, self.model, self.optimizer):
                 raise
             nothing = torch.full((self.num_data,), math.nan)
             self._add(Record(number, math.nan, math.nan), nothing)
             return None
-        known = result.leverage[~result.leverage.isnan()].double()
-        quantiles = known.quantile(torch.tensor(QUANTILES, dtype=torch.float64)).tolist()
-        record = Record(
-            number, result.train_nll, result.loo_nll, self._validation_loss(), tuple(quantiles)
-        )
-        self._add(record, result.score)
+        self._add(Record.of_result(number, result, self._validation_loss()), result.score)
         self._latest = result
         return result
 
@@ -151,6 +152,7 @@ class Tracker:
         targets: Tensor | None = None,
         *,
         scale: float = 1.0,
+        epoch: int | None = None,
     ) -> Iterator[None]:
         r"""Stream: run the forward and backward pass of one training step inside this.
 
@@ -166,6 +168,8 @@ class Tracker:
             targets: of the batch, where they are not the data's or reading them again is slow.
             scale: factor on the loss before ``backward``, such as 1/4 with four accumulated
                 batches, or that of a gradient scaler.
+            epoch: the step of the history under which the epoch is recorded when this step
+                completes it; counted from 0 if not given.
 
         Example:
             >>> model = nn.Linear(3, 2)
@@ -180,30 +184,36 @@ class Tracker:
             >>> len(tracker.history), tracker.last_epoch.seen
             (2, 40)
         """
-        if self.estimator != "linear":
-            raise ArgumentError(
-                'estimator="linear" for streaming', repr(self.estimator), "use tracker.update()"
-            )
+        check_streamable(self.optimizer, self.estimator, self.samples)
         with self.stream.step(indices, targets, scale):
             yield
         if self.stream.epoch.all_seen:
-            self._record_epoch(len(self.history))
+            self._record_epoch(len(self.history) if epoch is None else epoch)
 
     def finish_epoch(self, step: int | None = None) -> Record:
         """Add the streamed epoch to the history, also where not every example was visited.
 
         Nothing is added twice: after an epoch that ended by itself, its record comes back, with
-        ``step`` as its step.
+        ``step`` as its step. Where others were told of it already, as TensorBoard is, the step has
+        to be the one they were told: see ``epoch`` of :meth:`step`.
         """
         if self.stream.epoch.seen:
             return self._record_epoch(len(self.history) if step is None else step)
-        if self.last_epoch is None:
+        done = self._epoch_record
+        if done is None:
             raise DataError(
                 "at least one streamed step", "none", "run steps inside `with tracker.step(...)`"
             )
-        if step is not None:
-            self.history.records[-1] = replace(self.history.records[-1], step=step)
-        return self.history.records[-1]
+        if step is None or step == done.step:
+            return done
+        if self.listeners:
+            raise ArgumentError(
+                f"step {done.step}, under which the epoch was recorded when its last example came",
+                f"step {step}",
+                "pass epoch= to tracker.step, or leave step out",
+            )
+        self._epoch_record = self.history.replace_step(done, step)
+        return self._epoch_record
 
     def _record_epoch(self, number: int) -> Record:
         done = self.last_epoch = self._latest = self.stream.finish()
@@ -211,6 +221,7 @@ class Tracker:
             number, done.train_nll, done.loo_nll, self._validation_loss(), streamed=True
         )
         self._add(record, done.score)
+        self._epoch_record = record
         return record
 
     def _add(self, record: Record, scores: Tensor) -> None:
@@ -227,9 +238,7 @@ class Tracker:
         return Indexed(self.data if data is None else data)
 
     def _validation_loss(self) -> float:
-        if self.validation is None:
-            return math.nan
-        return mean_loss(self.model, self.validation, self.likelihood)
+        return validation_loss(self.model, self.optimizer, self.validation, self.likelihood)
 
     @property
     def best_step(self) -> int | None:
@@ -256,9 +265,7 @@ class Tracker:
 
     def report(self, path: str | Path, top: int = 20) -> Path:
         """Write one HTML page with the figures, the history and the top examples."""
-        details = None
-        if self._latest is not None:
-            details = self._latest.to_frame()
+        details = None if self._latest is None else self._latest.to_frame()
         return training_page(self.history, details, top, Path(path))
 
     def state_dict(self) -> dict[str, Any]:
@@ -271,14 +278,22 @@ class Tracker:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` gave, also in the middle of a streamed epoch."""
-        self.stream.load_state_dict(state["stream"])
-        self.source.load_state_dict(state["source"])
-        self.history = History.of_state(state["history"], self.folder)
+        self._go_on(History.of_state(state["history"], self.folder, self.num_data), state)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the history; no pickle."""
+        """Write everything needed to go on; no pickle."""
+        write_state(
+            {"stream": self.stream.state_dict(), "source": self.source.state_dict()}, folder
+        )
         return self.history.save(folder)
 
     def resume(self, folder: str | Path) -> None:
-        """Go on with a history that was saved, for instance beside a checkpoint."""
-        self.history = History.load(folder)
+        """Go on with what was saved, for instance beside a checkpoint."""
+        state = read_state(folder)
+        self._go_on(History.load(folder, self.folder, self.num_data), state)
+
+    def _go_on(self, history: History, state: Mapping[str, Any]) -> None:
+        self.stream.load_state_dict(state["stream"])
+        self.source.load_state_dict(state["source"])
+        self.history = history
+        self.last_epoch = self._latest = self._epoch_record = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,23 +24,40 @@ FOLDER = "engram"  # inside a checkpoint
 class TrackerCallback(TrainerCallback):
     """Estimates at the end of epochs; its history is saved with the trainer's checkpoints.
 
-    ``loo_nll`` and ``train_nll`` go to the trainer's log history. The usual trainer has two
-    parameter groups with different weight decays, so give a ``prior_precision``.
+    ``loo_nll`` and ``train_nll`` go to the trainer's log history, and with :meth:`attach` to its
+    loggers too. The usual trainer has two parameter groups with different weight decays, so give a
+    ``prior_precision``. Where it trains in mixed precision, the estimate is that of the weights in
+    full precision.
 
     Args:
         data: the training data, in fixed order; the trainer's own if not given.
         every: epochs between updates.
         stop: end the training when the tracker says so.
+        checkpoint: the folder that the run resumes from, where it is not in ``output_dir``.
         settings: of :class:`engram.Tracker`.
     """
 
     def __init__(
-        self, data: Data | None = None, *, every: int = 1, stop: bool = False, **settings: Any
+        self,
+        data: Data | None = None,
+        *,
+        every: int = 1,
+        stop: bool = False,
+        checkpoint: str | Path | None = None,
+        **settings: Any,
     ) -> None:
         if every < 1:
             raise ArgumentError("every to be at least 1", repr(every), "use every=1")
         self.data, self.every, self.stop, self.settings = data, every, stop, settings
+        self.checkpoint = checkpoint
         self.tracker: Tracker | None = None
+        self.trainer: Any = None
+
+    def attach(self, trainer: Any) -> TrackerCallback:
+        """Join a ``transformers.Trainer``; its loggers get the numbers of every update."""
+        trainer.add_callback(self)
+        self.trainer = trainer
+        return self
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Model, optimizer and loader exist now; a resumed run finds its history."""
@@ -54,9 +72,22 @@ class TrackerCallback(TrainerCallback):
         optimizer = parts["optimizer"]
         plain = getattr(optimizer, "optimizer", optimizer)
         self.tracker = Tracker(parts["model"], plain, data, **self.settings)
-        saved = _checkpoint(args, state) / FOLDER
-        if state.global_step > 0 and saved.is_dir():
-            self.tracker.resume(saved)
+        if state.global_step > 0:
+            self._resume(self.tracker, args, state)
+
+    def _resume(self, tracker: Tracker, args: Any, state: Any) -> None:
+        given = (self.checkpoint, args.resume_from_checkpoint)
+        named = [Path(place) for place in given if isinstance(place, (str, Path))]
+        places = [place / FOLDER for place in (*named, _checkpoint(args, state))]
+        saved = next((place for place in places if place.is_dir()), None)
+        if saved is not None:
+            tracker.resume(saved)
+            return
+        warnings.warn(
+            f"the run resumes, but there is no history in {', '.join(map(str, places))}; it starts "
+            "anew. Name the folder that the run resumes from with TrackerCallback(checkpoint=...)",
+            stacklevel=2,
+        )
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Update, log and stop."""
@@ -65,14 +96,21 @@ class TrackerCallback(TrainerCallback):
             return
         self.tracker.update(step=epoch)
         record = self.tracker.history.records[-1]
-        entry = {"loo_nll": record.estimate, "train_nll": record.train}
-        state.log_history.append({**entry, "epoch": state.epoch, "step": state.global_step})
+        self._log({"loo_nll": record.estimate, "train_nll": record.train}, state, control)
         if self.stop and self.tracker.should_stop:
             control.should_training_stop = True
 
+    def _log(self, entry: dict[str, float], state: Any, control: Any) -> None:
+        if self.trainer is None:
+            state.log_history.append({**entry, "epoch": state.epoch, "step": state.global_step})
+            return
+        wanted = control.should_log
+        self.trainer.log(entry)
+        control.should_log = wanted  # this entry does not stand for the trainer's own
+
     def on_save(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Beside the weights of the checkpoint."""
-        if self.tracker is not None and len(self.tracker.history):
+        if self.tracker is not None:
             self.tracker.save(_checkpoint(args, state) / FOLDER)
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from engram.batches import Batches, Data, call
 from engram.engine.prepare import device_of, undisturbed
 from engram.likelihoods import Likelihood
+from engram.optimizers.ivon import at_mean
+from engram.posteriors.optimizers import unwrapped
 
 BATCH_SIZE = 1024
 
@@ -23,3 +28,13 @@ def mean_loss(model: nn.Module, data: Data, likelihood: Likelihood) -> float:
             total += float(likelihood.loss(outputs, targets).double().sum())
             count += len(batch)
     return total / count
+
+
+def validation_loss(
+    model: nn.Module, optimizer: Optimizer, data: Data | None, likelihood: Likelihood
+) -> float:
+    """The same at the mean, also while IVON's weights are a draw; NaN without data."""
+    if data is None:
+        return math.nan
+    with at_mean(unwrapped(optimizer)):
+        return mean_loss(model, data, likelihood)
