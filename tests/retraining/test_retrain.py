@@ -229,7 +229,9 @@ def test_what_vmap_cannot_run_is_run_copy_by_copy():
         assert (without - x[index] @ ridge_without(x, y, [index])).abs().max() < 1e-8
 
 
-@pytest.mark.parametrize("train", ["newton", "adam", closed_form], ids=["newton", "adam", "function"])
+@pytest.mark.parametrize(
+    "train", ["newton", "adam", closed_form], ids=["newton", "adam", "function"]
+)
 def test_the_callers_model_is_untouched(train):
     model, x, y = ridge_problem()
     model.train()
