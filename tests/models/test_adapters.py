@@ -288,6 +288,7 @@ def test_quasi_likelihood(family):
     np.testing.assert_allclose(measures.studentised, peer.resid_studentized, rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore")  # of statsmodels, which stops without an error
 def test_separation_elsewhere():
     apart = (CANCER[0][:, 0] > 0).astype(float)
     constant = sm.add_constant(CANCER[0][:, :2])

@@ -216,7 +216,7 @@ class TestOtherData:
 
     def test_form(self):
         fit = fit_linear(X, Y)
-        for data in (X, (X,), (X, Y[:-1])):
+        for data in (X, (X,), (X, Y[:-1]), (X, None)):
             with pytest.raises(DataError):
                 remove_group(fit, [0], evaluate_on=data)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from engram import equation
 from engram.errors import ArgumentError, PosteriorError
 from engram.likelihoods import Likelihood
-from engram.models.design import as_column
+from engram.models.design import as_column, count_of
 from engram.models.factor import Factor
 from engram.models.likelihood import ResponseLikelihood, Weighted
 from engram.models.newton import Minimum, Objective, minimise
@@ -140,7 +140,7 @@ class Fit:
 
     def read_targets(self, targets: Any) -> Tensor:
         """Other targets as the likelihood takes them, [N, K]."""
-        count, num_outputs = len(targets), len(self.coefficients)
+        count, num_outputs = count_of(targets), len(self.coefficients)
         if num_outputs == 1:
             column = as_column("targets", targets, count, 0.0)[:, None]
             return self.likelihood.prepare(column, column)

@@ -50,7 +50,7 @@ def fit_glm(
         penalty: penalty/2 theta^2 is added to the sum of losses at dispersion 1; one number or one
             per column of X.
         penalise_intercept: give the intercept the penalty too (one number).
-        weights: of each example's loss.
+        weights: of each example's loss; what a dispersion is divided by, where there is one.
         offset: added to the linear predictor, for instance a log exposure.
         dispersion: Pearson's estimate if not given, where the response has one.
         hessian: ``observed`` or ``expected`` curvature in the precision; they are the same for
