@@ -23,7 +23,7 @@ from engram.posteriors.gaussian import Posterior, check_prior_precision
 
 Gradients = Sequence[Tensor | None]
 
-FULL_WORK = 1e10  # N P^2 up to which the full matrix is the default
+FULL_WORK = 2e10  # N P^2 up to which the full matrix is the default
 
 
 def laplace(
@@ -46,7 +46,7 @@ def laplace(
         likelihood: a name or an object.
         structure: ``isotropic``, ``diagonal``, ``kronecker`` (K-FAC), ``ekfac`` (K-FAC with
             eigenvalues corrected, two passes), ``full``, or ``last_layer`` (full over it). If not
-            given, ``full`` where that takes seconds (N P^2 up to 1e10), else ``kronecker``.
+            given, ``full`` where that takes seconds (N P^2 up to 2e10), else ``kronecker``.
         prior_precision: delta of the regulariser delta/2 |theta|^2 on the sum of the losses.
         curvature: ``ggn`` exact, ``fisher`` with one sampled label per example, ``empirical``, or
             ``hessian`` (exact Hessian; ``full`` and ``last_layer``).
