@@ -187,6 +187,9 @@ def test_everything_is_saved_without_pickle(tmp_path: Path) -> None:
     assert all(
         again.source.running.sums[k].equal(v) for k, v in tracker.source.running.sums.items()
     )
+    with again.step(torch.arange(8, 16)):
+        backward(model, torch.arange(8, 16))
+    assert again.source.running.updates == 2
     x, y = data()
     other = engram.Tracker(model, optimizer, (x[:5], y[:5]), folder=tmp_path / "run", **settings)
     with pytest.raises(DataError, match="5 examples"):

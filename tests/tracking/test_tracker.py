@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import engram
 from engram.errors import ArgumentError, DataError, EngramError
@@ -162,6 +163,7 @@ class Unknown(torch.optim.Optimizer):
         ({"samples": -1}, "samples"),
         ({"samples": 0.5}, "samples"),
         ({"patience": 1.5}, "patience"),
+        ({"validation": DataLoader(TensorDataset(*data()), shuffle=True)}, "in order"),
     ],
 )
 def test_bad_settings_are_found_before_training(settings: dict[str, Any], message: str) -> None:
@@ -222,6 +224,8 @@ def test_a_history_without_finite_updates_says_so() -> None:
     assert "1 update, lowest estimate" in repr(tracker)
     tracker.load_state_dict(state)
     assert tracker.last_epoch is None
+    with pytest.raises(DataError, match="without history"):
+        tracker.load_state_dict({})
     with torch.no_grad():
         next(model.parameters()).fill_(torch.nan)
     tracker.update()

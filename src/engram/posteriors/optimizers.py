@@ -9,6 +9,7 @@ our own full matrices).
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -115,8 +116,10 @@ def unwrapped(optimizer: Optimizer) -> Optimizer:
 
 def _scale(optimizer: Optimizer, num_data: int, reduction: str, batch_size: int | None) -> float:
     """N for a loss averaged over the batch, N / batch size for a sum."""
-    if num_data < 1:
-        raise ArgumentError("num_data of at least 1", repr(num_data), "count the training examples")
+    if not isinstance(num_data, numbers.Integral) or num_data < 1:
+        raise ArgumentError(
+            "a whole num_data of at least 1", repr(num_data), "count the training examples"
+        )
     own = {group["num_data"] for group in optimizer.param_groups if "num_data" in group}
     if own and own != {num_data}:
         raise ArgumentError(

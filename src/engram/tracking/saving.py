@@ -13,7 +13,19 @@ from torch import Tensor
 from engram.errors import DataError
 
 PLAIN, TENSORS = "tracker.json", "tracker.safetensors"
+PARTS = ("history", "stream", "source")
 TENSOR = "tensor"  # key of an entry that stands for a tensor
+
+
+def check_state(state: Mapping[str, Any]) -> None:
+    """DataError for what is not the state of a tracker."""
+    missing = [part for part in PARTS if part not in state]
+    if missing:
+        raise DataError(
+            f"a tracker's state_dict() with {', '.join(PARTS)}",
+            f"one without {', '.join(missing)}",
+            "load what tracker.state_dict() gave",
+        )
 
 
 def write_state(state: Mapping[str, Any], folder: str | Path) -> None:

@@ -140,7 +140,15 @@ class FromCurvature(Source):
     def at_step(self, number: int) -> Posterior | None:
         if self.lost:  # no fit at the start of this epoch: losses only, until the next one
             return None
-        return self.posterior() if self.present is None else self.present
+        return self._fitted_again() if self.present is None else self.present
+
+    def _fitted_again(self) -> Posterior:
+        """After a restart in the middle of an epoch, whose look at the curvature was counted."""
+        counted = self.state_dict()
+        found = self.posterior()
+        if self.running is not None:
+            self.running.load_state_dict(counted)
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.running is None else self.running.state_dict()

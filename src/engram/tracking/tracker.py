@@ -18,7 +18,6 @@ from engram.errors import ArgumentError, DataError, NonFiniteError, PosteriorErr
 from engram.likelihoods import Likelihood, resolve
 from engram.parameters import uncompiled
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.optimizers import unwrapped
 from engram.sensitivity.estimators import estimator_named
 from engram.sensitivity.result import Result
 from engram.tracking.epoch import Epoch
@@ -27,7 +26,7 @@ from engram.tracking.history import History, Record
 from engram.tracking.indexed import Indexed
 from engram.tracking.page import training_page
 from engram.tracking.sampling import check_samples, sampled_sensitivities
-from engram.tracking.saving import read_state, write_state
+from engram.tracking.saving import check_state, read_state, write_state
 from engram.tracking.sources import Wanted, source_of, training_lost
 from engram.tracking.stream import Stream, check_streamable
 from engram.tracking.tensorboard import BoardWriter
@@ -99,6 +98,8 @@ class Tracker:
         self.estimator, self.samples = estimator, samples
         self.validation, self.patience, self.folder = validation, patience, folder
         self.num_data = Batches(data, 1).num_data
+        if validation is not None:
+            Batches(validation, 1)  # complains about what it cannot read
         wanted = Wanted(posterior, prior_precision, average, reduction, batch_size, squares)
         self.source = source_of(wanted, model, optimizer, data, self.likelihood, self.num_data)
         self.stream = Stream(model, optimizer, data, self.likelihood, self.source, reduction)
@@ -109,8 +110,7 @@ class Tracker:
         self._epoch_record: Record | None = None
 
     def __repr__(self) -> str:
-        parts = (type(self.model).__name__, type(unwrapped(self.optimizer)).__name__)
-        return f"Tracker({', '.join(parts)}, {self.num_data:,} examples, {self.history!r})"
+        return f"Tracker({type(self.model).__name__}, {self.num_data:,} examples, {self.history!r})"
 
     def posterior(self) -> Posterior:
         """The posterior at the present weights."""
@@ -278,7 +278,8 @@ class Tracker:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` gave, also in the middle of a streamed epoch."""
-        self._go_on(History.of_state(state["history"], self.folder, self.num_data), state)
+        check_state(state)
+        self._go_on(state, History.of_state(state["history"], self.folder, self.num_data))
 
     def save(self, folder: str | Path) -> Path:
         """Write everything needed to go on; no pickle."""
@@ -289,10 +290,9 @@ class Tracker:
 
     def resume(self, folder: str | Path) -> None:
         """Go on with what was saved, for instance beside a checkpoint."""
-        state = read_state(folder)
-        self._go_on(History.load(folder, self.folder, self.num_data), state)
+        self._go_on(read_state(folder), History.load(folder, self.folder, self.num_data))
 
-    def _go_on(self, history: History, state: Mapping[str, Any]) -> None:
+    def _go_on(self, state: Mapping[str, Any], history: History) -> None:
         self.stream.load_state_dict(state["stream"])
         self.source.load_state_dict(state["source"])
         self.history = history

@@ -40,7 +40,14 @@ def check_indices(indices: Tensor | Sequence[int] | None, num_data: int) -> Tens
             "a batch without indices",
             "let the loader give them, for instance DataLoader(tracker.indexed(dataset), ...)",
         )
-    found = torch.as_tensor(indices).cpu()
+    try:
+        found = torch.as_tensor(indices).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(
+            "whole numbers [B], one per example of the batch",
+            f"{type(indices).__name__} ({error})",
+            "give positions in the training data",
+        ) from error
     if found.dim() != 1 or found.is_floating_point() or found.dtype == torch.bool or not len(found):
         raise DataError(
             "whole numbers [B], one per example of the batch",
