@@ -5,7 +5,7 @@ model is trained and
 
 .. math:: \mathrm{LOO}(\delta) = \tfrac{1}{N} \sum_i \ell_i(f_i + d_i)
 
-is computed from the training data; the smallest wins.
+is computed from the training data; the smallest that can be believed wins.
 """
 
 from __future__ import annotations
@@ -37,12 +37,16 @@ Train = Callable[[nn.Module, float], Optimizer | None]
 
 @dataclass(frozen=True)
 class Trial:
-    """One strength of the regulariser. Losses are means in nats; NaN where training diverged."""
+    """One strength of the regulariser. Losses are means in nats; NaN where training diverged.
+
+    ``verdict`` is that of the estimate: ``good``, ``caution`` or ``unreliable``.
+    """
 
     prior_precision: float
     train: float
     estimate: float
     validation: float = math.nan
+    verdict: str = "unreliable"
 
 
 @dataclass(frozen=True)
@@ -95,9 +99,10 @@ def tune(
 
     .. math:: \hat\delta = \arg\min_\delta \tfrac{1}{N} \sum_i \ell_i(f_i + d_i)
 
-    The weakest regulariser comes first, and each training starts from the weights of the one before
-    it: a net that a strong one has pressed to zero would stay there. The model that is passed stays
-    as it is.
+    Where the verdict on an estimate is ``unreliable``, as for a net that has learned its labels by
+    heart, it is taken only if all are. The weakest regulariser comes first, and each training
+    starts from the weights of the one before it: a net that a strong one has pressed to zero would
+    stay there. The model that is passed stays as it is.
 
     Args:
         model: where the first training starts.
@@ -142,7 +147,7 @@ def tune(
         trials.append(trial)
         if math.isnan(trial.estimate):
             learner.load_state_dict(start)  # a diverged model is no place to start from
-        elif best is None or trial.estimate < best[0].estimate:
+        elif best is None or _better(trial, best[0]):
             best = (trial, deepcopy(learner))
     if best is None:
         raise NonFiniteError(
@@ -151,6 +156,12 @@ def tune(
             "lower the learning rate in train, or check the data",
         )
     return Tuning(tuple(trials), *best)
+
+
+def _better(trial: Trial, other: Trial) -> bool:
+    """Whether to take it: an estimate that can be believed before one that cannot, then a lower."""
+    believed = trial.verdict != "unreliable", other.verdict != "unreliable"
+    return believed[0] if believed[0] != believed[1] else trial.estimate < other.estimate
 
 
 def _checked_grid(prior_precisions: Sequence[float], posterior: str) -> list[float]:
@@ -196,7 +207,8 @@ class _Fit:
         held_out = math.nan
         if validation is not None:
             held_out = mean_loss(self.model, validation, self.likelihood)
-        return Trial(self.prior_precision, result.train_nll, result.loo_nll, held_out)
+        level = str(result.verdict.level)
+        return Trial(self.prior_precision, result.train_nll, result.loo_nll, held_out, level)
 
     def _posterior(self, optimizer: Optimizer | None) -> Posterior:
         if self.kind != "optimizer":
