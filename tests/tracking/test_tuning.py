@@ -92,8 +92,8 @@ def test_trainings_start_from_the_one_before_and_the_model_stays() -> None:
     frame = tuning.to_frame()
     assert list(frame.index) == [0.1, 1.0, 10.0]
     assert frame.notna().all(axis=None)
-    believed = frame[frame["verdict"] != "unreliable"]
-    assert (believed if len(believed) else frame)["estimate"].idxmin() == tuning.prior_precision
+    assert frame["estimate"].idxmin() == tuning.prior_precision
+    assert set(frame["verdict"]) <= {"good", "caution", "unreliable"}
     posterior = engram.laplace(
         tuning.model, data, structure="kronecker", prior_precision=tuning.prior_precision
     )
@@ -140,30 +140,3 @@ def test_grids_that_make_no_sense(grid: list[float]) -> None:
 def test_unknown_posterior() -> None:
     with pytest.raises(ArgumentError, match="kronecker"):
         engram.tune(net(), classification(), lambda model, delta: None, [1.0], posterior="best")
-
-
-def test_an_estimate_that_cannot_be_believed_does_not_win() -> None:
-    """Labels by chance, learned by heart with a weak regulariser."""
-    torch.manual_seed(3)
-    data = torch.randn(30, 20), torch.randint(0, 2, (30,))
-
-    def train(model: nn.Module, delta: float) -> None:
-        optimizer = torch.optim.LBFGS(
-            model.parameters(), max_iter=500, line_search_fn="strong_wolfe"
-        )
-
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            square = sum(p.square().sum() for p in model.parameters())
-            loss = nn.functional.cross_entropy(model(data[0]), data[1], reduction="sum")
-            loss = loss + delta / 2 * square
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
-
-    net = nn.Sequential(nn.Linear(20, 10), nn.Tanh(), nn.Linear(10, 2))
-    frame = (tuning := engram.tune(net, data, train, [1e-4, 30.0])).to_frame()
-    assert frame.loc[1e-4, "verdict"] == "unreliable"
-    assert tuning.best.verdict != "unreliable"
-    assert tuning.prior_precision == 30.0

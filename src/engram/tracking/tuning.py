@@ -5,7 +5,7 @@ model is trained and
 
 .. math:: \mathrm{LOO}(\delta) = \tfrac{1}{N} \sum_i \ell_i(f_i + d_i)
 
-is computed from the training data; the smallest that can be believed wins.
+is computed from the training data; the smallest wins.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class Tuning:
 
     def __repr__(self) -> str:
         edge = ", at the edge of the grid" if self.at_edge else ""
+        edge += f", {self.best.verdict}" if self.best.verdict != "good" else ""
         return (
             f"Tuning(prior_precision={self.prior_precision:g}{edge}, "
             f"estimate {self.best.estimate:.4g} nats, {len(self.trials)} trials)"
@@ -99,10 +100,9 @@ def tune(
 
     .. math:: \hat\delta = \arg\min_\delta \tfrac{1}{N} \sum_i \ell_i(f_i + d_i)
 
-    Where the verdict on an estimate is ``unreliable``, as for a net that has learned its labels by
-    heart, it is taken only if all are. The weakest regulariser comes first, and each training
-    starts from the weights of the one before it: a net that a strong one has pressed to zero would
-    stay there. The model that is passed stays as it is.
+    The weakest regulariser comes first, and each training starts from the weights of the one before
+    it: a net that a strong one has pressed to zero would stay there. The model that is passed stays
+    as it is. Each trial has the verdict on its estimate; it plays no part in the choice.
 
     Args:
         model: where the first training starts.
@@ -147,7 +147,7 @@ def tune(
         trials.append(trial)
         if math.isnan(trial.estimate):
             learner.load_state_dict(start)  # a diverged model is no place to start from
-        elif best is None or _better(trial, best[0]):
+        elif best is None or trial.estimate < best[0].estimate:
             best = (trial, deepcopy(learner))
     if best is None:
         raise NonFiniteError(
@@ -156,12 +156,6 @@ def tune(
             "lower the learning rate in train, or check the data",
         )
     return Tuning(tuple(trials), *best)
-
-
-def _better(trial: Trial, other: Trial) -> bool:
-    """Whether to take it: an estimate that can be believed before one that cannot, then a lower."""
-    believed = trial.verdict != "unreliable", other.verdict != "unreliable"
-    return believed[0] if believed[0] != believed[1] else trial.estimate < other.estimate
 
 
 def _checked_grid(prior_precisions: Sequence[float], posterior: str) -> list[float]:
