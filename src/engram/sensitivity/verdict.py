@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from textwrap import wrap
 from typing import Any
 
 import torch
@@ -129,4 +130,6 @@ class Verdict:
     def __repr__(self) -> str:
         examples = ", ".join(f"{count:,} {name}" for name, count in self.counts.items() if count)
         lines = [f"verdict               {self.level}; examples: {examples}"]
-        return "\n".join(lines + [f"  {reason}" for reason in self.reasons])
+        for reason in self.reasons:
+            lines += wrap(str(reason), 79, initial_indent="  ", subsequent_indent="    ")
+        return "\n".join(lines)
