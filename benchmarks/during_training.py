@@ -97,7 +97,7 @@ def shuffled(data: Images, size: int, generator: torch.Generator) -> Iterator[tu
         yield data.inputs[some], data.targets[some]
 
 
-def test_figures(model: nn.Module, test: Images) -> dict[str, float]:
+def figures_on(model: nn.Module, test: Images) -> dict[str, float]:
     """Mean negative log likelihood in nats, and accuracy."""
     with torch.no_grad():
         outputs = torch.cat([model(part) for part in test.inputs.split(1000)])
@@ -137,7 +137,7 @@ def follow(name: str, seed: int) -> dict[str, Any]:
         schedule.step()
         if epoch > 1 and epoch % run.every:
             continue
-        row: dict[str, float] = {"epoch": epoch} | test_figures(model, test)
+        row: dict[str, float] = {"epoch": epoch} | figures_on(model, test)
         for kind, tracker in trackers.items():
             result = tracker.update(step=epoch)
             row |= {f"estimate {kind}": math.nan if result is None else result.loo_nll}

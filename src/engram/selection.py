@@ -16,7 +16,7 @@ def check_group(
     num_data: int,
 ) -> tuple[Tensor, Tensor]:
     """The chosen indices and their shares; all examples if no indices, share 1 if no weights."""
-    chosen = _check_indices(indices, num_data)
+    chosen = check_indices(indices, num_data)
     if weights is None:
         return chosen, torch.ones(len(chosen), dtype=torch.float64)
     try:
@@ -41,7 +41,8 @@ def check_group(
     return chosen, shares
 
 
-def _check_indices(indices: Sequence[int] | Tensor | None, num_data: int) -> Tensor:
+def check_indices(indices: Sequence[int] | Tensor | None, num_data: int) -> Tensor:
+    """Positions of examples, each once; all of them if none are named."""
     try:
         chosen = torch.arange(num_data) if indices is None else torch.as_tensor(indices).cpu()
     except (TypeError, ValueError, RuntimeError) as error:
@@ -68,6 +69,8 @@ def _check_indices(indices: Sequence[int] | Tensor | None, num_data: int) -> Ten
     if len(chosen.unique()) != len(chosen):
         values, counts = chosen.unique(return_counts=True)
         raise ArgumentError(
-            "each index once", f"{int(values[counts > 1][0])} repeated", "use weights instead"
+            "each index once",
+            f"{int(values[counts > 1][0])} repeated",
+            "name each example once; weights, where there are any, take out more or less of it",
         )
-    return chosen
+    return chosen.long()

@@ -42,6 +42,7 @@ class BayesianOptimizer(Optimizer, ABC):
     # the last precision with its root: the next step draws from it without factorising again
     _factorised: tuple[Tensor, Tensor] | None = None
 
+    @abstractmethod
     def __init__(
         self, params: Any, defaults: dict[str, Any], structure: Structure, curvature: Any, seed: int
     ) -> None:
@@ -53,9 +54,9 @@ class BayesianOptimizer(Optimizer, ABC):
         structure.check_size(self._trained())
 
     @property
-    @abstractmethod
     def num_samples(self) -> int:
         """Draws from q in a step; 0 takes the expectation at the mean."""
+        return int(self.param_groups[0].get("samples", 0))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with settings of their own, as in torch."""

@@ -63,8 +63,3 @@ class DiagonalOnlineNewton(BayesianOptimizer):
             "initial_precision": initial_precision,
         }
         super().__init__(params, defaults, Diagonal(), curvature or Hutchinson(), seed)
-
-    @property
-    def num_samples(self) -> int:
-        """None: the expectation is taken at the mean."""
-        return 0

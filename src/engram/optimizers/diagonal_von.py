@@ -70,8 +70,3 @@ class DiagonalVON(BayesianOptimizer):
             "samples": samples,
         }
         super().__init__(params, defaults, Diagonal(), curvature or Hutchinson(), seed)
-
-    @property
-    def num_samples(self) -> int:
-        """Draws from q a step."""
-        return int(self.param_groups[0]["samples"])

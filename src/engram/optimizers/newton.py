@@ -58,8 +58,3 @@ class Newton(BayesianOptimizer):
             "initial_precision": None,
         }
         super().__init__(params, defaults, FullMatrix(), curvature or Hessian(), seed=0)
-
-    @property
-    def num_samples(self) -> int:
-        """None: the expectation is taken at the mean."""
-        return 0

@@ -60,8 +60,3 @@ class OnlineNewton(BayesianOptimizer):
             "initial_precision": initial_precision,
         }
         super().__init__(params, defaults, FullMatrix(), curvature or Hessian(), seed=0)
-
-    @property
-    def num_samples(self) -> int:
-        """None: the expectation is taken at the mean."""
-        return 0

@@ -69,8 +69,3 @@ class VON(BayesianOptimizer):
             "samples": samples,
         }
         super().__init__(params, defaults, FullMatrix(), curvature or Hessian(), seed)
-
-    @property
-    def num_samples(self) -> int:
-        """Draws from q a step."""
-        return int(self.param_groups[0]["samples"])

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from engram.batches import Batches
 from engram.errors import ArgumentError
+from engram.selection import check_indices
 from engram.sensitivity.groups import class_numbers
 
 Indices = Sequence[int] | Tensor
@@ -58,40 +58,9 @@ def select(
         return _groups(groups, batches.num_data)
     if classes is not None and classes is not False:
         return _classes(classes, batches)
-    chosen = torch.arange(batches.num_data) if indices is None else _checked(indices, batches)
+    chosen = check_indices(indices, batches.num_data)
     labels = tuple(str(int(i)) for i in chosen)
     return Selection("examples", labels, tuple(i[None] for i in chosen))
-
-
-def _checked(indices: Indices, batches: Batches | int) -> Tensor:
-    num_data = batches if isinstance(batches, int) else batches.num_data
-    try:
-        chosen = torch.as_tensor(indices).cpu()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ArgumentError(
-            "a list of integer indices", repr(indices)[:80], "pass a list or a tensor"
-        ) from error
-    if chosen.numel() == 0:
-        raise ArgumentError("at least one index", "none", "name the examples to leave out")
-    if chosen.dim() != 1 or chosen.is_floating_point() or chosen.dtype == torch.bool:
-        raise ArgumentError(
-            "a list of integer indices",
-            f"{chosen.dtype} of shape {tuple(chosen.shape)}",
-            "pass positions in the data; for a mask, mask.nonzero()[:, 0]",
-        )
-    outside = (chosen < 0) | (chosen >= num_data)
-    if outside.any():
-        raise ArgumentError(
-            f"indices from 0 to {num_data - 1}",
-            f"{int(chosen[outside][0])}, out of range",
-            "count examples from 0 in the order of the data",
-        )
-    if len(chosen.unique()) != len(chosen):
-        values, counts = chosen.unique(return_counts=True)
-        raise ArgumentError(
-            "each index once", f"{int(values[counts > 1][0])} repeated", "name each example once"
-        )
-    return chosen.long()
 
 
 def _groups(groups: Mapping[str, Indices] | Sequence[Indices], num_data: int) -> Selection:
@@ -102,7 +71,7 @@ def _groups(groups: Mapping[str, Indices] | Sequence[Indices], num_data: int) ->
     )
     if not named:
         raise ArgumentError("at least one group", "none", "give a list of lists of indices")
-    members = tuple(_checked(chosen, num_data) for chosen in named.values())
+    members = tuple(check_indices(chosen, num_data) for chosen in named.values())
     _check_some_remain(named, members, num_data)
     return Selection("groups", tuple(named), members)
 
