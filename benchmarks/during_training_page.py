@@ -23,6 +23,7 @@ def judged(run: dict[str, Any], kind: str) -> dict[str, float]:
     lowest = min(range(len(rows)), key=lambda i: estimate[i])
     return {
         "gap": sum(abs(e / t - 1) for e, t in zip(estimate, test, strict=True)) / len(rows),
+        "training gap": sum(abs(r["train"] / r["test"] - 1) for r in rows) / len(rows),
         "signed": sum(e / t - 1 for e, t in zip(estimate, test, strict=True)) / len(rows),
         "rank": float(spearmanr(estimate, test).statistic),
         "best": float(rows[lowest]["epoch"]),
@@ -48,21 +49,31 @@ def page(record: dict[str, Any]) -> str:
                     f"{100 * last['accuracy']:.1f} %",
                     f"{100 * found['gap']:.1f} %",
                     f"{100 * found['signed']:+.1f} %",
+                    f"{100 * found['training gap']:.1f} %",
                     f"{found['rank']:.2f}",
                     f"{found['best']:.0f}",
                     f"{100 * found['cost']:.1f} %",
                 ]
             )
     header = ["run", "posterior", "epochs", "training loss", "test loss", "estimate", "accuracy"]
-    header += ["mean gap", "signed", "rank correlation", "best epoch", "cost of stopping there"]
+    header += [
+        "mean gap",
+        "signed",
+        "gap of the training loss",
+        "rank correlation",
+        "best epoch",
+        "cost of stopping there",
+    ]
     first = next(iter(record["runs"].values()))
     return f"""# The test loss, estimated while training
 
 Losses in nats, at the last epoch. *Mean gap* is the mean over the evaluated epochs after the first
 (every second or fourth) of |estimate / test loss - 1|, *signed* the same without the bars; *cost of
 stopping there* is the test loss where the estimate is lowest over the lowest test loss, less one.
-The estimate sees the training data alone. Settings (rates, prior precision, batch size)
-are in the JSON file and follow the paper, with fewer epochs. {conditions(first["environment"])}
+The estimate sees the training data alone. The *gap of the training loss* is what one would get by
+taking that for the test loss. The IVON runs are short and hardly overfit: on MNIST the training loss
+is the closer of the two, on Fashion-MNIST the estimate. Settings (rates, prior precision, batch
+size) are in the JSON file and follow the paper, with fewer epochs. {conditions(first["environment"])}
 Written by `python -m benchmarks.during_training` with ENGRAM_DATA naming the folder of the data.
 
 {table(header, rows)}
