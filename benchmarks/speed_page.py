@@ -21,10 +21,11 @@ def _passes(nets: Nets) -> str:
         for key in ("ratio", "ratio_at_full_size"):
             row += [against(found[key][name], bar) for name in ("diagonal", "kronecker")]
         row += [f"{found['fixed'][name]:.3f}" for name in ("diagonal", "kronecker")]
-        rows.append([*row, f"<= {bar}"])
+        rows.append([*row, f"<= {bar}", times(found["ratio"].get("kronecker_exact"))])
     full = f"at {FULL_SIZE:,}"
     header = ["net", "examples", "diagonal", "Kronecker", f"diagonal {full}", f"Kronecker {full}"]
-    return table([*header, "fixed, diagonal", "fixed, Kronecker", "bar"], rows)
+    header += ["fixed, diagonal", "fixed, Kronecker", "bar", "Kronecker, nothing merged"]
+    return table(header, rows)
 
 
 def _fits(nets: Nets) -> str:
@@ -49,9 +50,10 @@ def _many_outputs(nets: Nets) -> str:
         for key in ("ratio", "ratio_at_full_size"):
             ours = [many[name][key] for name in ("diagonal", "kronecker")]
             row += [against(value, MANY_OUTPUTS_BAR) for value in ours]
-            row.append(times(many["epoch"][key]))
+            training = many["epoch"][key]
+            row += [times(training), *(times(value / training) for value in ours)]
         rows.append([*row, f"<= {MANY_OUTPUTS_BAR}"])
-    columns = ["diagonal", "Kronecker", "training"]
+    columns = ["diagonal", "Kronecker", "training", "diagonal in epochs", "Kronecker in epochs"]
     full = [f"{column} at {FULL_SIZE:,}" for column in columns]
     return table(["net", "examples", *columns, *full, "bar"], rows)
 
@@ -88,7 +90,10 @@ sizes (the number of examples shown and about a quarter of it).
 ## A pass with the `linear` estimator
 
 `engram.sensitivities` as a user calls it, diagnostics included. The fixed cost (planning, leverages
-of 256 examples) is in epochs of {FULL_SIZE:,} examples.
+of 256 examples) is in epochs of {FULL_SIZE:,} examples. Posteriors are fitted after an epoch of
+training, with eigenvalues to the prior's as with {FULL_SIZE:,} examples and a prior precision of
+60: how many eigenvalues of the Kronecker factors can be merged, and so what a pass costs, depends on it
+([merging](merging.md)). The last column is the same with `tolerance=0`.
 
 {_passes(nets)}
 
@@ -101,7 +106,8 @@ of 256 examples) is in epochs of {FULL_SIZE:,} examples.
 ## 1000 outputs instead of 10
 
 The cost on the same trunk with 1000 outputs over the cost with 10: of a pass, and of training,
-which has to pay for the larger last layer too.
+which has to pay for the larger last layer too. "In epochs" is the first over the second: how much
+more a pass costs in epochs of the net that it is made for.
 
 {_many_outputs(nets)}
 

@@ -70,8 +70,7 @@ def _short_products(
     columns = site.call.input.reshape(site.call.num_examples, -1)
     result = rows.new_zeros(rows.shape[0], rows.shape[1], rows.shape[1])
     for block, seen in block_columns(site, columns, group.blocks):
-        turned = block.rotate_rows(rows)
-        result += (turned * block.rank_one_gain(seen)[:, None, :]) @ turned.mT
+        result += block.rank_one_products(rows, seen)
     return result
 
 

@@ -201,11 +201,11 @@ def _rank_one_move(site: Site, gradient: Tensor, blocks: Sequence[Block], total:
     move: Tensor | None = None
     plain_gain: Tensor | None = None
     for block, seen in block_columns(site, columns, blocks):
-        gain = block.rank_one_gain(seen)
         if block.rows is None:
+            gain = block.rank_one_gain(seen)
             plain_gain = gain if plain_gain is None else plain_gain + gain
             continue
-        turned = block.unrotate_rows(block.rotate_rows(rows) * gain)
+        turned = block.rank_one_move(rows, seen)
         move = turned if move is None else move + turned
     if plain_gain is not None:
         move = rows * plain_gain if move is None else move + rows * plain_gain

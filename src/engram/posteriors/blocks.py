@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engram.errors import PosteriorError
 from engram.parameters import Layout, Named
+from engram.posteriors.merging import Merged, merge
 
 SMALLEST_THINNED = 64
 
@@ -118,6 +119,45 @@ class EigenBlock:
     def log_determinant(self) -> float:
         """log |S|."""
         return float(self.precision.double().log().sum())
+
+    def merged(self, prior_precision: float, tolerance: float) -> EigenBlock:
+        """The same block with eigenvalues merged that act alike within a tolerance."""
+        if self.rows is None or self.columns is None or self.precision.shape[0] > 1:
+            return self
+        exact = self.precision[0].double()
+        energy = (exact - prior_precision).clamp(min=0)
+        covariance, row_order, column_order = merge(exact.reciprocal(), energy, tolerance)
+        return EigenBlock(
+            self.layout,
+            covariance.reciprocal()[None].to(self.precision.dtype),
+            self.rows[:, :, row_order],
+            self.columns[:, :, column_order],
+        )
+
+    @cached_property
+    def parts(self) -> Merged | None:
+        """The covariance by kept and merged directions; None where none are merged."""
+        if self.rows is None or self.columns is None or self.precision.shape[0] > 1:
+            return None
+        return Merged.of(self.covariance[0], self.rows[0], self.columns[0])
+
+    def rank_one_move(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """S^-1 (r c') c for rows [B, O] and columns [B, I], [B, O]."""
+        if self.parts is None:
+            return self.unrotate_rows(self.rotate_rows(rows) * self.rank_one_gain(columns))
+        every, kept = self.parts.gains(columns)
+        moved = (rows @ self.parts.rows * kept) @ self.parts.rows.mT
+        return moved.addcmul_(rows, every) if self.parts.merged_rows else moved
+
+    def rank_one_products(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """<r c', S^-1 (s c')> for rows [B, R, O] and columns [B, I], [B, R, R]."""
+        if self.parts is None:
+            turned = self.rotate_rows(rows)
+            return (turned * self.rank_one_gain(columns)[:, None, :]) @ turned.mT
+        every, kept = self.parts.gains(columns)
+        turned = rows @ self.parts.rows
+        products = (turned * kept[:, None, :]) @ turned.mT
+        return products + every[:, :, None] * (rows @ rows.mT)
 
     def rank_one_gain(self, columns: Tensor) -> Tensor:
         """For gradients r c': S^-1 (r c') c = Q (gain * Q' r); the gain [B, O] from c [B, I]."""

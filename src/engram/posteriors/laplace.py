@@ -23,6 +23,7 @@ from engram.posteriors.gaussian import Posterior, check_prior_precision
 
 Gradients = Sequence[Tensor | None]
 
+MERGE_TOLERANCE = 0.03  # about what corrected eigenvalues change; see docs/decisions.md
 FULL_WORK = 2e10  # N P^2 up to which the full matrix is the default
 
 
@@ -34,6 +35,7 @@ def laplace(
     structure: str | None = None,
     prior_precision: float = 1.0,
     curvature: str = "ggn",
+    tolerance: float | None = None,
     batch_size: int | None = None,
     seed: int = 0,
     progress: bool = True,
@@ -50,6 +52,10 @@ def laplace(
         prior_precision: delta of the regulariser delta/2 |theta|^2 on the sum of the losses.
         curvature: ``ggn`` exact, ``fisher`` with one sampled label per example, ``empirical``, or
             ``hessian`` (exact Hessian; ``full`` and ``last_layer``).
+        tolerance: of ``kronecker`` and ``ekfac``: eigenvalues of wide layers are merged, which
+            makes a pass quicker, as long as an average example's sensitivity changes by no more
+            than this share. If not given, 0.03 in single precision and 0, nothing merged, in
+            double.
         batch_size: most examples at a time; chosen from the free memory if not given.
         seed: of the sampled labels.
         progress: show a bar when it takes longer than a few seconds.
@@ -62,6 +68,7 @@ def laplace(
     """
     prior_precision = check_prior_precision(prior_precision)
     check_curvature(curvature)
+    _check_tolerance(tolerance)
     if structure is None:
         structure = "full" if curvature == "hessian" else _default_structure(model, data)
     fit = STRUCTURES.get(structure) if isinstance(structure, str) else None
@@ -76,16 +83,37 @@ def laplace(
             'use curvature="ggn" for the other structures',
         )
     with session(model, data, likelihood, batch_size, progress) as opened:
-        blocks = fit(Fit(opened, prior_precision, curvature, seed))
+        fitted = Fit(opened, prior_precision, curvature, seed)
+        tolerance = fitted.default_tolerance if tolerance is None else tolerance
+        blocks = _merged(fit(fitted), prior_precision, tolerance)
         mean = {name: p.detach().clone() for name, p in trainable(model).items()}
         settings: dict[str, Any] = {
             "method": "laplace",
             "curvature": curvature,
             "likelihood": repr(opened.likelihood),
+            "tolerance": tolerance,
             "seed": seed,
         }
         num_data = opened.batches.num_data
     return Posterior(structure, mean, blocks, prior_precision, num_data, settings)
+
+
+def _check_tolerance(tolerance: float | None) -> None:
+    if tolerance is not None and not 0 <= tolerance < 1:
+        raise ArgumentError(
+            "a tolerance from 0 to below 1, or None", repr(tolerance), "use 0 to merge nothing"
+        )
+
+
+def _merged(
+    blocks: tuple[Block, ...], prior_precision: float, tolerance: float
+) -> tuple[Block, ...]:
+    if tolerance == 0:
+        return blocks
+    return tuple(
+        block.merged(prior_precision, tolerance) if isinstance(block, EigenBlock) else block
+        for block in blocks
+    )
 
 
 def _default_structure(model: nn.Module, data: Data) -> str:
@@ -102,6 +130,11 @@ class Fit:
         self.session, self.delta, self.curvature, self.seed = session, delta, curvature, seed
         self.parameters = trainable(session.model)
         self.dtype = next(iter(self.parameters.values())).dtype
+
+    @property
+    def default_tolerance(self) -> float:
+        """Double precision is for those who want equality."""
+        return 0.0 if self.dtype == torch.float64 else MERGE_TOLERANCE
 
     def passes(self, description: str, each: Callable[[Observed, Gradients, int], None]) -> None:
         """Call ``each`` with the gradients of every output vector of every batch."""

@@ -1,0 +1,77 @@
+r"""Moves of a weight matrix at several positions where the posterior's eigenvalues are merged.
+
+With the covariance :math:`D_{jc} = \beta + u_j + w_c + M_{jc}` of
+:mod:`engram.posteriors.merging`, rows :math:`R` [T, O], columns :math:`C` [T, I], and
+:math:`\tilde R = R Q_r`, :math:`\tilde C = C Q_c` in the few kept directions, the outputs move by
+
+.. math::
+
+    \big(\beta C C' + \tilde C w \tilde C'\big) R
+    + \big(C C' \tilde R u + \tilde C (M \circ \tilde R' \tilde C)'\big) Q_r' ,
+
+which needs no matrix as large as the weight. That is short where there are few positions; where
+there are many, the same step is made on the matrix :math:`G = R' C`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engram.posteriors.merging import Merged
+
+
+def move_by_positions(parts: Merged, rows: Tensor, columns: Tensor, with_bias: bool) -> Tensor:
+    """From rows [b, T, O] and columns [b, T, I] without the bias's, the move [b, T, O]."""
+    seen, turned = _seen(parts, columns, with_bias), rows @ parts.rows
+    inner = turned.mT @ seen
+    kept = seen @ (parts.both * inner).mT
+    near = None
+    if parts.merged_columns:
+        gram = columns @ columns.mT
+        gram = gram + 1 if with_bias else gram
+        kept = torch.baddbmm(kept, gram, turned * parts.by_row)
+        near = parts.base * gram
+    moved = kept @ parts.rows.mT
+    if not parts.merged_rows:
+        return moved
+    by_columns = (seen * parts.by_column) @ seen.mT
+    return torch.baddbmm(moved, by_columns if near is None else near + by_columns, rows)
+
+
+def step_by_matrix(parts: Merged, matrix: Tensor) -> Tensor:
+    """S^-1 G for matrices [b, O, I], the bias's column among them."""
+    turned = parts.rows.mT @ matrix
+    step = parts.both * (turned @ parts.columns) @ parts.columns.mT
+    if parts.merged_columns:
+        step = step + parts.by_row[:, None] * turned
+    step = parts.rows @ step
+    if not parts.merged_rows:
+        return step
+    step = step + (matrix @ parts.columns * parts.by_column) @ parts.columns.mT
+    return step.add_(parts.base * matrix) if parts.merged_columns else step
+
+
+def products_by_positions(parts: Merged, positions: int) -> int:
+    """Multiplications per example of :func:`move_by_positions`."""
+    outputs, p = parts.rows.shape
+    inputs, q = parts.columns.shape
+    gram = positions**2 * (inputs + p) if parts.merged_columns else 0
+    near = positions**2 * (outputs + q) if parts.merged_rows else 0
+    return positions * (2 * outputs * p + inputs * q + 2 * p * q) + gram + near
+
+
+def products_by_matrix(parts: Merged) -> int:
+    """Multiplications per example of :func:`step_by_matrix`."""
+    outputs, p = parts.rows.shape
+    inputs, q = parts.columns.shape
+    by_columns = 2 * outputs * inputs * q if parts.merged_rows else 0
+    return 2 * p * inputs * (outputs + q) + by_columns
+
+
+def _seen(parts: Merged, columns: Tensor, with_bias: bool) -> Tensor:
+    if not with_bias:
+        return columns @ parts.columns
+    flat = columns.reshape(-1, columns.shape[-1])
+    seen = torch.addmm(parts.columns[-1], flat, parts.columns[:-1])
+    return seen.unflatten(0, columns.shape[:2])
