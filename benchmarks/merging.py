@@ -145,8 +145,9 @@ def page(record: dict[str, Any]) -> str:
 with nothing merged: the multiplications left in rotating vectors into the eigenbasis (one
 position), the rank correlation and relative difference of the scores of {SCORED:,} training
 examples, their mean leave-one-out increase as a multiple, and the relative difference of the summed
-prediction variance on {SEEN} test images, images of another data set, and noise. EK-FAC, whose eigenvalues are
-corrected, shows how far off the factors are anyway. Single precision, sampled Fisher.
+prediction variance on {SEEN} test images, images of another data set, and noise. EK-FAC, whose
+eigenvalues are corrected, shows how far off the factors are anyway. Single precision, sampled
+Fisher.
 {conditions(record["environment"])} Written by `python -m benchmarks.merging`.
 
 {table(header, rows)}
