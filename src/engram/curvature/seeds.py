@@ -39,13 +39,20 @@ def check_exact(curvature: str) -> None:
 
 
 def seeds(
-    observed: Observed, likelihood: Likelihood, curvature: str, generator: torch.Generator
+    observed: Observed,
+    likelihood: Likelihood,
+    curvature: str,
+    generator: torch.Generator,
+    sampled_share: float = 0.0,
 ) -> Tensor:
     """[B, K, R]: the root of Lambda (ggn), one sampled residual (fisher), or the residual itself
-    (empirical)."""
+    (empirical). Of the root, what carries no more than a share of the trace may be sampled."""
+    outputs, targets = observed.outputs, observed.targets
+    if curvature == "ggn" and sampled_share > 0:
+        return likelihood.leading_factor(outputs, targets, sampled_share, generator)
     if curvature == "ggn":
-        return likelihood.hessian_factor(observed.outputs, observed.targets)
+        return likelihood.hessian_factor(outputs, targets)
     if curvature == "fisher":
-        sampled = likelihood.sampled_residual(observed.outputs, observed.targets, generator)
+        sampled = likelihood.sampled_residual(outputs, targets, generator)
         return sampled[:, :, None]
     return observed.residual[:, :, None]

@@ -42,6 +42,15 @@ class Likelihood(ABC):
     def hessian_factor(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """L with L L' = Lambda, [N, K, R]; R is the rank of Lambda where that is known."""
 
+    def leading_factor(
+        self, outputs: Tensor, targets: Tensor, share: float, generator: torch.Generator
+    ) -> Tensor:
+        """L with L L' = Lambda in the mean, [N, K, R], random in at most a share of the trace.
+
+        Where a likelihood knows no shorter factor than the exact one, it is the exact one.
+        """
+        return self.hessian_factor(outputs, targets)
+
     @abstractmethod
     def sampled_residual(
         self, outputs: Tensor, targets: Tensor, generator: torch.Generator

@@ -93,6 +93,24 @@ class Categorical(Likelihood):
         reflected = factor - 2 * (factor @ axis[:, :, None]) * axis[:, None, :]
         return reflected[:, :, 1:]
 
+    def leading_factor(
+        self, outputs: Tensor, targets: Tensor, share: float, generator: torch.Generator
+    ) -> Tensor:
+        # Cholesky with the likeliest class first: after r classes what is left of diag(p) - p p'
+        # is that of the other classes, whose residual can be sampled from their probabilities.
+        probability, order = outputs.softmax(1).sort(dim=1, descending=True)
+        count = _num_leading(probability, share)
+        if count + 1 >= outputs.shape[1] - 1:
+            return self.hessian_factor(outputs, targets)
+        tail = _tail_sums(probability)
+        head = _leading_columns(probability[:, :, None], tail, count)
+        rest = probability[:, count:] / tail[:, count, None]
+        label = torch.multinomial(rest, 1, generator=generator)
+        drawn = rest.scatter_add(1, label, -torch.ones_like(rest[:, :1]))
+        last = torch.cat([torch.zeros_like(probability[:, :count]), drawn], dim=1)
+        factor = torch.cat([head, (last * tail[:, count, None].sqrt())[:, :, None]], dim=2)
+        return torch.empty_like(factor).scatter_(1, order[:, :, None].expand_as(factor), factor)
+
     def sampled_residual(
         self, outputs: Tensor, targets: Tensor, generator: torch.Generator
     ) -> Tensor:
@@ -106,3 +124,26 @@ class Categorical(Likelihood):
     def mean_derivative(self, outputs: Tensor) -> Tensor:
         probability = outputs.softmax(1)
         return probability * (1 - probability)
+
+
+def _tail_sums(values: Tensor) -> Tensor:
+    """sum_(t >= r) of [N, K], kept from zero so that it can be divided by."""
+    sums = values.flip(1).cumsum(1).flip(1)
+    return sums.clamp(min=torch.finfo(values.dtype).tiny)
+
+
+def _num_leading(probability: Tensor, share: float) -> int:
+    """Classes to take exactly so that the others carry at most a share of tr Lambda."""
+    tail = _tail_sums(probability)
+    left = (tail - _tail_sums(probability.square()) / tail).clamp(min=0).sum(0)
+    return int((left > share * left[0]).sum())
+
+
+def _leading_columns(probability: Tensor, tail: Tensor, count: int) -> Tensor:
+    """The first Cholesky columns of diag(p) - p p' for sorted p [N, K, 1], [N, K, count]."""
+    own, following = tail[:, None, :count], tail[:, None, 1 : count + 1]
+    leading = probability[:, :count].mT
+    below = -probability * (leading / following / own).sqrt()
+    columns = torch.tril(below, diagonal=-1)
+    columns.diagonal(dim1=1, dim2=2).copy_((leading * following / own).sqrt()[:, 0])
+    return columns

@@ -127,12 +127,13 @@ class EigenBlock:
         exact = self.precision[0].double()
         energy = (exact - prior_precision).clamp(min=0)
         covariance, row_order, column_order = merge(exact.reciprocal(), energy, tolerance)
-        return EigenBlock(
+        block = EigenBlock(
             self.layout,
             covariance.reciprocal()[None].to(self.precision.dtype),
             self.rows[:, :, row_order],
             self.columns[:, :, column_order],
         )
+        return self if block.parts is None else block
 
     @cached_property
     def parts(self) -> Merged | None:

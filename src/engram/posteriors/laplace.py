@@ -23,7 +23,8 @@ from engram.posteriors.gaussian import Posterior, check_prior_precision
 
 Gradients = Sequence[Tensor | None]
 
-MERGE_TOLERANCE = 0.03  # about what corrected eigenvalues change; see docs/decisions.md
+TOLERANCE = 0.03  # below what Kronecker factors are off by themselves; see docs/decisions.md
+SAMPLED_SHARE = 3.0  # of the outputs' variance, in tolerances: sampling has no bias
 FULL_WORK = 2e10  # N P^2 up to which the full matrix is the default
 
 
@@ -52,10 +53,10 @@ def laplace(
         prior_precision: delta of the regulariser delta/2 |theta|^2 on the sum of the losses.
         curvature: ``ggn`` exact, ``fisher`` with one sampled label per example, ``empirical``, or
             ``hessian`` (exact Hessian; ``full`` and ``last_layer``).
-        tolerance: of ``kronecker`` and ``ekfac``: eigenvalues of wide layers are merged, which
-            makes a pass quicker, as long as an average example's sensitivity changes by no more
-            than this share. If not given, 0.03 in single precision and 0, nothing merged, in
-            double.
+        tolerance: how far an average example's sensitivity may change for speed. Eigenvalues of
+            wide Kronecker factors are merged, and of the exact curvature the classes with the last
+            3 tolerance of the outputs' variance are sampled (not in ``full``, ``last_layer``). If
+            not given, 0.03 in single precision and 0, everything exact, in double.
         batch_size: most examples at a time; chosen from the free memory if not given.
         seed: of the sampled labels.
         progress: show a bar when it takes longer than a few seconds.
@@ -83,8 +84,8 @@ def laplace(
             'use curvature="ggn" for the other structures',
         )
     with session(model, data, likelihood, batch_size, progress) as opened:
-        fitted = Fit(opened, prior_precision, curvature, seed)
-        tolerance = fitted.default_tolerance if tolerance is None else tolerance
+        tolerance = _default_tolerance(model) if tolerance is None else tolerance
+        fitted = Fit(opened, prior_precision, curvature, seed, tolerance)
         blocks = _merged(fit(fitted), prior_precision, tolerance)
         mean = {name: p.detach().clone() for name, p in trainable(model).items()}
         settings: dict[str, Any] = {
@@ -96,6 +97,12 @@ def laplace(
         }
         num_data = opened.batches.num_data
     return Posterior(structure, mean, blocks, prior_precision, num_data, settings)
+
+
+def _default_tolerance(model: nn.Module) -> float:
+    """Double precision is for those who want equality."""
+    dtype = next(iter(trainable(model).values())).dtype
+    return 0.0 if dtype == torch.float64 else TOLERANCE
 
 
 def _check_tolerance(tolerance: float | None) -> None:
@@ -126,21 +133,21 @@ def _default_structure(model: nn.Module, data: Data) -> str:
 class Fit:
     """One fit under way: the session and its settings."""
 
-    def __init__(self, session: Session, delta: float, curvature: str, seed: int) -> None:
+    def __init__(
+        self, session: Session, delta: float, curvature: str, seed: int, tolerance: float = 0.0
+    ) -> None:
         self.session, self.delta, self.curvature, self.seed = session, delta, curvature, seed
+        self.sampled_share = SAMPLED_SHARE * tolerance
         self.parameters = trainable(session.model)
         self.dtype = next(iter(self.parameters.values())).dtype
-
-    @property
-    def default_tolerance(self) -> float:
-        """Double precision is for those who want equality."""
-        return 0.0 if self.dtype == torch.float64 else MERGE_TOLERANCE
 
     def passes(self, description: str, each: Callable[[Observed, Gradients, int], None]) -> None:
         """Call ``each`` with the gradients of every output vector of every batch."""
         generator = torch.Generator(device=device_of(self.session.model)).manual_seed(self.seed)
         for observed in self.session.passes(description):
-            vectors = seeds(observed, self.session.likelihood, self.curvature, generator)
+            vectors = seeds(
+                observed, self.session.likelihood, self.curvature, generator, self.sampled_share
+            )
             with torch.no_grad():
                 for r in range(vectors.shape[2]):
                     each(observed, observed.trace.arranged(vectors[:, :, r].contiguous()), r)
