@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from engram.curvature import patch_squares
 from engram.curvature.squares import SquareSum
 from engram.engine.layers import Convolution, Linear, MatrixRule
 from engram.engine.norms import Embedding
@@ -138,10 +139,17 @@ class KroneckerFactors:
 
     def _add_columns(self, site: Site, rule: Linear | Convolution, factors: Factors) -> None:
         call = site.call
+        with_bias = len(factors.layout.names) == 2
+        if patch_squares.applies(rule, call):
+            square, total, num_patches = patch_squares.patch_squares(call)
+            factors.columns.add_square(square, num_patches)
+            factors.positions += num_patches
+            if with_bias:
+                factors.column_sum = _sum(factors.column_sum, total[None])
+            return
         size = max(1, CHUNK_BYTES // max(rule.bytes_per_example(call), 1))
         if isinstance(rule, Linear):
             size = call.num_examples
-        with_bias = len(factors.layout.names) == 2
         for start in range(0, call.num_examples, size):
             part = call.narrow(start, min(start + size, call.num_examples))
             columns = rule.columns(part, part.input)

@@ -39,9 +39,14 @@ class SquareSum:
             _add_upper(self._recent[0], vectors.reshape(-1, width))
         else:
             self._recent += torch.bmm(vectors[:, 0].mT, vectors[:, 0]).sum(0, keepdim=True)
-        self._gathered += batch * positions
-        if self._gathered >= GATHERED:
-            self._flush()
+        self._gather(batch * positions)
+
+    def add_square(self, square: Tensor, num_vectors: int) -> None:
+        """Add the sum [I, I] over some vectors that was found in another way; one group."""
+        if self._recent is None:
+            self._recent = torch.zeros_like(square)[None]
+        self._recent[0] += square
+        self._gather(num_vectors)
 
     @property
     def matrix(self) -> Tensor | None:
@@ -50,6 +55,11 @@ class SquareSum:
         if self._total is None:
             return None
         return torch.triu(self._total) + torch.triu(self._total, diagonal=1).mT
+
+    def _gather(self, num_vectors: int) -> None:
+        self._gathered += num_vectors
+        if self._gathered >= GATHERED:
+            self._flush()
 
     def _flush(self) -> None:
         if self._recent is None or self._gathered == 0:

@@ -104,12 +104,17 @@ def _padding(settings: Mapping[str, Any], kernel: tuple[int, ...]) -> list[tuple
     return [(p, p) for p in padding]
 
 
+def padded(input: Tensor, kernel: tuple[int, ...], settings: Mapping[str, Any]) -> Tensor:
+    """The input with the border of zeros that a convolution sees."""
+    pads = _padding(settings, kernel)
+    if not any(p for pad in pads for p in pad):
+        return input
+    return functional.pad(input, [p for pad in reversed(pads) for p in pad])
+
+
 def patches(input: Tensor, kernel: tuple[int, ...], settings: Mapping[str, Any]) -> Tensor:
     """Receptive fields as [N, C, *kernel, *positions], copied from a strided view."""
-    pads = _padding(settings, kernel)
-    if any(p for pad in pads for p in pad):
-        input = functional.pad(input, [p for pad in reversed(pads) for p in pad])
-    view = input
+    view = padded(input, kernel, settings)
     for axis, (size, stride, dilation) in enumerate(
         zip(kernel, settings["stride"], settings["dilation"], strict=True)
     ):
