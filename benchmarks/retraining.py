@@ -21,7 +21,8 @@ from engram.engine.prepare import undisturbed
 from engram.likelihoods import Categorical
 from engram.retraining.quasi_newton import Objective
 from engram.retraining.recipes import LBFGS, Newton, Recipe, Trained
-from engram.retraining.stack import Stack, open_stack
+from engram.retraining.open_stack import open_stack
+from engram.retraining.stack import Stack
 
 BAR = 10.0
 PRIOR_PRECISION = 30.0

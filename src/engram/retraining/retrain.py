@@ -25,7 +25,8 @@ from engram.retraining.recipe_worker import RecipeWorker
 from engram.retraining.recipes import NAMED, Recipe, Report
 from engram.retraining.run_folder import RunFolder
 from engram.retraining.selection import Indices, Selection, select
-from engram.retraining.stack import Stack, open_stack
+from engram.retraining.open_stack import open_stack
+from engram.retraining.stack import Stack
 from engram.retraining.task import Task
 from engram.retraining.truth import Retraining
 
