@@ -4,8 +4,8 @@ r"""Steps of many copies with one Hessian, where they all start.
 
 Copies that leave out little stay near their common start, so that the Hessian there serves all of
 them for all of their steps. What is a copy's own (the curvature of what it leaves out, and how the
-Hessian changes along its way) it learns from its last steps, by Anderson's mixing. A copy for which
-a step does not pay is given back, as it was before that step.
+Hessian changes along its way) it learns from its last steps, by Anderson's mixing. A step that does
+not pay is not taken, though learned from; a copy that makes several of them is given back.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from engram.retraining.quasi_newton import Objective, Progress
 from engram.retraining.shared_inverse import SharedInverse
 
 STEPS = 8
-LARGEST_SHARE = 0.9  # of the gradient norm that a step may leave
-GOAL = 0.8  # of the wanted norm: what a step's linear system may leave
+LARGEST_SHARE = 0.98  # of the gradient norm that a step may leave
+FAILURES = 2  # steps that do not pay before a copy is given back
+GOAL = 0.9  # of the wanted norm: what a step's linear system may leave
 RIDGE = 1e-10  # of own changes that are nearly dependent
 
 
@@ -69,9 +70,9 @@ def follow(
     targets = targets.to(state.flat.device)
     rounding = 20 * torch.finfo(state.flat.dtype).eps * start_value.abs()
     report(state.settle(targets))
-    paying = state.moving.clone()
+    failures = torch.zeros(len(state.flat), dtype=torch.long)
     for _ in range(STEPS):
-        rows = (state.moving & paying).nonzero()[:, 0].to(state.flat.device)
+        rows = (state.moving & (failures < FAILURES)).nonzero()[:, 0].to(state.flat.device)
         if len(rows) == 0:
             break
         back, rest = own.explain(rows, state.gradient[rows])
@@ -86,5 +87,5 @@ def follow(
         kept = rows[good]
         state.flat[kept], state.value[kept] = trial[good], value[good]
         state.gradient[kept] = gradient[good]
-        paying[rows[~good].cpu()] = False
+        failures[rows[~good].cpu()] += 1
         report(state.settle(targets))

@@ -47,7 +47,9 @@ class _Product(torch.autograd.Function):
             return product(left, columns.flatten(1)).unflatten(1, columns.shape[1:]), 1
         if right_dim is None:
             rows = left.movedim(left_dim, 0)  # [C, a, b]
-            return product(rows.flatten(0, 1), right).unflatten(0, rows.shape[:2]), 0
+            inner = int(rows.stride(0) < rows.stride(1))  # keep the order that is in memory
+            rows = rows.movedim(0, inner)
+            return product(rows.flatten(0, 1), right).unflatten(0, rows.shape[:2]), inner
         return left.movedim(left_dim, 0) @ right.movedim(right_dim, 0), 0
 
 

@@ -19,7 +19,8 @@ Apply = Callable[[Tensor], Tensor]
 WIDTH = 24  # directions a round
 SMALLEST_PART = 0.5  # of the residuals, in units of what is wanted, that is worth a direction
 NOTHING_NEW = 1e-4  # share of an image outside all others, below which it is rounding
-CANCELLED = 0.1  # share outside all others, below which it is made orthogonal twice
+LEFT_WAITING = 0.1  # of the systems, which wait for others that need the same next time
+CANCELLED = 0.3  # share outside all others, below which it is made orthogonal twice
 
 
 class SharedInverse:
@@ -48,15 +49,15 @@ class SharedInverse:
     def solve(self, right: Tensor, goals: Tensor) -> Tensor:
         """Approximate H^-1 r for rows [A, P], until their residual norms are below ``goals`` [A].
 
-        What is left at full capacity stays in the residual, which the caller meets again as the
-        gradient after its step.
+        What the last few rows and a full capacity leave, the caller meets again as the gradient
+        after its step.
         """
         weights = right @ self.images[: self.count].mT
         residual = right - weights @ self.images[: self.count]
         parts = [weights]
         while not self.full:
             waiting = residual.norm(dim=1) > goals
-            if not waiting.any():
+            if int(waiting.sum()) <= LEFT_WAITING * len(right):
                 break
             new = self._grow(residual[waiting] / goals[waiting, None])
             if new == 0:
