@@ -19,9 +19,9 @@ from benchmarks.records import RESULTS, conditions, table, times, write
 from benchmarks.timing import environment
 from engram.engine.prepare import undisturbed
 from engram.likelihoods import Categorical
+from engram.retraining.open_stack import open_stack
 from engram.retraining.quasi_newton import Objective
 from engram.retraining.recipes import LBFGS, Newton, Recipe, Trained
-from engram.retraining.open_stack import open_stack
 from engram.retraining.stack import Stack
 
 BAR = 10.0

@@ -18,9 +18,9 @@ from torch import Tensor
 from engram.retraining.quasi_newton import Objective, Progress
 from engram.retraining.shared_inverse import SharedInverse
 
-STEPS = 8
+STEPS = 12
 LARGEST_SHARE = 0.98  # of the gradient norm that a step may leave
-FAILURES = 2  # steps that do not pay before a copy is given back
+FAILURES = 3  # steps that do not pay before a copy is given back
 GOAL = 0.9  # of the wanted norm: what a step's linear system may leave
 RIDGE = 1e-10  # of own changes that are nearly dependent
 
@@ -76,7 +76,7 @@ def follow(
         if len(rows) == 0:
             break
         back, rest = own.explain(rows, state.gradient[rows])
-        goals = (GOAL * targets[rows]).to(rest.dtype)
+        goals = GOAL * targets[rows].to(rest.dtype)
         step = -(back + shared.solve(rest, goals))
         trial = state.flat[rows] + step
         value, gradient = objective.stack.value_and_gradient(trial, weights[rows])

@@ -1,4 +1,4 @@
-"""A trained model made ready for stacking: read and check the data, find out what can be batched."""
+"""A trained model made ready for stacking: its data read and checked, what can be batched found."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from engram.likelihoods import Likelihood
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import laplace
-from engram.retraining.descent import Plan, adam_update, descend, momentum_update
 from engram.retraining.chord import follow
+from engram.retraining.descent import Plan, adam_update, descend, momentum_update
 from engram.retraining.hessian_at import HessianAt
 from engram.retraining.quasi_newton import Objective, begin, left_out_norms, minimise
 from engram.retraining.secants import IDENTITY, Base, OwnPairs
@@ -33,6 +33,7 @@ DENSE_PARAMETERS = 2500  # up to here Newton fits a full precision, beyond a Kro
 TYPICAL_EXAMPLES = 64
 ROUNDINGS = 64  # of the regulariser's gradient: what a sum over many examples cannot resolve
 PRODUCTS_PER_COPY = 10  # with the Hessian that all copies share, at most
+FEWEST_PRODUCTS = 60  # that are allowed however few the copies are
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,8 @@ class Newton(Recipe):
         wanted = wanted_norms(objective, start, self.tolerance)
         solve, state = self._solve_with(objective.stack), begin(objective, start)
         if objective.shareable:
-            capacity = min(PRODUCTS_PER_COPY * len(start), start.shape[1])
+            allowed = max(PRODUCTS_PER_COPY * len(start), FEWEST_PRODUCTS)
+            capacity = min(allowed, start.shape[1])
             hessian = HessianAt(objective.stack, start[0], WIDTH)
             shared = SharedInverse(solve, hessian, start, capacity)
             follow(objective, state, wanted, shared, report)
