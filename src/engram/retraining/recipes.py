@@ -169,13 +169,13 @@ class LBFGS(Recipe):
 
 @dataclass(frozen=True)
 class Newton(Recipe):
-    """Newton-like steps with the posterior's covariance, and with what other copies' steps say.
+    """Newton-like steps with the posterior's covariance and one Hessian that the copies share.
 
-    Copies that leave out little share nearly the same Hessian. Rounds of block conjugate gradients,
-    preconditioned with the posterior, find it in the directions that matter for any of them: each
-    round gives every copy as many directions as there are copies. Then each copy steps by itself
-    and learns the rest from its own pairs of steps and gradient changes. Where groups are large
-    there is nothing to share, and the posterior and the own pairs remain.
+    Copies that leave out little share nearly the same Hessian, the one where they all start. It is
+    inverted for all of them at once, by block generalised conjugate residuals preconditioned with
+    the posterior: a direction whose product with the Hessian is known serves every copy, and every
+    later step. A copy for which such steps do not pay, and copies that leave out large groups, go
+    on with the posterior, their own pairs of steps and gradient changes, and step control.
 
     Args:
         posterior: of the trained model, for the refit with everything; fitted when not given, with

@@ -72,7 +72,9 @@ class SharedInverse:
         """Directions where these residuals are largest together; how many are new."""
         values, vectors = torch.linalg.eigh((residual @ residual.mT).double())
         room = min(WIDTH, len(self.directions) - self.count)
-        wanted = max(1, min(room, int((values > SMALLEST_PART**2).sum())))
+        rounding = len(values) * torch.finfo(residual.dtype).eps * float(values[-1])
+        found = int((values > max(SMALLEST_PART**2, rounding)).sum())
+        wanted = max(1, min(room, found))
         directions = self.precondition(vectors[:, -wanted:].mT.to(residual.dtype) @ residual)
         directions /= directions.norm(dim=1, keepdim=True)
         return self._add(directions, self.multiply(directions))
