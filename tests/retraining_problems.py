@@ -84,7 +84,7 @@ def newton_refit(
         gradient = torch.func.grad(value)(flat)
         if gradient.norm() < 1e-11:
             break
-        flat = flat - torch.linalg.solve(torch.func.hessian(value)(flat), gradient)
+        flat = flat - torch.linalg.solve(torch.autograd.functional.hessian(value, flat), gradient)
     assert torch.func.grad(value)(flat).norm() < 1e-9
     nn.utils.vector_to_parameters(flat, model.parameters())
     return model
