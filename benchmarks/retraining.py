@@ -176,8 +176,8 @@ def page(record: dict[str, Any]) -> str:
 time"). The loop is timed on the first {setting["separate"]} of the copies, those of `lbfgs` on the
 first {FEW}, and their mean time a copy is taken as that of all. `newton` needs the posterior; its
 fit takes {record["seconds_of_the_fit"]:.2f} s, once for all copies together, or once for each
-copy where it is a training by itself. Times are given without and with it. Both rows of `newton` run
-the same code, with Hessian products that are in the time and not in the count of gradients. "Worst
+copy where it is a training by itself. Times are without and with it. Both rows of `newton` run the
+same code, with Hessian products that are in the time and not in the count of gradients. "Worst
 norm" is the largest gradient norm reached, in units of the one asked for. Processor time with one
 thread. {conditions(record["environment"])}
 Written by `python -m benchmarks.retraining`.
