@@ -16,9 +16,9 @@ import engram
 from benchmarks.faithfulness.settings import Setting
 from engram.engine.prepare import undisturbed
 from engram.likelihoods import resolve
+from engram.retraining.open_stack import open_stack
 from engram.retraining.quasi_newton import Objective
 from engram.retraining.recipes import Newton
-from engram.retraining.stack import open_stack
 
 REGIMES = ("converged", "early-stopped")
 NUM_LEFT_OUT = 80

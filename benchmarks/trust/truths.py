@@ -13,9 +13,9 @@ from torch import Tensor, nn
 import engram
 from benchmarks.trust.problems import Problem
 from engram.engine.prepare import undisturbed
+from engram.retraining.open_stack import open_stack
 from engram.retraining.quasi_newton import Objective
 from engram.retraining.recipes import Newton
-from engram.retraining.stack import open_stack
 
 NUM_LEFT_OUT = 40
 CACHE = Path(__file__).resolve().parent.parent.parent / "build" / "trust"

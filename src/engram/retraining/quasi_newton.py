@@ -65,10 +65,30 @@ class Progress:
         """Gradient norm of each copy, [C]."""
         return self.gradient.double().norm(dim=1)
 
+    def settle(self, targets: Tensor) -> int:
+        """Let copies rest that have reached their gradient norms; how many these are."""
+        finished = self.moving & (self.norm <= targets.to(self.gradient.device)).cpu()
+        self.moving &= ~finished
+        return int(finished.sum())
+
+
+def begin(objective: Objective, start: Tensor) -> Progress:
+    """Values and gradients where the copies start; a point that all share is visited once."""
+    stack, members = objective.stack, objective.members
+    if bool((start == start[:1]).all()):
+        everything = start.new_ones(1, stack.num_data)
+        value, gradient = stack.value_and_gradient(start[:1], everything)
+        left_value, left_gradient = stack.left_out(start, members)
+        value, gradient = value - left_value, gradient - left_gradient
+    else:
+        value, gradient = stack.value_and_gradient(start, objective.weights)
+    moving = torch.ones(len(start), dtype=torch.bool)
+    return Progress(start.clone(), value, gradient, moving, torch.ones(len(start)).long())
+
 
 def minimise(
     objective: Objective,
-    start: Tensor,
+    state: Progress,
     targets: Tensor,
     iterations: int,
     own: OwnPairs,
@@ -79,30 +99,24 @@ def minimise(
 
     Args:
         objective: of the copies.
-        start: parameters of each, [C, P].
+        state: where they are; only copies that are moving go on.
         targets: gradient norms to reach, [C].
         iterations: at most so many steps.
         own: pairs of each copy.
         base: the inverse Hessian to begin with, the same for all copies.
         report: called with the number of copies that have just finished.
     """
-    stack, weights = objective.stack, objective.weights
-    value, gradient = stack.value_and_gradient(start, weights)
-    ones = torch.ones(len(start), dtype=torch.long)
-    state = Progress(start.clone(), value, gradient, torch.ones(len(start), dtype=torch.bool), ones)
+    weights = objective.weights
     for _ in range(iterations):
-        finished = state.moving & (state.norm <= targets).cpu()
-        state.moving &= ~finished
-        report(int(finished.sum()))
-        rows = state.moving.nonzero()[:, 0].to(start.device)
+        report(state.settle(targets))
+        rows = state.moving.nonzero()[:, 0].to(state.flat.device)
         if len(rows) == 0:
             break
         direction = _direction(state, rows, own, base)
         steps, changes, advanced = _search(objective, weights, state, rows, direction)
         if advanced.any():
             own.add(rows[advanced], steps, changes)
-            if not base.exact:
-                own.rescale(rows[advanced], base.apply)
+            own.rescale(rows[advanced], base.apply)
         stuck = rows[~advanced].cpu()
         state.moving[stuck] = False
         report(len(stuck))
@@ -173,4 +187,4 @@ def _search(
 def left_out_norms(stack: Stack, flat: Tensor, members: Sequence[Tensor]) -> Tensor:
     """Norm of the gradient of each copy's left-out examples: what a refit has to undo, [C]."""
     expanded = flat.expand(len(members), -1)
-    return stack.left_out_gradient(expanded, members).double().norm(dim=1)
+    return stack.left_out(expanded, members)[1].double().norm(dim=1)

@@ -20,16 +20,20 @@ from engram.likelihoods import Likelihood
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import laplace
+from engram.retraining.chord import follow
 from engram.retraining.descent import Plan, adam_update, descend, momentum_update
-from engram.retraining.quasi_newton import Objective, left_out_norms, minimise
-from engram.retraining.secants import IDENTITY, Apply, Base, OwnPairs, SharedPairs
+from engram.retraining.hessian_at import HessianAt
+from engram.retraining.quasi_newton import Objective, begin, left_out_norms, minimise
+from engram.retraining.secants import IDENTITY, Base, OwnPairs
+from engram.retraining.shared_inverse import WIDTH, SharedInverse
 from engram.retraining.stack import Stack
 
 Report = Callable[[float], None]
 DENSE_PARAMETERS = 2500  # up to here Newton fits a full precision, beyond a Kronecker one
 TYPICAL_EXAMPLES = 64
 ROUNDINGS = 64  # of the regulariser's gradient: what a sum over many examples cannot resolve
-RESIDUAL_SHARE = 1.0  # of the wanted norm at which the shared linear systems count as solved
+PRODUCTS_PER_COPY = 10  # with the Hessian that all copies share, at most
+FEWEST_PRODUCTS = 60  # that are allowed however few the copies are
 
 
 @dataclass(frozen=True)
@@ -158,19 +162,20 @@ class LBFGS(Recipe):
     def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
         wanted = wanted_norms(objective, start, self.tolerance)
         own = OwnPairs(start, self.history)
-        state = minimise(objective, start, wanted, self.iterations, own, IDENTITY, report)
+        state = begin(objective, start)
+        minimise(objective, state, wanted, self.iterations, own, IDENTITY, report)
         return Trained(state.flat, state.norm, wanted, state.evaluations)
 
 
 @dataclass(frozen=True)
 class Newton(Recipe):
-    """Newton-like steps with the posterior's covariance, and with what other copies' steps say.
+    """Newton-like steps with the posterior's covariance and one Hessian that the copies share.
 
-    Copies that leave out little share nearly the same Hessian. Rounds of block conjugate gradients,
-    preconditioned with the posterior, find it in the directions that matter for any of them: each
-    round gives every copy as many directions as there are copies. Then each copy steps by itself
-    and learns the rest from its own pairs of steps and gradient changes. Where groups are large
-    there is nothing to share, and the posterior and the own pairs remain.
+    Copies that leave out little share nearly the same Hessian, the one where they all start. It is
+    inverted for all of them at once, by block generalised conjugate residuals preconditioned with
+    the posterior: a direction whose product with the Hessian is known serves every copy, and every
+    later step. A copy for which such steps do not pay, and copies that leave out large groups, go
+    on with the posterior, their own pairs of steps and gradient changes, and step control.
 
     Args:
         posterior: of the trained model, for the refit with everything; fitted when not given, with
@@ -203,12 +208,15 @@ class Newton(Recipe):
 
     def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
         wanted = wanted_norms(objective, start, self.tolerance)
-        solve = self._solve_with(objective.stack)
-        base = Base(solve, exact=False)
+        solve, state = self._solve_with(objective.stack), begin(objective, start)
         if objective.shareable:
-            base = Base(shared_curvature(objective, start[0], solve, wanted).apply, exact=True)
+            allowed = max(PRODUCTS_PER_COPY * len(start), FEWEST_PRODUCTS)
+            capacity = min(allowed, start.shape[1])
+            hessian = HessianAt(objective.stack, start[0], WIDTH)
+            shared = SharedInverse(solve, hessian, start, capacity)
+            follow(objective, state, wanted, shared, report)
         own = OwnPairs(start, self.history)
-        state = minimise(objective, start, wanted, self.iterations, own, base, report)
+        minimise(objective, state, wanted, self.iterations, own, Base(solve), report)
         return Trained(state.flat, state.norm, wanted, state.evaluations)
 
     def _solve_with(self, stack: Stack) -> Callable[[Tensor], Tensor]:
@@ -238,18 +246,6 @@ def _fitted(
         structure="full" if entries <= DENSE_PARAMETERS else "kronecker",
         prior_precision=prior,
         progress=progress,
-    )
-
-
-def shared_curvature(objective: Objective, at: Tensor, base: Apply, wanted: Tensor) -> SharedPairs:
-    """What all copies learn together about the Hessian where they start."""
-    stack = objective.stack
-    everything = at.new_ones(1, stack.num_data)
-    gradient = stack.value_and_gradient(at[None], everything)[1]
-    left_out = stack.left_out_gradient(at.expand(len(objective.members), -1), objective.members)
-    targets = RESIDUAL_SHARE * wanted.to(at.device)
-    return SharedPairs.found_by(
-        base, lambda rows: stack.hessian_times(at, rows), gradient - left_out, targets
     )
 
 

@@ -20,12 +20,13 @@ from engram.posteriors.gaussian import check_prior_precision
 from engram.retraining import fingerprints
 from engram.retraining.assembly import assemble
 from engram.retraining.function_worker import FunctionWorker
+from engram.retraining.open_stack import open_stack
 from engram.retraining.ranks import Ranks, wait_until
 from engram.retraining.recipe_worker import RecipeWorker
 from engram.retraining.recipes import NAMED, Recipe, Report
 from engram.retraining.run_folder import RunFolder
 from engram.retraining.selection import Indices, Selection, select
-from engram.retraining.stack import Stack, open_stack
+from engram.retraining.stack import Stack
 from engram.retraining.task import Task
 from engram.retraining.truth import Retraining
 

@@ -1,9 +1,4 @@
-r"""What steps say about the curvature: pairs (s, y = H s), of one copy or of all of them together.
-
-Copies of one model that differ in a few left-out examples share nearly the same Hessian, so that
-every step of each tells all the others something: with C copies the pairs span C dimensions more
-after every round, as in a block Krylov method.
-"""
+"""What a copy's own steps say about its curvature: pairs (s, y = H s)."""
 
 from __future__ import annotations
 
@@ -14,8 +9,6 @@ import torch
 from torch import Tensor
 
 Apply = Callable[[Tensor], Tensor]
-SMALLEST_SHARE = 50.0  # of a pair's curvature that is new, in roundings; less is noise
-ROUNDS = 10  # of block conjugate gradients
 
 
 @dataclass(frozen=True)
@@ -23,17 +16,15 @@ class Base:
     """An inverse Hessian that copies start from.
 
     Args:
-        apply: to rows [A, P].
-        exact: whether it is to be taken at its word; otherwise each copy's last pair scales it,
-            and without curvature at all (``known=False``) the first step is no longer than 1.
+        apply: to rows [A, P]; each copy's last pair scales it.
+        known: without any curvature at all (False) the first step is no longer than 1.
     """
 
     apply: Apply
-    exact: bool
     known: bool = True
 
 
-IDENTITY = Base(torch.clone, exact=False, known=False)
+IDENTITY = Base(torch.clone, known=False)
 
 
 class OwnPairs:
@@ -82,74 +73,3 @@ class OwnPairs:
         for (step, change, inverse), weight in zip(picked, reversed(weights), strict=True):
             result += (weight - inverse * (change * result).sum(1))[:, None] * step
         return result
-
-
-class SharedPairs:
-    r"""Directions with known curvature, conjugate: :math:`\hat S \hat Y' = I`, around a posterior.
-
-    .. math:: B^{-1} = (I - \hat S'\hat Y)\, c B_0^{-1} (I - \hat Y'\hat S) + \hat S'\hat S
-
-    Args:
-        base: applies the inverse precision :math:`B_0^{-1}` to rows [A, P].
-        like: rows of the same length, type and device.
-    """
-
-    def __init__(self, base: Apply, like: Tensor) -> None:
-        self.base = base
-        self.scale = 1.0  # c: by how much the base is right in what the directions do not span
-        self.steps = like.new_zeros(0, like.shape[1])
-        self.changes = self.steps
-
-    @classmethod
-    def found_by(cls, base: Apply, multiply: Apply, right: Tensor, targets: Tensor) -> SharedPairs:
-        """Block conjugate gradients for H X = right, [C, P]; every direction serves every copy.
-
-        Args:
-            base: the preconditioner.
-            multiply: H v for rows [A, P].
-            right: one right-hand side per copy.
-            targets: residual norms at which to stop, [C].
-        """
-        pairs, residual = cls(base, right), right.clone()
-        for _ in range(ROUNDS):
-            norms = residual.double().norm(dim=1)
-            open_rows = norms > targets
-            if not open_rows.any():
-                break
-            direction = base(residual[open_rows] / norms[open_rows, None].to(residual.dtype))
-            image = multiply(direction)
-            product = float((direction * image).double().sum())
-            along = (direction * residual[open_rows]).double().sum(1)
-            aligned = float((along / norms[open_rows]).sum())
-            if product > 0:
-                pairs.scale = min(max(aligned / product, 0.1), 1.0)
-            new = pairs.add(direction, image)
-            if new == 0:
-                break
-            residual -= (residual @ pairs.steps[-new:].mT) @ pairs.changes[-new:]
-        return pairs
-
-    def add(self, steps: Tensor, changes: Tensor) -> int:
-        """What is new in these pairs, [A, P] each; how many directions that is."""
-        product = (steps * changes).sum(1)
-        good = product > 1e-6 * steps.norm(dim=1) * changes.norm(dim=1)
-        if not good.any():
-            return 0
-        scale = product[good].rsqrt()[:, None]
-        new_steps, new_changes = steps[good] * scale, changes[good] * scale
-        known = new_steps @ self.changes.mT
-        new_steps = new_steps - known @ self.steps
-        new_changes = new_changes - known @ self.changes
-        gram = new_steps.double() @ new_changes.double().mT
-        values, vectors = torch.linalg.eigh(0.5 * (gram + gram.mT))
-        kept = values > max(1e-10, SMALLEST_SHARE * torch.finfo(steps.dtype).eps)
-        turn = (vectors[:, kept] * values[kept].rsqrt()).mT.to(steps.dtype)
-        self.steps = torch.cat([self.steps, turn @ new_steps])
-        self.changes = torch.cat([self.changes, turn @ new_changes])
-        return int(kept.sum())
-
-    def apply(self, vectors: Tensor) -> Tensor:
-        """B^-1 v, [A, P]."""
-        inside = vectors @ self.steps.mT
-        outside = self.scale * self.base(vectors - inside @ self.changes)
-        return outside + (inside - outside @ self.changes.mT) @ self.steps

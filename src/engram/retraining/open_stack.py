@@ -1,0 +1,118 @@
+"""A trained model made ready for stacking: its data read and checked, what can be batched found."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from engram.batches import Batches, Data
+from engram.engine.prepare import device_of
+from engram.errors import DataError, EngineError, NonFiniteError
+from engram.likelihoods import Likelihood
+from engram.parameters import Layout, Named, check_finite_weights, trainable
+from engram.retraining.stack import Stack
+
+
+def open_stack(
+    model: nn.Module, data: Data, likelihood: Likelihood, prior_precision: float
+) -> Stack:
+    """Read the data, check it, and find out how the model can be stacked.
+
+    Call inside :func:`engram.engine.prepare.undisturbed`.
+    """
+    check_finite_weights(model)
+    parameters: Named = {name: p.detach() for name, p in trainable(model).items()}
+    if not parameters:
+        raise EngineError(
+            "a model with trainable parameters", "none that requires gradients", "unfreeze some"
+        )
+    if len({p.dtype for p in parameters.values()}) > 1:
+        raise EngineError(
+            "trainable parameters of one type",
+            ", ".join(sorted({str(p.dtype) for p in parameters.values()})),
+            "convert the model with .float() or .double()",
+        )
+    layout = Layout.of(parameters)
+    batches = Batches(data, 1)
+    batch = batches.take(torch.arange(batches.num_data)).to(device_of(model))
+    start = layout.flatten(parameters).clone()
+    plain = Stack(model, batch, batch.targets, likelihood, prior_precision, layout, start, 1, False)
+    size = _bytes_per_example(plain)
+    sized = Stack(
+        model, batch, batch.targets, likelihood, prior_precision, layout, start, size, False
+    )
+    targets = _prepared_targets(sized)
+    vectorised = _can_vectorise(sized)
+    return Stack(
+        model, batch, targets, likelihood, prior_precision, layout, start, size, vectorised
+    )
+
+
+def _bytes_per_example(stack: Stack) -> int:
+    """Bytes that autograd keeps for one more example, its inputs aside: copies share those."""
+    few = min(2, stack.num_data)
+    positions = torch.arange(2 * few) % stack.num_data
+    inputs = stack.batch.select(slice(0, 1)).inputs
+    values = inputs.values() if isinstance(inputs, dict) else inputs
+    own = sum(v.numel() * v.element_size() for v in values if isinstance(v, Tensor))
+    more = _bytes_kept(stack, positions) - _bytes_kept(stack, positions[:few])
+    return max(64, more // few - own)
+
+
+def _bytes_kept(stack: Stack, positions: Tensor) -> int:
+    kept: dict[int, int] = {}
+
+    def remember(tensor: Tensor) -> Tensor:
+        kept[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+        return tensor
+
+    leaf = stack.start[None].clone().requires_grad_()
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(remember, lambda t: t):
+        outputs = stack.outputs(leaf, stack.batch.select(positions))
+    return sum(kept.values()) + 4 * outputs.numel() * outputs.element_size()
+
+
+def _prepared_targets(stack: Stack) -> Tensor:
+    """Checked targets of all examples; one forward pass, also checked."""
+    prepared = []
+    for part in stack.parts(stack.batch, 1):
+        with torch.no_grad():
+            outputs = stack.outputs(stack.start[None], part)[0]
+        if outputs.shape[0] != len(part):
+            raise DataError(
+                "one row of outputs per example",
+                f"{outputs.shape[0]} rows for {len(part)} examples",
+                "return outputs [N, K] from the model",
+            )
+        if not torch.isfinite(outputs).all():
+            raise NonFiniteError(
+                "finite outputs", "NaN or infinity on the training data", "clean the data"
+            )
+        prepared.append(stack.likelihood.prepare(outputs, part.targets))
+    return torch.cat(prepared)
+
+
+def _can_vectorise(stack: Stack) -> bool:
+    """Whether vmap gives what running the copies one by one gives, on a few examples."""
+    few = stack.batch.select(slice(0, 3))
+    noise = torch.linspace(0.9, 1.1, stack.start.numel(), dtype=stack.start.dtype)
+    pair = torch.stack([stack.start, stack.start * noise.to(stack.start.device)])
+    with torch.no_grad():
+        expected, again = stack.outputs(pair, few), stack.outputs(pair, few)
+    if not torch.equal(expected, again):
+        raise EngineError(
+            "a model that gives the same outputs twice in eval mode",
+            f"outputs that differ by {float((expected - again).abs().max()):.2g}",
+            "switch random layers off in eval mode, or pass a training function of your own",
+        )
+    stacked = Stack(**{**vars(stack), "vectorised": True})
+    leaf = pair.clone().requires_grad_()
+    try:
+        with torch.enable_grad():
+            found = stacked.outputs(leaf, few)
+            torch.autograd.grad(found.sum(), leaf)
+    except Exception:  # whatever vmap cannot do, the loop over copies can
+        return False
+    tolerance = 1e-9 if found.dtype == torch.float64 else 1e-4
+    scale = 1 + float(expected.abs().max())
+    return bool((found.detach() - expected).abs().max() <= tolerance * scale)

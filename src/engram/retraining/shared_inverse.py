@@ -1,0 +1,113 @@
+r"""Linear systems of many copies with one Hessian, solved together.
+
+.. math:: H x_c = r_c
+
+Every direction whose image H s is known serves all copies: a copy's solution is the combination
+that leaves the least residual (block generalised conjugate residuals). A round looks only where the
+copies' residuals, in units of what is wanted of each, are largest together, so that what many of
+them need is bought once. Directions are kept for later right-hand sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Apply = Callable[[Tensor], Tensor]
+WIDTH = 24  # directions a round
+SMALLEST_PART = 0.5  # of the residuals, in units of what is wanted, that is worth a direction
+NOTHING_NEW = 1e-4  # share of an image outside all others, below which it is rounding
+LEFT_WAITING = 0.1  # of the systems, which wait for others that need the same next time
+CANCELLED = 0.3  # share outside all others, below which it is made orthogonal twice
+
+
+class SharedInverse:
+    """Directions and their images, the images orthonormal.
+
+    Args:
+        precondition: applies an approximate inverse of H to rows [A, P].
+        multiply: H v for rows [A, P].
+        like: rows of the same length, type and device.
+        capacity: at most so many directions.
+    """
+
+    def __init__(self, precondition: Apply, multiply: Apply, like: Tensor, capacity: int) -> None:
+        self.precondition, self.multiply = precondition, multiply
+        self.count = 0
+        self.directions = like.new_empty(capacity, like.shape[1])
+        self.images = torch.empty_like(self.directions)
+        # row j combines directions into the one whose image is images[j]
+        self.combine = like.new_zeros(capacity, capacity, dtype=torch.float64)
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no place for another direction."""
+        return self.count == len(self.directions)
+
+    def solve(self, right: Tensor, goals: Tensor) -> Tensor:
+        """Approximate H^-1 r for rows [A, P], until their residual norms are below ``goals`` [A].
+
+        What the last few rows and a full capacity leave, the caller meets again as the gradient
+        after its step.
+        """
+        weights = right @ self.images[: self.count].mT
+        residual = right - weights @ self.images[: self.count]
+        parts = [weights]
+        while not self.full:
+            waiting = residual.norm(dim=1) > goals
+            if int(waiting.sum()) <= LEFT_WAITING * len(right):
+                break
+            new = self._grow(residual[waiting] / goals[waiting, None])
+            if new == 0:
+                break
+            images = self.images[self.count - new : self.count]
+            parts.append(residual @ images.mT)
+            residual -= parts[-1] @ images
+        weights = torch.cat(parts, dim=1).double() @ self.combine[: self.count, : self.count]
+        return weights.to(right.dtype) @ self.directions[: self.count]
+
+    def _grow(self, residual: Tensor) -> int:
+        """Directions where these residuals are largest together; how many are new."""
+        values, vectors = torch.linalg.eigh((residual @ residual.mT).double())
+        room = min(WIDTH, len(self.directions) - self.count)
+        rounding = len(values) * torch.finfo(residual.dtype).eps * float(values[-1])
+        found = int((values > max(SMALLEST_PART**2, rounding)).sum())
+        wanted = max(1, min(room, found))
+        directions = self.precondition(vectors[:, -wanted:].mT.to(residual.dtype) @ residual)
+        directions /= directions.norm(dim=1, keepdim=True)
+        return self._add(directions, self.multiply(directions))
+
+    def _add(self, directions: Tensor, images: Tensor) -> int:
+        """What is new in these directions and images, [A, P] each; how many that is."""
+        known, combine = self.images[: self.count], self.combine[: self.count, : self.count]
+        before = images.norm(dim=1)
+        inside = images @ known.mT
+        images = images - inside @ known
+        share = images.norm(dim=1) / before
+        if bool((share < CANCELLED).any()):
+            again = images @ known.mT
+            images, inside = images - again @ known, inside + again
+            share = images.norm(dim=1) / before
+        good = share > NOTHING_NEW
+        if not good.any():
+            return 0
+        turn = _orthonormalising(images[good])
+        old, new = self.count, self.count + len(turn)
+        short = turn.to(images.dtype)
+        self.directions[old:new] = short @ directions[good]
+        self.images[old:new] = short @ images[good]
+        self.combine[old:new, :old] = -(turn @ inside[good].double()) @ combine
+        self.combine[range(old, new), range(old, new)] = 1.0
+        self.count = new
+        return new - old
+
+
+def _orthonormalising(rows: Tensor) -> Tensor:
+    """T with T rows orthonormal, [K, A]; what rows have in common counts once."""
+    inverse = 1.0 / rows.norm(dim=1).double()
+    unit = rows * inverse[:, None].to(rows.dtype)
+    values, vectors = torch.linalg.eigh((unit @ unit.mT).double())
+    kept = values > NOTHING_NEW * values[-1]
+    return (vectors[:, kept] * values[kept].rsqrt()).mT * inverse

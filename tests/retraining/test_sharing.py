@@ -1,0 +1,175 @@
+"""Copies that share products, a Hessian and its inverse, against dense answers in float64."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+
+import engram
+from engram.engine.prepare import undisturbed
+from engram.likelihoods import Categorical
+from engram.retraining import hessian_at
+from engram.retraining.folding import Folded, product
+from engram.retraining.hessian_at import HessianAt
+from engram.retraining.open_stack import open_stack
+from engram.retraining.quasi_newton import Objective, begin
+from engram.retraining.recipes import Newton
+from engram.retraining.shared_inverse import SharedInverse
+from retraining_problems import classifier, minimised, newton_refit
+
+DELTA = 0.5
+NETS = {
+    "mlp": lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)),
+    "one layer": lambda: nn.Linear(4, 3),
+    "convolution": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(6, 3)
+    ),
+    "sequence": lambda: nn.Sequential(
+        nn.Unflatten(1, (2, 2)), nn.Linear(2, 3), nn.GELU(), nn.Flatten(), nn.Linear(6, 3)
+    ),
+}
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("left_dim", "right_dim"), [(None, 0), (0, None), (1, None), (0, 0)])
+def test_folded_products_and_their_derivatives(left_dim, right_dim):
+    shapes = {None: (3, 4), 0: (5, 3, 4), 1: (3, 5, 4)}
+    left = random(*shapes[left_dim]).requires_grad_()
+    right = random(4, 2, seed=1) if right_dim is None else random(5, 4, 2, seed=1)
+    right.requires_grad_()
+    batched = {None: left, 0: left, 1: left.movedim(1, 0)}[left_dim]
+
+    def folded(a, b):
+        return vmap(product, in_dims=(left_dim, right_dim))(a, b)
+
+    assert (folded(left, right) - batched @ right).abs().max() < 1e-12
+    assert torch.autograd.gradcheck(folded, (left, right))
+    assert torch.autograd.gradgradcheck(folded, (left, right))
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_folding_changes_no_output(name):
+    torch.manual_seed(0)
+    net, x = NETS[name]().double(), random(7, 4)
+    stacked = {n: torch.stack([p.detach(), 2 * p.detach()]) for n, p in net.named_parameters()}
+
+    def run(named):
+        return functional_call(net, named, (x,))
+
+    expected = vmap(run)(stacked)
+    with Folded():
+        assert (vmap(run)(stacked) - expected).abs().max() < 1e-12
+        assert (net(x) - expected[0]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["graph kept", "graph made again"])
+@pytest.mark.parametrize("name", NETS)
+def test_hessian_products_equal_the_dense_hessian(name, keep, monkeypatch):
+    if not keep:
+        monkeypatch.setattr(hessian_at, "MEMORY_SHARE", 0.0)
+    torch.manual_seed(0)
+    _, x, y = classifier()
+    net = NETS[name]().double()
+    with undisturbed(net):
+        stack = open_stack(net, (x, y), Categorical(), DELTA)
+
+        def value(flat):
+            outputs = functional_call(net, stack.layout.unflatten(flat), (x,))
+            losses = nn.functional.cross_entropy(outputs, y, reduction="sum")
+            return losses + 0.5 * DELTA * (flat**2).sum()
+
+        dense = torch.autograd.functional.hessian(value, stack.start)
+        vectors = random(6, len(stack.start))
+        multiply = HessianAt(stack, stack.start, 6)
+        assert (multiply.graphs is not None) == keep
+        for _ in range(2):
+            assert (multiply(vectors) - vectors @ dense).abs().max() < 1e-9
+
+
+def counted(matrix):
+    seen = []
+
+    def multiply(rows):
+        seen.append(len(rows))
+        return rows @ matrix
+
+    return multiply, seen
+
+
+def test_systems_share_their_directions():
+    root = random(60, 60)
+    matrix = root @ root.T / 60 + torch.eye(60).double()
+    right = random(3, 60, seed=1)
+    right = torch.cat([right, random(9, 3, seed=2) @ right])  # twelve systems of rank three
+    multiply, seen = counted(matrix)
+    shared = SharedInverse(torch.clone, multiply, right, 60)
+    goals = torch.full((12,), 1e-8, dtype=torch.float64)
+    assert (shared.solve(right, goals) @ matrix - right).norm(dim=1).max() < 1e-7
+    assert max(seen) == 3  # a round never asks for more than what the residuals span
+    known = len(seen)
+    shared.solve(random(4, 12, seed=3) @ right, goals[:4])
+    assert len(seen) == known  # combinations of what is known cost nothing
+    images = shared.images[: shared.count]
+    assert (images @ images.mT - torch.eye(shared.count).double()).abs().max() < 1e-10
+
+
+def test_the_residual_is_the_least_that_the_directions_allow():
+    root = random(40, 40)
+    matrix, right = root @ root.T / 40 + torch.eye(40).double(), random(5, 40, seed=1)
+    multiply, _ = counted(matrix)
+    shared = SharedInverse(torch.clone, multiply, right, 10)
+    found = shared.solve(right, torch.full((5,), 1e-9, dtype=torch.float64))
+    assert shared.full
+    images = shared.directions @ matrix
+    least = torch.linalg.lstsq(images.T, right.T).solution.T @ images
+    assert (found @ matrix - least).abs().max() < 1e-8
+
+
+@pytest.mark.parametrize("groups", [[[i] for i in range(0, 144, 16)], [[1, 5, 9, 70], [2, 3], [8]]])
+def test_copies_equal_a_dense_newton_refit(groups):
+    model, x, y = classifier()
+    x, y = torch.cat([x + 0.3 * random(36, 4, seed=s) for s in range(4)]), y.repeat(4)
+    minimised(model, x, y, torch.ones(144), DELTA)
+    truth = engram.retrain(
+        model, (x, y), groups=groups, train=Newton(tolerance=1e-8), prior_precision=DELTA,
+        keep_models=True, progress=False,
+    )  # fmt: skip
+    assert truth.converged.all()
+    for row, members in enumerate(groups):
+        weights = torch.ones(144)
+        weights[members] = 0.0
+        exact = newton_refit(copy.deepcopy(model), x, y, weights, DELTA)
+        for name, parameter in exact.named_parameters():
+            assert (truth.parameters[name][row] - parameter).abs().max() < 1e-7
+
+
+def test_near_copies_take_few_gradients():
+    model, x, y = classifier()
+    x, y = torch.cat([x + 0.3 * random(36, 4, seed=s) for s in range(4)]), y.repeat(4)
+    minimised(model, x, y, torch.ones(144), DELTA)
+    members = tuple(torch.tensor([i]) for i in range(0, 144, 12))
+    with undisturbed(model):
+        stack = open_stack(model, (x, y), Categorical(), DELTA)
+        recipe = Newton(tolerance=1e-3).bind(model, (x, y), Categorical(), DELTA, False)
+        start = stack.start.expand(len(members), -1)
+        found = recipe.train(Objective(stack, members), start, 0, lambda count: None)
+    assert (found.gradient_norm <= found.wanted_norm).all()
+    assert found.evaluations.double().median() <= 5
+
+
+def test_a_start_that_all_share_is_visited_once():
+    model, x, y = classifier()
+    with undisturbed(model):
+        stack = open_stack(model, (x, y), Categorical(), DELTA)
+        members = torch.tensor([3]), torch.tensor([1, 7]), torch.tensor([], dtype=torch.long)
+        objective = Objective(stack, members)
+        start = stack.start.expand(3, -1)
+        value, gradient = stack.value_and_gradient(start, objective.weights)
+        state = begin(objective, start)
+    assert (state.value - value).abs().max() < 1e-10
+    assert (state.gradient - gradient).abs().max() < 1e-10
