@@ -136,7 +136,7 @@ def available_bytes(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Have freed temporaries kept for reuse instead of handed back to the system page by page.
 
     The C library returns blocks as large as the largest one freed so far, and takes page faults for
@@ -170,7 +170,7 @@ def session(
     chosen, model = resolve(likelihood), uncompiled(model)
     batches = Batches(data, batch_size or 1)
     with undisturbed(model):
-        _keep_freed_memory()
+        keep_freed_memory()
         engine = prepare(model, batches)
         fitting = _fitting_examples(engine, batches)
         size = batch_size or min(LARGEST_BATCH, fitting, batches.num_data)

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from engram.batches import Batches, Data
 from engram.engine.prepare import Engine, prepare, undisturbed
+from engram.engine.session import keep_freed_memory
 from engram.engine.watch import Watch, mixing_layers
 from engram.errors import ArgumentError, NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood
@@ -115,6 +116,7 @@ class Stream:
         names = tuple(trainable(self.model))
         if self._engine is None or names != self._names:
             with undisturbed(self.model):
+                keep_freed_memory()
                 self._engine = prepare(self.model, self.batches)
             self._names, self._mixing = names, mixing_layers(self.model)
         return self._engine
