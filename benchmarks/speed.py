@@ -25,7 +25,8 @@ from benchmarks.training import BATCH_SIZE, epoch
 from engram.engine import functional
 
 MANY_OUTPUTS = 1000
-FIT_EXAMPLES = 8192  # of the posteriors, at most
+TRAIN_EXAMPLES = 16_384  # before anything is timed
+FIT_EXAMPLES = 4096  # of the posteriors
 PRIOR_PRECISION = 60.0  # with all examples
 LEVERAGE_EXAMPLES = 256  # sizes below this would not carry the whole fixed cost
 EXAMPLES = {"mlp": FULL_SIZE, "lenet5": FULL_SIZE, "transformer": 4096, "resnet20": 1024}
@@ -36,6 +37,13 @@ POSTERIORS = {
     "diagonal": ("diagonal", None),
     "kronecker": ("kronecker", None),
     "kronecker_exact": ("kronecker", 0.0),
+}
+
+# curvature and tolerance
+FITS = {
+    "sampled_kfac": ("fisher", None),
+    "exact_kfac": ("ggn", None),
+    "whole_kfac": ("ggn", 0.0),
 }
 
 Data = tuple[Tensor, Tensor]
@@ -109,9 +117,9 @@ def slow_ways(model: nn.Module, data: Images) -> dict[str, Callable[[], Tensor]]
 
 
 def trained(net: str, outputs: int, data: Images, seed: int) -> nn.Module:
-    """A net after an epoch, so that it is not timed at its starting point."""
+    """A net that has learned something, so that it is not timed at its starting point."""
     model = build(net, outputs, seed)
-    epoch(model, torch.optim.Adam(model.parameters()), data.first(len(data.inputs)))
+    epoch(model, torch.optim.Adam(model.parameters()), data.first(TRAIN_EXAMPLES))
     return model
 
 
@@ -136,11 +144,12 @@ def measure(net: str, data: Images, count: int, chosen: argparse.Namespace) -> d
     small = max(LEVERAGE_EXAMPLES, count // 4 // BATCH_SIZE * BATCH_SIZE)
     if count <= small:
         raise SystemExit(f"expected more than {small} examples, got {count}")
-    data = Images(*data.first(count), data.source)
     model = trained(net, 10, data, chosen.seed)
     tasks = passes(model, data)
-    for name, curvature in (("sampled_kfac", "fisher"), ("exact_kfac", "ggn")):
-        tasks[name] = partial(fit, model, structure="kronecker", curvature=curvature)
+    for name, (curvature, tolerance) in FITS.items():
+        tasks[name] = partial(
+            fit, model, structure="kronecker", curvature=curvature, tolerance=tolerance
+        )
     tasks |= passes(trained(net, MANY_OUTPUTS, data, chosen.seed), data, f"_{MANY_OUTPUTS}")
     for task in tasks.values():
         task(data.first(BATCH_SIZE))  # warm up
@@ -222,7 +231,7 @@ def main() -> None:
     chosen = arguments()
     torch.set_num_threads(chosen.threads)
     counts = {net: chosen.examples or EXAMPLES[net] for net in chosen.nets}
-    data = images(max(counts.values()), chosen.seed)
+    data = images(max(TRAIN_EXAMPLES, *counts.values()), chosen.seed)
     record: dict[str, Any] = {
         "environment": environment(chosen.seed),
         "data": data.source,
