@@ -73,9 +73,10 @@ stopping there* is the test loss where the estimate is lowest over the lowest te
 The estimate sees the training data alone. The *gap of the training loss* is what one would get by
 taking that for the test loss. *Posterior* `optimizer` is the state as it stands, `per example` the
 same with squares scaled to single examples, and `followed` the leave-one-out weights of 1,000
-examples along the path of the training (`Tracker(..., follow=1000)`). The IVON runs are short and hardly overfit: on MNIST the training
-loss is the closer of the two, on Fashion-MNIST the estimate. Settings (rates, prior precision,
-batch size) are in the JSON file and follow the paper, with fewer epochs.
+examples along the path of the training (`Tracker(..., follow=1000)`). The IVON runs are short and
+hardly overfit: on MNIST the training loss is the closer of the two, on Fashion-MNIST the estimate.
+Settings (rates, prior precision, batch size) are in the JSON file and follow the paper, with fewer
+epochs.
 {conditions(first["environment"])}
 Written by `python -m benchmarks.during_training` with ENGRAM_DATA naming the folder of the data.
 

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engram.batches import Batches, Data
+from engram.curvature.seeds import check_curvature
 from engram.engine.prepare import device_of
 from engram.engine.session import Observed, Session, available_bytes, session
 from engram.errors import ArgumentError, DataError, NonFiniteError, PosteriorError
@@ -46,6 +47,7 @@ from engram.tracking.sources import training_lost
 
 NO_PRIOR = 1e-30  # in place of delta: the curvature alone, still positive in single precision
 MEMORY_SHARE = 0.25
+SEED = 0  # of the choice of examples, and of the labels sampled for the curvature
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Followed:
         model, optimizer, data, likelihood: of the training; make it before the first step.
         count: examples that are followed, chosen at random; each needs as much memory as the model.
         scale: N for a loss averaged over the batch, N / batch size for a sum.
-        seed: of the choice, and of the labels sampled for the curvature.
+        curvature: of C, as in :func:`engram.laplace`; ``fisher`` costs one backward pass.
 
     Attributes:
         indices: of the followed examples.
@@ -142,14 +144,15 @@ class Followed:
         likelihood: Likelihood,
         count: int,
         scale: float,
-        seed: int = 0,
+        curvature: str = "fisher",
     ) -> None:
         self.model, self.data, self.likelihood = model, data, likelihood
-        self.optimizer, self.scale, self.seed = unwrapped(optimizer), scale, seed
+        self.optimizer, self.scale, self.curvature = unwrapped(optimizer), scale, curvature
+        check_curvature(curvature)
         check_moving(self.optimizer)
         num_data = Batches(data, 1).num_data
         _check_count(count, num_data, model)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(SEED)
         self.indices = torch.randperm(num_data, generator=generator)[:count]
         self.deviation: Named = {
             name: torch.zeros(count, *p.shape, dtype=p.dtype, device=p.device)
@@ -191,7 +194,7 @@ class Followed:
             return replace(record, estimate=math.nan)
 
     def _advances(self, opened: Session) -> list[Advance]:
-        fit = Fit(opened, NO_PRIOR, "fisher", self.seed)
+        fit = Fit(opened, NO_PRIOR, self.curvature, SEED)
         blocks, rest = kronecker_blocks(fit, *kronecker_sums(fit))
         pace = pace_of(self.optimizer, fit.parameters)
         times = self.clock.elapsed(fit.parameters)
