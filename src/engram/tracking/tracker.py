@@ -274,8 +274,8 @@ class Tracker:
         return {"history": self.history.state_dict()} | self._parts()
 
     def _parts(self) -> dict[str, Any]:
-        parts = {"stream": self.stream, "source": self.source, "followed": self.followed}
-        return {name: part.state_dict() for name, part in parts.items() if part is not None}
+        names = ("stream", "source", "followed")
+        return {n: getattr(self, n).state_dict() for n in names if getattr(self, n) is not None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` gave, also in the middle of a streamed epoch."""
