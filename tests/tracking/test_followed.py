@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from ivon import IVON
@@ -15,7 +16,7 @@ from torch.nn import functional
 import engram
 from engram.errors import ArgumentError, DataError, PosteriorError
 from engram.likelihoods import resolve
-from engram.tracking.followed import Followed
+from engram.tracking.followed import Followed, expected_at
 
 N, RATE, DECAY = 12, 0.01, 0.05
 
@@ -70,7 +71,7 @@ def test_at_a_minimum_for_long_it_is_the_laplace_posterior() -> None:
         model.weight.copy_(torch.linalg.solve(precision, x.mT @ y).mT)
     followed = Followed(model, optimizer, (x, y), resolve("gaussian"), N, float(N), "ggn")
     followed.clock.restart([1e6])
-    increase = followed.update()
+    loss, left_out = followed.update()
     gradients = (x * (model(x) - y).detach())[followed.indices]
     expected = torch.linalg.solve(precision, gradients.mT).mT
     assert torch.allclose(followed.deviation["weight"][:, 0], expected, rtol=1e-9)
@@ -80,7 +81,8 @@ def test_at_a_minimum_for_long_it_is_the_laplace_posterior() -> None:
     result = engram.sensitivities(
         model, (x, y), posterior, likelihood="gaussian", estimator="linear"
     )
-    assert increase == pytest.approx(result.loo_nll - result.train_nll, rel=1e-6)
+    assert loss.allclose(result.loss[followed.indices])
+    assert left_out.allclose(result.loo_loss[followed.indices])
 
 
 def digits(count: int) -> tuple[Tensor, Tensor]:
@@ -135,6 +137,15 @@ def test_against_training_without_each_example() -> None:
     with torch.no_grad():
         loss = float(functional.cross_entropy(model(x), y))
     assert loss < 0.2 * sum(truth) / len(truth)  # known by heart
+
+
+def test_the_mean_over_all_data_is_a_regression_on_the_loss() -> None:
+    generator = torch.Generator().manual_seed(0)
+    loss = torch.rand(30, generator=generator, dtype=torch.float64)
+    left_out = loss + torch.rand(30, generator=generator, dtype=torch.float64) * loss
+    line = np.polyfit(loss.numpy(), (left_out - loss).numpy(), 1)
+    assert expected_at(0.7, loss, left_out) == pytest.approx(float(np.polyval(line, 0.7)))
+    assert expected_at(0.7, loss[:1], left_out[:1]) == pytest.approx(float((left_out - loss)[0]))
 
 
 def setting() -> tuple[nn.Module, optim.Optimizer, tuple[Tensor, Tensor]]:

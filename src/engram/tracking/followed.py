@@ -132,7 +132,8 @@ class Followed:
         >>> for _ in range(5):
         ...     nn.functional.cross_entropy(model(data[0]), data[1]).backward()
         ...     _ = optimizer.step()
-        >>> path.update() > 0
+        >>> loss, left_out = path.update()
+        >>> bool(left_out.mean() > loss.mean())
         True
     """
 
@@ -160,38 +161,37 @@ class Followed:
         }
         self.clock = Clock(self.optimizer)
 
-    def update(self) -> float:
-        """Follow the examples up to now; the mean of their leave-one-out loss less their loss.
+    def update(self) -> tuple[Tensor, Tensor]:
+        """Follow the examples up to now; their losses and their leave-one-out losses, [count].
 
         Costs a fit of sampled Kronecker factors, and a pass over the followed examples. Where it
         fails, nothing has changed.
         """
         with session(self.model, self.data, self.likelihood, None, False) as opened:
             advances = self._advances(opened)
-            increase, moved, start = 0.0, [], 0
+            losses, moved, start = [], [], 0
             for observed in opened.passes("leave-one-out weights", self.indices):
                 stop = start + len(observed.outputs)
                 own = {name: value[start:stop] for name, value in self.deviation.items()}
                 moved.append(_advanced(observed, own, advances))
-                increase += self._increase(observed, moved[-1])
+                losses.append(torch.stack([observed.loss, self._left_out(observed, moved[-1])]))
                 start = stop
         self.deviation = {name: torch.cat([part[name] for part in moved]) for name in moved[0]}
         self.clock.restart()
-        return increase / len(self.indices)
+        loss, left_out = torch.cat(losses, dim=1).double().cpu()
+        return loss, left_out
 
     def estimated(self, record: Record) -> Record:
-        """The record with the estimate along the path: the loss of all data, and the increase.
-
-        The examples' own mean would bring in by how much they happen to be easier than the others.
-        """
+        """The record with the estimate along the path."""
         if not math.isfinite(record.train):
             return record
         try:
-            return replace(record, estimate=record.train + self.update())
+            loss, left_out = self.update()
         except (NonFiniteError, PosteriorError) as error:
             if not training_lost(error, self.model, self.optimizer):
                 raise
             return replace(record, estimate=math.nan)
+        return replace(record, estimate=record.train + expected_at(record.train, loss, left_out))
 
     def _advances(self, opened: Session) -> list[Advance]:
         fit = Fit(opened, NO_PRIOR, self.curvature, SEED)
@@ -200,11 +200,11 @@ class Followed:
         times = self.clock.elapsed(fit.parameters)
         return [advance_of(block, pace, times, self.scale) for block in blocks + rest]
 
-    def _increase(self, observed: Observed, deviation: Named) -> float:
-        """Sum of the leave-one-out losses less the losses."""
+    def _left_out(self, observed: Observed, deviation: Named) -> Tensor:
+        """The losses at the outputs of the leave-one-out weights, linearised."""
         pushed = observed.trace.own_tangents(deviation)
-        found = displaced(self.likelihood, observed.outputs.detach(), observed.targets, pushed)
-        return float((found[1] - observed.loss).double().sum())
+        outputs = observed.outputs.detach()
+        return displaced(self.likelihood, outputs, observed.targets, pushed)[1]
 
     def state_dict(self) -> dict[str, Any]:
         """What has to be remembered across a restart."""
@@ -226,6 +226,30 @@ class Followed:
         device = device_of(self.model)
         self.deviation = {n: v.to(device, copy=True) for n, v in state["deviation"].items()}
         self.clock.restart(list(state["times"]))
+
+
+def expected_at(train: float, loss: Tensor, left_out: Tensor) -> float:
+    r"""The mean increase over all data, from that of a few examples whose losses are known.
+
+    .. math:: \bar d + \beta\, (\ell - \bar\ell), \qquad
+        \beta = \mathrm{cov}(d_i, \ell_i) / \mathrm{var}(\ell_i)
+
+    The regression estimator of survey sampling: increases go with losses, so by how much the few
+    happen to be easier than all data, whose mean loss is known, can be taken out.
+
+    Args:
+        train: mean loss of all data.
+        loss, left_out: of the few, [m].
+
+    Example:
+        >>> loss = torch.tensor([0.1, 0.3, 0.5])
+        >>> round(expected_at(0.4, loss, 3 * loss), 6)  # increases of twice the loss
+        0.8
+    """
+    increase, centred = left_out - loss, loss - loss.mean()
+    spread = float(centred.square().sum())
+    slope = float((increase * centred).sum()) / spread if spread > 0 else 0.0
+    return float(increase.mean()) + slope * (train - float(loss.mean()))
 
 
 def _advanced(observed: Observed, deviation: Named, advances: list[Advance]) -> Named:
