@@ -29,6 +29,9 @@ BUILD = {"lenet5": lenet5, "mlp-32-16": small_mlp}
 HESSIAN_START = 0.1
 # squared gradients as Adam keeps them, and scaled from batches to single examples
 BOTH = ("optimizer", "optimizer, per example")
+# leave-one-out weights of some examples, along the path of the training
+PATH, FOLLOWED = "followed", 1000
+ALL = (*BOTH, PATH)
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,13 @@ RUNS = {
     "fmnist-lenet5-adam-32": Run("fmnist", "lenet5", "adam", (1e-3, 0.0), 60.0, 32, 10, BOTH),
     "fmnist-lenet5-adamw": Run("fmnist", "lenet5", "adamw", (1e-3, 1e-3), 60.0, 256, 20, BOTH),
     "fmnist-lenet5-adamw-overfit": Run(
-        "fmnist", "lenet5", "adamw", (1e-3, 1e-3), 10.0, 256, 120, BOTH, 4, 10_000
+        "fmnist", "lenet5", "adamw", (1e-3, 1e-3), 10.0, 256, 120, ALL, 4, 10_000
+    ),
+    "fmnist-lenet5-adamw-overfit-5000": Run(
+        "fmnist", "lenet5", "adamw", (1e-3, 1e-3), 10.0, 256, 160, ALL, 4, 5_000
+    ),
+    "mnist-mlp-adamw-overfit": Run(
+        "mnist", "mlp-32-16", "adamw", (1e-3, 1e-3), 10.0, 256, 160, ALL, 4, 5_000
     ),
 }
 
@@ -123,10 +132,10 @@ def follow(name: str, seed: int) -> dict[str, Any]:
             model,
             optimizer,
             train.first(num_data),
-            posterior=kind.partition(",")[0],
             prior_precision=run.prior_precision,
             batch_size=run.batch_size,
             squares="example" if kind == BOTH[1] else "batch",
+            follow=FOLLOWED if kind == PATH else None,
         )
         for kind in run.posteriors
     }
@@ -140,7 +149,7 @@ def follow(name: str, seed: int) -> dict[str, Any]:
         row: dict[str, float] = {"epoch": epoch} | figures_on(model, test)
         for kind, tracker in trackers.items():
             result = tracker.update(step=epoch)
-            row |= {f"estimate {kind}": math.nan if result is None else result.loo_nll}
+            row |= {f"estimate {kind}": tracker.history.records[-1].estimate}
             row |= {"train": math.nan if result is None else result.train_nll}
         rows.append(row)
         tqdm.write(f"{name} {row}")

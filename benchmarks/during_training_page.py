@@ -71,9 +71,12 @@ Losses in nats, at the last epoch. *Mean gap* is the mean over the evaluated epo
 (every second or fourth) of |estimate / test loss - 1|, *signed* the same without the bars; *cost of
 stopping there* is the test loss where the estimate is lowest over the lowest test loss, less one.
 The estimate sees the training data alone. The *gap of the training loss* is what one would get by
-taking that for the test loss. The IVON runs are short and hardly overfit: on MNIST the training
-loss is the closer of the two, on Fashion-MNIST the estimate. Settings (rates, prior precision,
-batch size) are in the JSON file and follow the paper, with fewer epochs.
+taking that for the test loss. *Posterior* `optimizer` is the state as it stands, `per example` the
+same with squares scaled to single examples, and `followed` the leave-one-out weights of 1,000
+examples along the path of the training (`Tracker(..., follow=1000)`). The IVON runs are short and
+hardly overfit: on MNIST the training loss is the closer of the two, on Fashion-MNIST the estimate.
+Settings (rates, prior precision, batch size) are in the JSON file and follow the paper, with fewer
+epochs.
 {conditions(first["environment"])}
 Written by `python -m benchmarks.during_training` with ENGRAM_DATA naming the folder of the data.
 

@@ -102,7 +102,7 @@ class Wanted:
         check_known(optimizer)
         parameters = trainable(model)
         _check_owner(optimizer, parameters)
-        scale = _scale(optimizer, self.num_data, self.reduction, self.batch_size)
+        scale = loss_scale(optimizer, self.num_data, self.reduction, self.batch_size)
         root = _root(optimizer, self.squares, self.batch_size, self.num_data)
         prior = prior_of(optimizer, parameters, self.prior_precision, scale, self.num_data)
         return Source(optimizer, parameters, scale * root, prior.by_name), prior
@@ -114,7 +114,9 @@ def unwrapped(optimizer: Optimizer) -> Optimizer:
     return unwrapped(inner) if isinstance(inner, Optimizer) else optimizer
 
 
-def _scale(optimizer: Optimizer, num_data: int, reduction: str, batch_size: int | None) -> float:
+def loss_scale(
+    optimizer: Optimizer, num_data: int, reduction: str, batch_size: int | None
+) -> float:
     """N for a loss averaged over the batch, N / batch size for a sum."""
     if not isinstance(num_data, numbers.Integral) or num_data < 1:
         raise ArgumentError(

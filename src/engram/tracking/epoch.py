@@ -8,7 +8,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from engram.errors import DataError
+from engram.errors import ArgumentError, DataError
+from engram.tracking.history import Record
 from engram.tracking.visits import Visit
 
 UNSEEN, LOSS_ONLY, COMPLETE = 0, 1, 2
@@ -86,3 +87,24 @@ class Epoch:
                 "resume with the data that the run was started with",
             )
         return cls(**{name: state[name].clone() for name in COLUMNS})
+
+
+def ended(done: Record | None, step: int | None, told: bool) -> Record:
+    """The record of the epoch that ended by itself, if it may have this step.
+
+    Args:
+        done: that record, if there is one.
+        step: asked for; None for any.
+        told: whether others know of the step under which it was recorded.
+    """
+    if done is None:
+        raise DataError(
+            "at least one streamed step", "none", "run steps inside `with tracker.step(...)`"
+        )
+    if told and step is not None and step != done.step:
+        raise ArgumentError(
+            f"step {done.step}, under which the epoch was recorded when its last example came",
+            f"step {step}",
+            "pass epoch= to tracker.step, or leave step out",
+        )
+    return done

@@ -14,14 +14,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engram.batches import Batches, Data
-from engram.errors import ArgumentError, DataError, NonFiniteError, PosteriorError
+from engram.errors import ArgumentError, NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood, resolve
 from engram.parameters import uncompiled
 from engram.posteriors.gaussian import Posterior
+from engram.posteriors.optimizers import loss_scale
 from engram.sensitivity.estimators import estimator_named
 from engram.sensitivity.result import Result
-from engram.tracking.epoch import Epoch
+from engram.tracking.epoch import Epoch, ended
 from engram.tracking.figures import leverage_figure, loss_figure, score_figure
+from engram.tracking.followed import Followed
 from engram.tracking.history import History, Record
 from engram.tracking.indexed import Indexed
 from engram.tracking.page import training_page
@@ -52,6 +54,8 @@ class Tracker:
             as in :func:`engram.posterior_of`; with Adam, pass the batch size and
             ``squares="example"`` for estimates that do not grow with the batch.
         validation: data whose loss is recorded beside the estimate; never used for it.
+        follow: examples whose leave-one-out weights are followed along the training, such as 500;
+            the history's estimate is then theirs; make the tracker before the first step.
         patience: updates without a better estimate before ``should_stop``.
         folder: where every example's score is written at every update; without one, a temporary
             file is used once they are large.
@@ -85,6 +89,7 @@ class Tracker:
         batch_size: int | None = None,
         squares: str = "batch",
         validation: Data | None = None,
+        follow: int | None = None,
         patience: int = 5,
         folder: str | Path | None = None,
     ) -> None:
@@ -103,6 +108,10 @@ class Tracker:
         wanted = Wanted(posterior, prior_precision, average, reduction, batch_size, squares)
         self.source = source_of(wanted, model, optimizer, data, self.likelihood, self.num_data)
         self.stream = Stream(model, optimizer, data, self.likelihood, self.source, reduction)
+        self.followed: Followed | None = None
+        if follow is not None:
+            scale = loss_scale(optimizer, self.num_data, reduction, batch_size)
+            self.followed = Followed(model, optimizer, data, self.likelihood, follow, scale)
         self.history = History(folder)
         self.listeners: list[Callable[[Record, Tensor], None]] = []
         self.last_epoch: Epoch | None = None
@@ -199,19 +208,9 @@ class Tracker:
         """
         if self.stream.epoch.seen:
             return self._record_epoch(len(self.history) if step is None else step)
-        done = self._epoch_record
-        if done is None:
-            raise DataError(
-                "at least one streamed step", "none", "run steps inside `with tracker.step(...)`"
-            )
+        done = ended(self._epoch_record, step, bool(self.listeners))
         if step is None or step == done.step:
             return done
-        if self.listeners:
-            raise ArgumentError(
-                f"step {done.step}, under which the epoch was recorded when its last example came",
-                f"step {step}",
-                "pass epoch= to tracker.step, or leave step out",
-            )
         self._epoch_record = self.history.replace_step(done, step)
         return self._epoch_record
 
@@ -220,14 +219,16 @@ class Tracker:
         record = Record(
             number, done.train_nll, done.loo_nll, self._validation_loss(), streamed=True
         )
-        self._add(record, done.score)
-        self._epoch_record = record
-        return record
+        self._epoch_record = self._add(record, done.score)
+        return self._epoch_record
 
-    def _add(self, record: Record, scores: Tensor) -> None:
+    def _add(self, record: Record, scores: Tensor) -> Record:
+        if self.followed is not None:
+            record = self.followed.estimated(record)
         self.history.add(record, scores)
         for listener in self.listeners:
             listener(record, scores)
+        return record
 
     def to_tensorboard(self, writer: Any, prefix: str = "engram") -> None:
         """From now on, write losses and scores of every update with a ``SummaryWriter``."""
@@ -270,11 +271,11 @@ class Tracker:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on, in plain values and tensors, for a torch checkpoint."""
-        return {
-            "history": self.history.state_dict(),
-            "stream": self.stream.state_dict(),
-            "source": self.source.state_dict(),
-        }
+        return {"history": self.history.state_dict()} | self._parts()
+
+    def _parts(self) -> dict[str, Any]:
+        names = ("stream", "source", "followed")
+        return {n: getattr(self, n).state_dict() for n in names if getattr(self, n) is not None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` gave, also in the middle of a streamed epoch."""
@@ -283,9 +284,7 @@ class Tracker:
 
     def save(self, folder: str | Path) -> Path:
         """Write everything needed to go on; no pickle."""
-        write_state(
-            {"stream": self.stream.state_dict(), "source": self.source.state_dict()}, folder
-        )
+        write_state(self._parts(), folder)
         return self.history.save(folder)
 
     def resume(self, folder: str | Path) -> None:
@@ -295,5 +294,7 @@ class Tracker:
     def _go_on(self, state: Mapping[str, Any], history: History) -> None:
         self.stream.load_state_dict(state["stream"])
         self.source.load_state_dict(state["source"])
+        if self.followed is not None:
+            self.followed.load_state_dict(state.get("followed", {}))
         self.history = history
         self.last_epoch = self._latest = self._epoch_record = None
