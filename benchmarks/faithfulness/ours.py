@@ -9,25 +9,48 @@ from benchmarks.faithfulness.estimates import Estimate, Method
 from benchmarks.faithfulness.truths import Problem
 
 DEFAULT = "engram, no options"
+KRONECKER = "engram, kronecker, linear"
+REFINED = "engram, no options, refined by retraining"
 ROUNDS = 5
 
 
 def default(problem: Problem) -> Estimate:
     """What a user gets who says nothing but how strong the regulariser was."""
-    posterior = engram.laplace(
-        problem.model, problem.data, prior_precision=problem.prior_precision, progress=False
+    return _sensitivities(problem, _posterior(problem, None, None))
+
+
+def refined(problem: Problem, method: str, structure: str | None = None) -> Estimate:
+    """The same for all examples, then ``refine`` on those that it chooses itself."""
+    if method == "retrain" and problem.regime != "converged":
+        raise ValueError("needs the caller's own training where that was stopped early")
+    posterior = _posterior(problem, structure, None)
+    result = engram.sensitivities(problem.model, problem.data, posterior, progress=False)
+    result = engram.refine(
+        problem.model, problem.data, result, posterior, method=method, progress=False
     )
-    return _sensitivities(problem, posterior)
+    chosen = problem.left_out
+    increase = (result.loo_loss - result.loss)[chosen]
+    return Estimate(result.score[chosen], increase, result.deviation[chosen])
 
 
-def chosen(problem: Problem, structure: str, estimator: str, curvature: str = "ggn") -> Estimate:
+def calibrated(problem: Problem, structure: str) -> Estimate:
+    """A structure scaled by ``calibrate``, with the rule that goes with it."""
+    posterior = engram.calibrate(
+        problem.model, problem.data, _posterior(problem, structure, None), progress=False
+    )
+    return _sensitivities(problem, posterior, estimator="corrected")
+
+
+def chosen(
+    problem: Problem, structure: str, estimator: str, curvature: str | None = None
+) -> Estimate:
     """A structure and an estimator by name."""
     posterior = _posterior(problem, structure, curvature)
     return _sensitivities(problem, posterior, estimator=estimator, rounds=ROUNDS)
 
 
 @lru_cache(maxsize=1)
-def _posterior(problem: Problem, structure: str, curvature: str) -> engram.Posterior:
+def _posterior(problem: Problem, structure: str | None, curvature: str | None) -> engram.Posterior:
     """Rows that follow each other and differ in the estimator only share it."""
     return engram.laplace(
         problem.model,
@@ -49,22 +72,28 @@ def _sensitivities(problem: Problem, posterior: engram.Posterior, **options: obj
 
 METHODS: dict[str, Method] = {
     DEFAULT: default,
+    "engram, no options, refined by solving": partial(refined, method="solve"),
+    REFINED: partial(refined, method="retrain"),
+    KRONECKER: partial(chosen, structure="kronecker", estimator="linear"),
+    "engram, kronecker, calibrated": partial(calibrated, structure="kronecker"),
+    "engram, kronecker, linear, refined by retraining": partial(
+        refined, method="retrain", structure="kronecker"
+    ),
     **{
         f"engram, {structure}, {estimator}": partial(
             chosen, structure=structure, estimator=estimator
         )
         for structure, estimator in (
-            ("full", "corrected"),
-            ("full", "iterated"),
-            ("kronecker", "linear"),
             ("ekfac", "linear"),
             ("diagonal", "linear"),
+            ("full", "corrected"),
+            ("full", "iterated"),
         )
     },
     **{
         f"engram, full Hessian, {estimator}": partial(
             chosen, structure="full", estimator=estimator, curvature="hessian"
         )
-        for estimator in ("linear", "corrected", "iterated")
+        for estimator in ("linear", "corrected", "iterated", "newton")
     },
 }

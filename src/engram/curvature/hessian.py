@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from engram.batches import call
 from engram.engine.prepare import device_of
@@ -21,7 +22,9 @@ def hessian(session: Session, layout: Layout) -> Tensor:
     parameters = [trainable(model)[name] for name in layout.names]
     size = layout.num_params
     total = torch.zeros(size, size, dtype=torch.float64, device=device_of(model))
-    for batch in session.batches:
+    for batch in tqdm(
+        session.batches, "Hessian", disable=not session.progress, delay=2.0, leave=False
+    ):
         batch = batch.to(device_of(model))
         with (
             torch.enable_grad(),
