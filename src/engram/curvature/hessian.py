@@ -58,5 +58,9 @@ def hessian_rows(flat: Tensor, parameters: Sequence[Tensor]) -> Tensor:
             allow_unused=True,
             materialize_grads=True,
         )
-        rows.append(torch.cat([p.flatten(1) for p in parts], dim=1))
+        # what the gradient does not depend on comes back without the leading dimension
+        whole = [
+            part.expand(len(chunk), *p.shape) for part, p in zip(parts, parameters, strict=True)
+        ]
+        rows.append(torch.cat([part.flatten(1) for part in whole], dim=1))
     return torch.cat(rows)

@@ -164,7 +164,7 @@ def _solve_block(
     right = own.gradients(own.observed.residual)
     prior = prior_vector(posterior, layout).to(right)
 
-    def times(vectors: Tensor, rows: Tensor) -> Tensor:
+    def times(vectors: Tensor, rows: Tensor, conditioned: Tensor) -> Tensor:
         whole = torch.zeros_like(right)
         whole[rows] = vectors
         return exact.times(vectors) + prior * vectors - own.curvature_times(whole)[rows]
