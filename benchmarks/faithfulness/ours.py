@@ -19,18 +19,28 @@ def default(problem: Problem) -> Estimate:
     return _sensitivities(problem, _posterior(problem, None, None))
 
 
-def refined(problem: Problem, method: str, structure: str | None = None) -> Estimate:
+def refined(problem: Problem, method: str) -> Estimate:
     """The same for all examples, then ``refine`` on those that it chooses itself."""
     if method == "retrain" and problem.regime != "converged":
         raise ValueError("needs the caller's own training where that was stopped early")
-    posterior = _posterior(problem, structure, None)
-    result = engram.sensitivities(problem.model, problem.data, posterior, progress=False)
+    posterior = _posterior(problem, None, None)
     result = engram.refine(
-        problem.model, problem.data, result, posterior, method=method, progress=False
+        problem.model,
+        problem.data,
+        _everything(problem, posterior),
+        posterior,
+        method=method,
+        progress=False,
     )
     chosen = problem.left_out
     increase = (result.loo_loss - result.loss)[chosen]
     return Estimate(result.score[chosen], increase, result.deviation[chosen])
+
+
+@lru_cache(maxsize=1)
+def _everything(problem: Problem, posterior: engram.Posterior) -> engram.Result:
+    """Of all examples, which ``refine`` chooses from."""
+    return engram.sensitivities(problem.model, problem.data, posterior, progress=False)
 
 
 def calibrated(problem: Problem, structure: str) -> Estimate:
@@ -76,9 +86,6 @@ METHODS: dict[str, Method] = {
     REFINED: partial(refined, method="retrain"),
     KRONECKER: partial(chosen, structure="kronecker", estimator="linear"),
     "engram, kronecker, calibrated": partial(calibrated, structure="kronecker"),
-    "engram, kronecker, linear, refined by retraining": partial(
-        refined, method="retrain", structure="kronecker"
-    ),
     **{
         f"engram, {structure}, {estimator}": partial(
             chosen, structure=structure, estimator=estimator
