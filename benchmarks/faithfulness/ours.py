@@ -27,7 +27,7 @@ def refined(problem: Problem, method: str) -> Estimate:
     result = engram.refine(
         problem.model,
         problem.data,
-        _everything(problem, posterior),
+        _everything(problem),
         posterior,
         method=method,
         progress=False,
@@ -38,8 +38,9 @@ def refined(problem: Problem, method: str) -> Estimate:
 
 
 @lru_cache(maxsize=1)
-def _everything(problem: Problem, posterior: engram.Posterior) -> engram.Result:
+def _everything(problem: Problem) -> engram.Result:
     """Of all examples, which ``refine`` chooses from."""
+    posterior = _posterior(problem, None, None)
     return engram.sensitivities(problem.model, problem.data, posterior, progress=False)
 
 
