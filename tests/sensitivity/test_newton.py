@@ -129,3 +129,16 @@ def test_an_unknown_name_lists_it():
     posterior = engram.laplace(model, data, structure="full", prior_precision=DELTA)
     with pytest.raises(engram.errors.ArgumentError, match="newton"):
         engram.sensitivities(model, data, posterior, estimator="fifth")
+
+
+def test_a_group_is_left_out_with_the_gauss_newton_matrix_all_the_same():
+    model, data = trained()
+    common = {"prior_precision": DELTA, "progress": False}
+    exact = engram.laplace(model, data, curvature="hessian", **common)
+    plain = engram.laplace(model, data, structure="full", **common)
+    group = torch.arange(12)
+    found = engram.remove(model, data, exact, group, progress=False)
+    expected = engram.remove(model, data, plain, group, progress=False)
+    assert found.settings["estimator"] == "corrected"
+    assert not found.flagged
+    assert torch.allclose(found.group.outputs_without, expected.group.outputs_without, atol=1e-8)
