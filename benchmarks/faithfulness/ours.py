@@ -19,29 +19,18 @@ def default(problem: Problem) -> Estimate:
     return _sensitivities(problem, _posterior(problem, None, None))
 
 
-def refined(problem: Problem, method: str) -> Estimate:
+def refined(problem: Problem) -> Estimate:
     """The same for all examples, then ``refine`` on those that it chooses itself."""
-    if method == "retrain" and problem.regime != "converged":
-        raise ValueError("needs the caller's own training where that was stopped early")
+    if problem.regime != "converged":
+        raise ValueError("the built-in recipe trains to the end, and this net was stopped early")
     posterior = _posterior(problem, None, None)
+    result = engram.sensitivities(problem.model, problem.data, posterior, progress=False)
     result = engram.refine(
-        problem.model,
-        problem.data,
-        _everything(problem),
-        posterior,
-        method=method,
-        progress=False,
+        problem.model, problem.data, result, posterior, method="retrain", progress=False
     )
     chosen = problem.left_out
     increase = (result.loo_loss - result.loss)[chosen]
     return Estimate(result.score[chosen], increase, result.deviation[chosen])
-
-
-@lru_cache(maxsize=1)
-def _everything(problem: Problem) -> engram.Result:
-    """Of all examples, which ``refine`` chooses from."""
-    posterior = _posterior(problem, None, None)
-    return engram.sensitivities(problem.model, problem.data, posterior, progress=False)
 
 
 def calibrated(problem: Problem, structure: str) -> Estimate:
@@ -83,8 +72,7 @@ def _sensitivities(problem: Problem, posterior: engram.Posterior, **options: obj
 
 METHODS: dict[str, Method] = {
     DEFAULT: default,
-    "engram, no options, refined by solving": partial(refined, method="solve"),
-    REFINED: partial(refined, method="retrain"),
+    REFINED: refined,
     KRONECKER: partial(chosen, structure="kronecker", estimator="linear"),
     "engram, kronecker, calibrated": partial(calibrated, structure="kronecker"),
     **{
@@ -98,10 +86,7 @@ METHODS: dict[str, Method] = {
             ("full", "iterated"),
         )
     },
-    **{
-        f"engram, full Hessian, {estimator}": partial(
-            chosen, structure="full", estimator=estimator, curvature="hessian"
-        )
-        for estimator in ("linear", "corrected", "iterated", "newton")
-    },
+    "engram, full Hessian, corrected": partial(
+        chosen, structure="full", estimator="corrected", curvature="hessian"
+    ),
 }
