@@ -104,8 +104,8 @@ with the same version.
 
 The regulariser was not fixed in advance: the estimates on the digits with a prior precision of 2
 were seen before 3 was taken for all settings. That setting is in the table as "weaker regulariser".
-What engram does without options on converged nets was chosen in view of these truths and of those of
-the calibration study: [decisions](../decisions.md) has what was tried.
+What engram does without options on converged nets was chosen in view of these truths and of those
+of the calibration study: [decisions](../decisions.md) has what was tried.
 
 {conditions(record["environment"])} Peers: {versions}. Written by `make bench-faithfulness`."""
 
