@@ -87,6 +87,11 @@ def test_a_larger_one_gets_kronecker_factors_and_the_linear_rule(monkeypatch) ->
     assert result.provenance["settings"]["estimator"] == "linear"
 
 
+def test_many_parameters_get_kronecker_factors_however_few_the_examples(monkeypatch) -> None:
+    monkeypatch.setattr(affordable, "FULL_PARAMETERS", 14)
+    assert engram.laplace(*problem()).structure == "kronecker"
+
+
 def test_the_hessian_means_the_full_matrix(monkeypatch) -> None:
     monkeypatch.setattr(affordable, "FULL_WORK", 0)
     model, data = problem()

@@ -12,6 +12,7 @@ from engram.engine.session import Session, available_bytes
 from engram.parameters import trainable
 
 FULL_WORK = 2e10  # N P^2 up to which the full matrix is the default
+FULL_PARAMETERS = 6000  # beyond, factorising it takes more than seconds, however few the examples
 OPERATIONS_PER_PARAMETER = 3  # of a forward pass; a weight that is used once costs two
 SHARED_WORK = 5e9  # N P times the operations of a forward pass, where weights are used more often
 SMALLEST_SHARE = 0.01  # of the prior precision that the Hessian may come down to
@@ -26,7 +27,8 @@ def dense_bytes(num_params: int) -> int:
 def default_structure(model: nn.Module, data: Data) -> str:
     """``full`` where that takes seconds and fits, else ``kronecker``."""
     num_params = sum(p.numel() for p in trainable(model).values())
-    quick = Batches(data, 1).num_data * num_params**2 <= FULL_WORK
+    work = Batches(data, 1).num_data * num_params**2
+    quick = work <= FULL_WORK and num_params <= FULL_PARAMETERS
     fits = dense_bytes(num_params) <= available_bytes(device_of(model))
     return "full" if quick and fits else "kronecker"
 

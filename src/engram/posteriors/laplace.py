@@ -45,9 +45,9 @@ def laplace(
     r"""The Gaussian posterior at a trained model, :math:`S = \sum_i J_i' \Lambda_i J_i + \delta I`.
 
     Without a structure and a curvature the most faithful way is taken that costs seconds: the full
-    matrix up to N P^2 = 2e10, of the exact Hessian where that is positive definite and affordable
-    (weights used once per example), else of the Gauss-Newton matrix; Kronecker factors above.
-    The posterior's ``structure`` and ``settings["curvature"]`` say what it was.
+    matrix up to N P^2 = 2e10 and P = 6000, of the exact Hessian where that is positive definite and
+    affordable (weights used once per example), else of the Gauss-Newton matrix; Kronecker factors
+    above. The posterior's ``structure`` and ``settings["curvature"]`` say what it was.
 
     Args:
         model: trained; it is not changed.
