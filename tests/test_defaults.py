@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 import engram
-from engram.posteriors import laplace as fitting
+from engram.posteriors import affordable
 
 
 def problem(count: int = 30) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
@@ -19,11 +20,66 @@ def test_a_small_model_gets_the_full_matrix_and_the_rule_that_goes_with_it() -> 
     posterior = engram.laplace(model, data)
     result = engram.sensitivities(model, data, posterior)
     assert posterior.structure == "full"
+    assert posterior.settings["curvature"] == "hessian"
+    assert result.provenance["settings"]["estimator"] == "newton"
+
+
+def test_a_hessian_that_is_not_definite_is_replaced_unless_it_was_asked_for() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    data = (4 * torch.randn(60, 4), torch.randint(0, 3, (60,)))
+    posterior = engram.laplace(model, data, prior_precision=1e-3)
+    result = engram.sensitivities(model, data, posterior)
+    assert posterior.structure == "full"
+    assert posterior.settings["curvature"] == "ggn"
+    assert result.provenance["settings"]["estimator"] == "corrected"
+    with pytest.raises(engram.errors.PosteriorError, match="positive-definite"):
+        engram.laplace(model, data, curvature="hessian", prior_precision=1e-3)
+
+
+def test_a_named_structure_means_the_gauss_newton_matrix() -> None:
+    model, data = problem()
+    posterior = engram.laplace(model, data, structure="full")
+    result = engram.sensitivities(model, data, posterior)
+    assert posterior.settings["curvature"] == "ggn"
     assert result.provenance["settings"]["estimator"] == "corrected"
 
 
+def test_weights_used_at_many_positions_make_the_hessian_too_dear(monkeypatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 3))
+    data = (torch.randn(30, 1, 6, 6), torch.randint(0, 3, (30,)))
+    small = engram.laplace(model, data, prior_precision=100.0)
+    monkeypatch.setattr(affordable, "SHARED_WORK", 1.0)
+    large = engram.laplace(model, data, prior_precision=100.0)
+    assert small.settings["curvature"] == "hessian"
+    assert large.settings["curvature"] == "ggn"
+
+
+def test_an_operation_without_a_second_derivative_leaves_the_gauss_newton_matrix() -> None:
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, gradient):
+            return 2 * gradient
+
+    class Doubled(nn.Module):
+        def forward(self, x):
+            return Once.apply(x)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), Doubled())
+    data = (torch.randn(30, 4), torch.randint(0, 3, (30,)))
+    posterior = engram.laplace(model, data)
+    assert posterior.settings["curvature"] == "ggn"
+
+
 def test_a_larger_one_gets_kronecker_factors_and_the_linear_rule(monkeypatch) -> None:
-    monkeypatch.setattr(fitting, "FULL_WORK", 30 * 15**2 - 1)  # 15 parameters, 30 examples
+    monkeypatch.setattr(affordable, "FULL_WORK", 30 * 15**2 - 1)  # 15 parameters, 30 examples
     model, data = problem()
     posterior = engram.laplace(model, data)
     result = engram.sensitivities(model, data, posterior)
@@ -31,7 +87,12 @@ def test_a_larger_one_gets_kronecker_factors_and_the_linear_rule(monkeypatch) ->
     assert result.provenance["settings"]["estimator"] == "linear"
 
 
+def test_many_parameters_get_kronecker_factors_however_few_the_examples(monkeypatch) -> None:
+    monkeypatch.setattr(affordable, "FULL_PARAMETERS", 14)
+    assert engram.laplace(*problem()).structure == "kronecker"
+
+
 def test_the_hessian_means_the_full_matrix(monkeypatch) -> None:
-    monkeypatch.setattr(fitting, "FULL_WORK", 0)
+    monkeypatch.setattr(affordable, "FULL_WORK", 0)
     model, data = problem()
     assert engram.laplace(model, data, curvature="hessian").structure == "full"

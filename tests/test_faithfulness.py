@@ -12,8 +12,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks.faithfulness.bars import BARS, bars
 from benchmarks.faithfulness.estimates import Estimate, measure, metrics
-from benchmarks.faithfulness.ours import DEFAULT
+from benchmarks.faithfulness.ours import DEFAULT, KRONECKER, METHODS, REFINED
 from benchmarks.faithfulness.table import best, shortfalls
 
 
@@ -78,3 +79,26 @@ def test_best_is_closest_to_the_truth_not_largest() -> None:
     rows["low"]["loo_error"] = -0.05
     assert best(rows, "increase_ratio") == "low"
     assert best(rows, "loo_error") == "low"
+
+
+def test_what_misses_a_bar_is_bold_and_nothing_else() -> None:
+    assert set(BARS) <= set(METHODS)
+    row = {
+        "score_spearman": 0.9949,
+        "score_pearson": 0.96,
+        "increase_pearson": 0.5,
+        "increase_ratio": 0.86,
+    }
+    done = [
+        {
+            "title": "Some",
+            "regime": "converged",
+            "methods": {DEFAULT: row, REFINED: row, KRONECKER: {"error": "none | here"}},
+        },
+        {"title": "Other", "regime": "early-stopped", "methods": {}},
+    ]
+    text = bars(done)
+    assert "| Some | 0.9949 | **0.9600** | **0.5000** | 0.86 |" in text
+    assert "| Some | **0.9949** | **0.9600** | 0.5000 | **0.86** |" in text
+    assert "| Some | none / here |  |  |  |" in text
+    assert "Other" not in text

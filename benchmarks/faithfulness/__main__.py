@@ -46,12 +46,16 @@ def unfinished(name: str, regime: str) -> dict[str, Any]:
 
 
 def measured(chosen: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
-    """All problems, in the order of the settings; those not done yet say so."""
+    """All problems, in the order of the settings; those not done yet say so.
+
+    Converged ones are begun first: a run that is cut short lacks the less important half.
+    """
     keys = [(name, regime) for name in chosen.settings for regime in REGIMES]
     found: dict[tuple[str, str], dict[str, Any]] = {}
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(chosen.processes, mp_context=spawn) as pool:
-        jobs = {pool.submit(run, *key, chosen.seed, chosen.cache): key for key in keys}
+        first = sorted(keys, key=lambda key: REGIMES.index(key[1]))
+        jobs = {pool.submit(run, *key, chosen.seed, chosen.cache): key for key in first}
         for job in as_completed(jobs):
             found[jobs[job]] = job.result()
             print(f"{len(found)} of {len(keys)}: {jobs[job]}", file=sys.stderr, flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.faithfulness.bars import bars
 from benchmarks.faithfulness.estimates import METRICS
 from benchmarks.faithfulness.ours import DEFAULT
 from benchmarks.records import conditions, table
@@ -74,6 +75,8 @@ def page(record: Row) -> str:
             "![estimated against true scores](faithfulness.png)",
             "## Summary",
             summary(done),
+            "## Bars",
+            bars(done),
             *(section(p) for p in done),
         )
         if part
@@ -94,10 +97,15 @@ is taken as score and, over N, as increase; a number in other units is correlate
 error is the estimated minus the true mean LOO loss over the left-out examples, in nats. Bold is
 closest to the truth in its column. It is one seed and {count} examples: differences in the third
 decimal mean little. Seconds are of one run on a busy machine; rows that share a posterior have its
-fit in the first of them.
+fit in the first of them. Rows of engram that are refined or calibrated say so; `refine` chooses the
+examples itself, the flagged ones and the 5 % with the highest estimated score, and the others stay
+as they were. Peers' rows are kept with the nets and truths, and not measured again by a later run
+with the same version.
 
 The regulariser was not fixed in advance: the estimates on the digits with a prior precision of 2
 were seen before 3 was taken for all settings. That setting is in the table as "weaker regulariser".
+What engram does without options on converged nets was chosen in view of these truths and of those
+of the calibration study: [decisions](../decisions.md) has what was tried.
 
 {conditions(record["environment"])} Peers: {versions}. Written by `make bench-faithfulness`."""
 

@@ -28,7 +28,11 @@ CACHE = Path(__file__).resolve().parent.parent.parent / "build" / "faithfulness"
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A trained net, its data, and what really happens without each of some examples."""
+    """A trained net, its data, and what really happens without each of some examples.
+
+    Args:
+        folder: where net and truth are kept, and whatever else depends on nothing but them.
+    """
 
     title: str
     regime: str
@@ -37,6 +41,7 @@ class Problem:
     inputs: Tensor
     targets: Tensor
     truth: engram.Retraining
+    folder: Path
 
     @property
     def data(self) -> tuple[Tensor, Tensor]:
@@ -76,9 +81,8 @@ def problem(setting: Setting, regime: str, seed: int, cache: Path = CACHE) -> Pr
         folder.mkdir(parents=True, exist_ok=True)
         save_model(model, folder / "model.safetensors")
         truth.save(folder)
-    return Problem(
-        setting.title, regime, setting.prior_precision, model.eval(), inputs, targets, truth
-    )
+    precision = setting.prior_precision
+    return Problem(setting.title, regime, precision, model.eval(), inputs, targets, truth, folder)
 
 
 def _key(setting: Setting, regime: str, seed: int, inputs: Tensor, targets: Tensor) -> str:

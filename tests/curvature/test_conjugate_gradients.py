@@ -15,7 +15,7 @@ def matrices():
 
 
 def times(systems):
-    return lambda vectors, rows: (systems[rows] @ vectors[:, :, None])[:, :, 0]
+    return lambda vectors, rows, _: (systems[rows] @ vectors[:, :, None])[:, :, 0]
 
 
 def test_each_system_is_solved_by_its_own_matrix():
@@ -59,3 +59,17 @@ def test_what_is_not_finished_says_so():
     systems, right = matrices()
     found = conjugate_gradients(times(systems), torch.clone, right, 1e-12, 2)
     assert (found.residual > 1e-12).all()
+
+
+def test_the_operator_is_told_what_the_preconditioners_matrix_makes_of_its_vectors():
+    systems, right = matrices()
+    diagonal = systems.diagonal(dim1=1, dim2=2).mean(0)
+    product, differences = times(systems), []
+
+    def watched(vectors, rows, weighted):
+        differences.append(float((weighted - diagonal * vectors).norm() / weighted.norm()))
+        return product(vectors, rows, weighted)
+
+    conjugate_gradients(watched, lambda v: v / diagonal, right, 1e-6, 300)
+    assert len(differences) > 5
+    assert max(differences) < 1e-10

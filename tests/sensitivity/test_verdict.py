@@ -8,7 +8,7 @@ import torch
 from sklearn.linear_model import Ridge
 
 import engram
-from engram.sensitivity.rules import LEVERAGE, RULES
+from engram.sensitivity.rules import LEVERAGE, RULES, judge, rules_of
 from engram.sensitivity.verdict import LEVELS, Rule, Verdict
 from retraining_problems import PRIOR_PRECISION, RIDGE, ridge_problem
 from trust_problems import DELTA, judged, trained, untrained
@@ -113,3 +113,17 @@ def test_rules_are_ordered_and_say_what_to_do():
         assert rule.text
         assert rule.remedy.endswith(".")
     assert LEVELS == ("good", "caution", "unreliable")
+
+
+def test_a_remedy_never_names_a_structure_that_is_already_there():
+    model, data = trained()
+    result, _ = judged(model, data, "full", DELTA)
+    crowded = replace(
+        result, diagnostics=replace(result.diagnostics, effective_parameters=float(result.num_data))
+    )
+    (reason,) = [r for r in judge(crowded).reasons if r.signal == "mean_leverage"]
+    assert "richer structure" not in reason.remedy
+    assert "refine" in reason.remedy
+    other, _ = judged(model, data, "diagonal", DELTA)
+    remedies = {r.signal: r.remedy for r in rules_of(other)}
+    assert "richer structure" in remedies["mean_leverage"]

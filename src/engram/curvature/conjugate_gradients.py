@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-#: vectors [R, P] of the systems numbered [R] -> their images [R, P]
-Operator = Callable[[Tensor, Tensor], Tensor]
+#: vectors v [R, P] of the systems numbered [R], and M v for the matrix M whose inverse is the
+#: preconditioner, which comes for free -> A v [R, P]
+Operator = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ def conjugate_gradients(
     """Solve A_m x_m = b_m for symmetric A_m.
 
     Args:
-        times: multiplies with A; it is also told which systems the vectors belong to.
+        times: multiplies with A; it is also told which systems the vectors belong to, and what
+            the preconditioner's matrix makes of them.
         precondition: applies an approximate inverse, [R, P] -> [R, P].
         right: b, [M, P].
         tolerance: relative residual at which a system counts as solved.
@@ -54,13 +56,13 @@ def conjugate_gradients(
     Example:
         >>> matrix = torch.tensor([[4.0, 1.0], [1.0, 3.0]], dtype=torch.float64)
         >>> right = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
-        >>> found = conjugate_gradients(lambda v, _: v @ matrix, torch.clone, right, 1e-12, 10)
+        >>> found = conjugate_gradients(lambda v, _, __: v @ matrix, torch.clone, right, 1e-12, 10)
         >>> bool(torch.allclose(found.vectors @ matrix, right)), int(found.iterations)
         (True, 2)
     """
     solution, residual = torch.zeros_like(right), right.clone()
     conditioned = precondition(residual)
-    direction = conditioned.clone()
+    direction, weighted = conditioned.clone(), residual.clone()
     square = _inner(residual, conditioned)
     goal = tolerance**2 * square
     start = square.clone()
@@ -70,7 +72,7 @@ def conjugate_gradients(
         rows = ((square > goal) & ~indefinite).nonzero()[:, 0]
         if len(rows) == 0:
             break
-        image = times(direction[rows], rows)
+        image = times(direction[rows], rows, weighted[rows])
         iterations[rows] += 1
         curvature = _inner(direction[rows], image)
         positive = curvature > 0  # false for NaN too
@@ -84,6 +86,7 @@ def conjugate_gradients(
         square[rows] = _inner(residual[rows], conditioned)
         ratio = (square[rows] / before).to(right)[:, None]
         direction[rows] = conditioned + ratio * direction[rows]
+        weighted[rows] = residual[rows] + ratio * weighted[rows]
     share = (square / start.clamp_min(torch.finfo(start.dtype).tiny)).clamp_min(0).sqrt()
     return Solution(solution, share, indefinite, iterations)
 

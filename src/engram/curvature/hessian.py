@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from engram.batches import call
 from engram.engine.prepare import device_of
@@ -21,7 +22,9 @@ def hessian(session: Session, layout: Layout) -> Tensor:
     parameters = [trainable(model)[name] for name in layout.names]
     size = layout.num_params
     total = torch.zeros(size, size, dtype=torch.float64, device=device_of(model))
-    for batch in session.batches:
+    for batch in tqdm(
+        session.batches, "Hessian", disable=not session.progress, delay=2.0, leave=False
+    ):
         batch = batch.to(device_of(model))
         with (
             torch.enable_grad(),
@@ -55,5 +58,9 @@ def hessian_rows(flat: Tensor, parameters: Sequence[Tensor]) -> Tensor:
             allow_unused=True,
             materialize_grads=True,
         )
-        rows.append(torch.cat([p.flatten(1) for p in parts], dim=1))
+        # what the gradient does not depend on comes back without the leading dimension
+        whole = [
+            part.expand(len(chunk), *p.shape) for part, p in zip(parts, parameters, strict=True)
+        ]
+        rows.append(torch.cat([part.flatten(1) for part in whole], dim=1))
     return torch.cat(rows)

@@ -24,7 +24,7 @@ from engram.engine.recorder import Recorder, Site
 from engram.engine.steps import add_total, deviations
 from engram.engine.totals import GradientSum
 from engram.engine.units import replaced
-from engram.parameters import Named
+from engram.parameters import Layout, Named
 from engram.posteriors.gaussian import Posterior
 
 
@@ -118,6 +118,16 @@ class Trace:
                     name = site.roles[role]
                     result[name] = result[name] + value if name in result else value
         return result
+
+    def own_gradient_rows(self, seed: Tensor, layout: Layout) -> Tensor:
+        """J_i' seed_i as flat vectors, [B, P]; zeros for what no output depends on."""
+        found = self.own_gradients(seed)
+        zeros: Named = {
+            name: seed.new_zeros(len(seed), *shape)
+            for name, shape in zip(layout.names, layout.shapes, strict=True)
+            if name not in found
+        }
+        return layout.flatten(found | zeros)
 
     def _push(
         self, leaf: Tensor, found: Sequence[Tensor | None], moves: Sequence[Tensor | None]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.batches import Batches, Data
+from engram.batches import Data
 from engram.curvature.hessian import hessian
 from engram.curvature.kronecker import KroneckerFactors
 from engram.curvature.moments import OuterMoments, SquareMoments
@@ -18,6 +18,12 @@ from engram.engine.session import Observed, Session, available_bytes, session
 from engram.errors import ArgumentError, PosteriorError
 from engram.likelihoods import Likelihood
 from engram.parameters import Layout, Named, trainable
+from engram.posteriors.affordable import (
+    default_structure,
+    dense_bytes,
+    hessian_is_affordable,
+    is_safely_definite,
+)
 from engram.posteriors.blocks import Block, DenseBlock, EigenBlock, diagonal_block
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 
@@ -25,7 +31,6 @@ Gradients = Sequence[Tensor | None]
 
 TOLERANCE = 0.03  # below what Kronecker factors are off by themselves; see docs/decisions.md
 SAMPLED_SHARE = 3.0  # of the outputs' variance, in tolerances: sampling has no bias
-FULL_WORK = 2e10  # N P^2 up to which the full matrix is the default
 
 
 def laplace(
@@ -35,7 +40,7 @@ def laplace(
     likelihood: str | Likelihood = "categorical",
     structure: str | None = None,
     prior_precision: float = 1.0,
-    curvature: str = "ggn",
+    curvature: str | None = None,
     tolerance: float | None = None,
     batch_size: int | None = None,
     seed: int = 0,
@@ -43,16 +48,21 @@ def laplace(
 ) -> Posterior:
     r"""The Gaussian posterior at a trained model, :math:`S = \sum_i J_i' \Lambda_i J_i + \delta I`.
 
+    Without a structure and a curvature the most faithful way is taken that costs seconds: the full
+    matrix up to N P^2 = 2e10 and P = 6000, of the exact Hessian where that is positive definite and
+    affordable (weights used once per example), else of the Gauss-Newton matrix; Kronecker factors
+    above. The posterior's ``structure`` and ``settings["curvature"]`` say what it was.
+
     Args:
         model: trained; it is not changed.
         data: the training data.
         likelihood: a name or an object.
         structure: ``isotropic``, ``diagonal``, ``kronecker`` (K-FAC), ``ekfac`` (K-FAC with
-            eigenvalues corrected, two passes), ``full``, or ``last_layer`` (full over it). If not
-            given, ``full`` where that takes seconds (N P^2 up to 2e10), else ``kronecker``.
+            eigenvalues corrected, two passes), ``full``, or ``last_layer`` (full over it).
         prior_precision: delta of the regulariser delta/2 |theta|^2 on the sum of the losses.
         curvature: ``ggn`` exact, ``fisher`` with one sampled label per example, ``empirical``, or
-            ``hessian`` (exact Hessian; ``full`` and ``last_layer``).
+            ``hessian`` (exact Hessian; ``full`` and ``last_layer``; an error where it is not
+            positive definite). With a structure, ``ggn`` if not given.
         tolerance: how far an average example's sensitivity may change for speed. Eigenvalues of
             wide Kronecker factors are merged, and of the exact curvature the classes with the last
             3 tolerance of the outputs' variance are sampled (not in ``full``, ``last_layer``). If
@@ -68,12 +78,14 @@ def laplace(
         Posterior(diagonal, 8 parameters, N=20, prior_precision=2)
     """
     prior_precision = check_prior_precision(prior_precision)
-    check_curvature(curvature)
+    if curvature is not None:
+        check_curvature(curvature)
     _check_tolerance(tolerance)
+    undecided = structure is None and curvature is None
     if structure is None:
-        structure = "full" if curvature == "hessian" else _default_structure(model, data)
-    fit = STRUCTURES.get(structure) if isinstance(structure, str) else None
-    if fit is None:
+        structure = "full" if curvature == "hessian" else default_structure(model, data)
+    fit_blocks = STRUCTURES.get(structure) if isinstance(structure, str) else None
+    if fit_blocks is None:
         raise ArgumentError(
             f"structure to be one of {', '.join(STRUCTURES)}", repr(structure), 'use "kronecker"'
         )
@@ -85,12 +97,14 @@ def laplace(
         )
     with session(model, data, likelihood, batch_size, progress) as opened:
         tolerance = _default_tolerance(model) if tolerance is None else tolerance
-        fitted = Fit(opened, prior_precision, curvature, seed, tolerance)
-        blocks = _merged(fit(fitted), prior_precision, tolerance)
+        fit = Fit(opened, prior_precision, curvature or "ggn", seed, tolerance)
+        if undecided and structure == "full" and hessian_is_affordable(opened):
+            fit_blocks = _full_hessian_first
+        blocks = _merged(fit_blocks(fit), prior_precision, tolerance)
         mean = {name: p.detach().clone() for name, p in trainable(model).items()}
         settings: dict[str, Any] = {
             "method": "laplace",
-            "curvature": curvature,
+            "curvature": fit.curvature,
             "likelihood": repr(opened.likelihood),
             "tolerance": tolerance,
             "seed": seed,
@@ -121,13 +135,6 @@ def _merged(
         block.merged(prior_precision, tolerance) if isinstance(block, EigenBlock) else block
         for block in blocks
     )
-
-
-def _default_structure(model: nn.Module, data: Data) -> str:
-    """The most faithful structure that costs no more than seconds."""
-    num_params = sum(p.numel() for p in trainable(model).values())
-    work = Batches(data, 1).num_data * num_params**2
-    return "full" if work <= FULL_WORK else "kronecker"
 
 
 class Fit:
@@ -253,7 +260,7 @@ def _dense(fit: Fit, names: Sequence[str]) -> tuple[Block, ...]:
 
 
 def _check_size(layout: Layout, device: torch.device) -> None:
-    needed, free = 3 * 8 * layout.num_params**2, available_bytes(device)
+    needed, free = dense_bytes(layout.num_params), available_bytes(device)
     if needed > free:
         raise PosteriorError(
             f"a full precision that fits in the free {free / 2**30:.1f} GiB",
@@ -264,6 +271,20 @@ def _check_size(layout: Layout, device: torch.device) -> None:
 
 def _full(fit: Fit) -> tuple[Block, ...]:
     return _dense(fit, list(fit.parameters))
+
+
+def _full_hessian_first(fit: Fit) -> tuple[Block, ...]:
+    """The exact Hessian where it is safely positive definite, else the Gauss-Newton matrix."""
+    layout = Layout.of({name: p.detach() for name, p in fit.parameters.items()})
+    try:
+        matrix = hessian(fit.session, layout)
+    except RuntimeError:  # an operation without a second derivative
+        return _full(fit)
+    matrix.diagonal().add_(fit.delta)
+    if not is_safely_definite(matrix, fit.delta):
+        return _full(fit)
+    fit.curvature = "hessian"
+    return (DenseBlock.factorise(layout, matrix),)
 
 
 def _last_layer(fit: Fit) -> tuple[Block, ...]:

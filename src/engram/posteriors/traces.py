@@ -147,7 +147,7 @@ def quadratic_forms(
     def precondition(vectors: Tensor) -> Tensor:
         return layout.flatten(posterior.solve(layout.unflatten(vectors)))
 
-    def times(vectors: Tensor, rows: Tensor) -> Tensor:
+    def times(vectors: Tensor, rows: Tensor, conditioned: Tensor) -> Tensor:
         return exact.times(vectors) + prior * vectors
 
     found = conjugate_gradients(times, precondition, probes, tolerance, LARGEST_ITERATION)

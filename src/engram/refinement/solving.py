@@ -19,7 +19,7 @@ from engram.curvature.exact import ExactCurvature
 from engram.curvature.single import own_hessians_times
 from engram.engine.prepare import device_of
 from engram.engine.session import Observed, Session, available_bytes
-from engram.parameters import Layout, Named
+from engram.parameters import Layout
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.traces import covered_layout, prior_vector
 from engram.refinement.agreement import Agreement
@@ -137,13 +137,7 @@ class _Own:
 
     def gradients(self, seed: Tensor) -> Tensor:
         """J_i' seed_i, [B, P]."""
-        found = self.observed.trace.own_gradients(seed)
-        zeros: Named = {
-            name: seed.new_zeros(len(seed), *shape)
-            for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)
-            if name not in found
-        }
-        return self.layout.flatten(found | zeros)
+        return self.observed.trace.own_gradient_rows(seed, self.layout)
 
     def tangents(self, vectors: Tensor) -> Tensor:
         """J_i v_i, [B, K]."""
@@ -170,7 +164,7 @@ def _solve_block(
     right = own.gradients(own.observed.residual)
     prior = prior_vector(posterior, layout).to(right)
 
-    def times(vectors: Tensor, rows: Tensor) -> Tensor:
+    def times(vectors: Tensor, rows: Tensor, conditioned: Tensor) -> Tensor:
         whole = torch.zeros_like(right)
         whole[rows] = vectors
         return exact.times(vectors) + prior * vectors - own.curvature_times(whole)[rows]

@@ -10,7 +10,7 @@ With the prediction variance V, the residual e and the output Hessian :math:`\La
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -248,12 +248,11 @@ ESTIMATORS: dict[str, Estimator] = {
 }
 
 
-def estimator_named(name: str) -> Estimator:
-    """The rule with this name."""
+def estimator_named(name: str | None, also: Sequence[str] = ()) -> Estimator:
+    """The rule with this name; ``also`` are names that the caller knows besides."""
     if not isinstance(name, str) or name not in ESTIMATORS:
-        raise ArgumentError(
-            f"estimator to be one of {', '.join(ESTIMATORS)}", repr(name), 'use "linear"'
-        )
+        names = ", ".join([*ESTIMATORS, *also])
+        raise ArgumentError(f"estimator to be one of {names}", repr(name), 'use "linear"')
     return ESTIMATORS[name]
 
 

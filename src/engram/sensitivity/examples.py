@@ -22,6 +22,7 @@ from engram.sensitivity.estimators import (
     default_estimator,
     estimator_named,
 )
+from engram.sensitivity.newton import NEWTON, NewtonStep, has_own_hessians
 from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import Result
 
@@ -45,8 +46,9 @@ def sensitivities(
         data: the training data.
         posterior: of this model at its present weights; a fitted laplace-torch object works too.
         likelihood: a name or an object.
-        estimator: ``linear``, ``corrected``, ``iterated`` or ``paper``; if not given,
-            ``corrected`` where the precision is dense (``full``, ``last_layer``), else ``linear``.
+        estimator: ``linear``, ``corrected``, ``iterated``, ``paper``, or ``newton`` for posteriors
+            with the exact Hessian. If not given, ``newton`` with these, ``corrected`` with other
+            dense precisions (``full``, ``last_layer``), else ``linear``.
         rounds: of ``iterated``.
         batch_size: most examples at a time; chosen from the free memory if not given.
         seed: of the choice of examples whose leverage is computed.
@@ -63,17 +65,18 @@ def sensitivities(
     """
     if rounds < 0:
         raise ArgumentError("rounds of 0 or more", repr(rounds), "use rounds=3")
-    if estimator is not None:
-        estimator_named(estimator)
+    if estimator not in (None, NEWTON):
+        estimator_named(estimator, also=(NEWTON,))
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
-    chosen = estimator or default_estimator(posterior)
+    chosen = estimator or _default_rule(posterior)
     switched = training_layers(model)
     with session(model, data, likelihood, batch_size, progress) as opened:
         posterior.check_likelihood(opened.likelihood)
         total = GradientSum()
         setting = Setting(opened.likelihood, posterior, rounds, total)
-        tensors = _estimates(opened, estimator_named(chosen), setting)
+        rule = NewtonStep(opened, posterior) if chosen == NEWTON else estimator_named(chosen)
+        tensors = _estimates(opened, rule, setting)
         eigenvalues = tensors.pop("eigenvalues", None)
         if eigenvalues is None:
             leverages = sampled_leverages(opened, posterior, seed)
@@ -103,7 +106,13 @@ def sensitivities(
         )
 
 
-def _estimates(opened: Session, rule: Estimator, setting: Setting) -> dict[str, Tensor]:
+def _default_rule(posterior: Posterior) -> str:
+    return NEWTON if has_own_hessians(posterior) else default_estimator(posterior)
+
+
+def _estimates(
+    opened: Session, rule: Estimator | NewtonStep, setting: Setting
+) -> dict[str, Tensor]:
     """The columns of the result, in the order of the data."""
     columns = Columns(opened.batches.num_data)
     for observed in opened.passes("sensitivities"):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engram.curvature.exact import ExactCurvature
 from engram.engine.session import Observed, Session
 from engram.parameters import Named, inner, square_norm, trainable
 from engram.posteriors.gaussian import Posterior
+from engram.posteriors.traces import covered_layout, prior_vector
 
 LARGEST_ITERATION = 200
 
@@ -54,6 +56,21 @@ class LeftOut:
                 total[name] += value
         return total
 
+    def whole_times(self, vector: Named) -> Named:
+        """S v; the exact Gauss-Newton matrix in place of the Hessian.
+
+        Without a group the Hessian at the present weights need not be positive definite, and
+        without its Gauss-Newton part alone even less so: classes of digits came out up to eight
+        times too large. Every remaining example's Gauss-Newton matrix is positive.
+        """
+        if self.posterior.settings.get("curvature") != "hessian":
+            return self.posterior.multiply(vector)
+        layout = covered_layout(self.posterior)
+        flat = layout.flatten(vector)
+        prior = prior_vector(self.posterior, layout).to(flat)
+        exact = ExactCurvature(self.opened, layout, "ggn")
+        return layout.unflatten(exact.times(flat[None])[0] + prior * flat)
+
     def solve_remaining(self, right: Named) -> tuple[Named, bool]:
         """(S - curvature of the group)^-1 right, by conjugate gradients preconditioned with S.
 
@@ -70,7 +87,7 @@ class LeftOut:
         for iteration in range(LARGEST_ITERATION):
             if square <= tolerance * first:
                 break
-            full = self.posterior.multiply(direction)
+            full = self.whole_times(direction)
             taken = self.curvature_times(direction)
             image = {n: full[n] - taken[n] for n in full}
             curvature = inner(direction, image)

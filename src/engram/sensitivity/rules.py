@@ -7,6 +7,7 @@ is taken as fixed, which the study does not vary: these only ask for caution.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -61,6 +62,11 @@ COVERAGE = Rule(
     "Use a posterior of all parameters if the training moved all of them.",
 )
 RULES = (CONVERGENCE, PRIOR, CONSISTENCY, CAPACITY, GUARD, COVERAGE)
+RICHER = (CONSISTENCY, CAPACITY, GUARD)  # their remedies name a richer structure
+NO_RICHER = (
+    "The structure is the richest there is: regularise more, use fewer parameters, or obtain the "
+    'examples that matter by engram.refine with method="retrain".'
+)
 LEVERAGE = Rule("leverage", 0.5, 1.0, "the example holds itself in place", "Train without it.")
 
 
@@ -86,6 +92,13 @@ def signals(result: Result) -> dict[str, float]:
     }
 
 
+def rules_of(result: Result) -> tuple[Rule, ...]:
+    """The rules, with remedies that the result's structure leaves open."""
+    if result.provenance.get("settings", {}).get("structure") != "full":
+        return RULES
+    return tuple(replace(r, remedy=NO_RICHER) if r in RICHER else r for r in RULES)
+
+
 def own_levels(result: Result) -> Tensor:
     """What speaks against single examples, whatever the run: their leverage and the guard."""
     levels = LEVERAGE.levels(result.leverage)
@@ -96,4 +109,4 @@ def own_levels(result: Result) -> Tensor:
 
 def judge(result: Result) -> Verdict:
     """The verdict from what the result carries."""
-    return Verdict.of(RULES, signals(result), own_levels(result))
+    return Verdict.of(rules_of(result), signals(result), own_levels(result))

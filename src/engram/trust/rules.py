@@ -27,7 +27,8 @@ SIZES = Rule(
     0.1,
     0.2,
     "steps of the exact Hessian give scores of other relative size",
-    'Use structure="full" with estimator="corrected" or "iterated".',
+    'Use curvature="hessian" where that is positive definite, else structure="full" with '
+    'estimator="corrected".',
 )
 LINEARISATION = Rule(
     "linearisation",
@@ -76,4 +77,4 @@ def own_levels(result: Result, signals: Signals) -> Tensor:
 def judge(result: Result, signals: Signals) -> Verdict:
     """The verdict from what the result carries and what was measured."""
     known = rules.signals(result) | measured(signals)
-    return Verdict.of((*rules.RULES, *RULES), known, own_levels(result, signals))
+    return Verdict.of((*rules.rules_of(result), *RULES), known, own_levels(result, signals))

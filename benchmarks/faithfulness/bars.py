@@ -1,0 +1,75 @@
+"""The bars that engram sets itself on converged settings, and where it misses them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.faithfulness.ours import DEFAULT, KRONECKER, REFINED
+from benchmarks.records import table
+
+Row = dict[str, Any]
+NAMES = {
+    "score_spearman": "score, Spearman",
+    "score_pearson": "score, Pearson",
+    "increase_pearson": "increase, Pearson",
+    "increase_ratio": "mean increase, estimated / true",
+}
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Of one row of the tables.
+
+    Args:
+        smallest: of the correlations.
+        largest_error: of the mean increase, relative to the true one.
+    """
+
+    smallest: Mapping[str, float]
+    largest_error: float | None = None
+
+    def met(self, metric: str, value: float) -> bool:
+        """Whether a value is good enough."""
+        if metric == "increase_ratio":
+            return self.largest_error is None or abs(value - 1) <= self.largest_error
+        return value >= self.smallest.get(metric, -1.0)
+
+    def described(self, metric: str) -> str:
+        """For the header."""
+        if metric == "increase_ratio":
+            return "" if self.largest_error is None else f" (within {self.largest_error:.0%})"
+        return f" (>= {self.smallest[metric]})" if metric in self.smallest else ""
+
+
+BARS = {
+    DEFAULT: Bars(
+        {"score_spearman": 0.99, "score_pearson": 0.97, "increase_pearson": 0.98},
+        largest_error=0.15,
+    ),
+    REFINED: Bars({"score_spearman": 0.995, "score_pearson": 0.99}, 0.05),
+    KRONECKER: Bars({"score_spearman": 0.98, "score_pearson": 0.95}),
+}
+
+
+def bars(done: list[Row]) -> str:
+    """A table a row: values below their bar are bold."""
+    converged = [p for p in done if p["regime"] == "converged"]
+    parts = ["Converged settings against the bars set in advance; **bold** misses its bar."]
+    for title, wanted in BARS.items():
+        header = ["setting", *(name + wanted.described(m) for m, name in NAMES.items())]
+        rows = [[p["title"], *_cells(p["methods"][title], wanted)] for p in converged]
+        parts += [f"### {title}", table(header, rows)]
+    return "\n\n".join(parts)
+
+
+def _cells(row: Row, wanted: Bars) -> list[str]:
+    if "error" in row:
+        return [row["error"].replace("|", "/"), *[""] * (len(NAMES) - 1)]
+    cells = []
+    for metric in NAMES:
+        digits = 2 if metric == "increase_ratio" else 4
+        text = f"{row[metric]:.{digits}f}"
+        cells.append(text if wanted.met(metric, row[metric]) else f"**{text}**")
+    return cells
