@@ -26,11 +26,9 @@ from engram.posteriors.affordable import (
 )
 from engram.posteriors.blocks import Block, DenseBlock, EigenBlock, diagonal_block
 from engram.posteriors.gaussian import Posterior, check_prior_precision
+from engram.posteriors.tolerance import chosen_tolerance, merged, sampled_share
 
 Gradients = Sequence[Tensor | None]
-
-TOLERANCE = 0.03  # below what Kronecker factors are off by themselves; see docs/decisions.md
-SAMPLED_SHARE = 3.0  # of the outputs' variance, in tolerances: sampling has no bias
 
 
 def laplace(
@@ -80,7 +78,7 @@ def laplace(
     prior_precision = check_prior_precision(prior_precision)
     if curvature is not None:
         check_curvature(curvature)
-    _check_tolerance(tolerance)
+    tolerance = chosen_tolerance(tolerance, model)
     undecided = structure is None and curvature is None
     if structure is None:
         structure = "full" if curvature == "hessian" else default_structure(model, data)
@@ -96,11 +94,10 @@ def laplace(
             'use curvature="ggn" for the other structures',
         )
     with session(model, data, likelihood, batch_size, progress) as opened:
-        tolerance = _default_tolerance(model) if tolerance is None else tolerance
         fit = Fit(opened, prior_precision, curvature or "ggn", seed, tolerance)
         if undecided and structure == "full" and hessian_is_affordable(opened):
             fit_blocks = _full_hessian_first
-        blocks = _merged(fit_blocks(fit), prior_precision, tolerance)
+        blocks = merged(fit_blocks(fit), prior_precision, tolerance)
         mean = {name: p.detach().clone() for name, p in trainable(model).items()}
         settings: dict[str, Any] = {
             "method": "laplace",
@@ -113,30 +110,6 @@ def laplace(
     return Posterior(structure, mean, blocks, prior_precision, num_data, settings)
 
 
-def _default_tolerance(model: nn.Module) -> float:
-    """Double precision is for those who want equality."""
-    dtype = next(iter(trainable(model).values())).dtype
-    return 0.0 if dtype == torch.float64 else TOLERANCE
-
-
-def _check_tolerance(tolerance: float | None) -> None:
-    if tolerance is not None and not 0 <= tolerance < 1:
-        raise ArgumentError(
-            "a tolerance from 0 to below 1, or None", repr(tolerance), "use 0 to merge nothing"
-        )
-
-
-def _merged(
-    blocks: tuple[Block, ...], prior_precision: float, tolerance: float
-) -> tuple[Block, ...]:
-    if tolerance == 0:
-        return blocks
-    return tuple(
-        block.merged(prior_precision, tolerance) if isinstance(block, EigenBlock) else block
-        for block in blocks
-    )
-
-
 class Fit:
     """One fit under way: the session and its settings."""
 
@@ -144,7 +117,7 @@ class Fit:
         self, session: Session, delta: float, curvature: str, seed: int, tolerance: float = 0.0
     ) -> None:
         self.session, self.delta, self.curvature, self.seed = session, delta, curvature, seed
-        self.sampled_share = SAMPLED_SHARE * tolerance
+        self.sampled_share = sampled_share(tolerance)
         self.parameters = trainable(session.model)
         self.dtype = next(iter(self.parameters.values())).dtype
 

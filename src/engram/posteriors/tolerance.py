@@ -1,0 +1,43 @@
+"""How far a fit may be from the exact one for speed, and what is made of that."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from engram.errors import ArgumentError
+from engram.parameters import trainable
+from engram.posteriors.blocks import Block, EigenBlock
+
+TOLERANCE = 0.03  # below what Kronecker factors are off by themselves; see docs/decisions.md
+SAMPLED_SHARE = 3.0  # in tolerances: sampling has no bias
+
+
+def chosen_tolerance(given: float | None, model: nn.Module) -> float:
+    """The one given; else the default, which is 0 in double precision: who uses it wants equality.
+
+    Example:
+        >>> model = nn.Linear(2, 1)
+        >>> chosen_tolerance(None, model), chosen_tolerance(None, model.double())
+        (0.03, 0.0)
+    """
+    if given is None:
+        double = any(p.dtype == torch.float64 for p in trainable(model).values())
+        return 0.0 if double else TOLERANCE
+    if not 0 <= given < 1:
+        raise ArgumentError(
+            "a tolerance from 0 to below 1, or None", repr(given), "use 0 to have everything exact"
+        )
+    return float(given)
+
+
+def sampled_share(tolerance: float) -> float:
+    """Of the outputs' variance, how much may be sampled in an exact curvature."""
+    return SAMPLED_SHARE * tolerance
+
+
+def merged(blocks: tuple[Block, ...], prior: float, tolerance: float) -> tuple[Block, ...]:
+    """The blocks with eigenvalues merged that act alike."""
+    if tolerance == 0:
+        return blocks
+    return tuple(b.merged(prior, tolerance) if isinstance(b, EigenBlock) else b for b in blocks)
