@@ -34,3 +34,15 @@ def test_windows_that_tile(arguments: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize("arguments", [(5,), (2, 1), (2, 2, 1), (3, (3, 2))])
 def test_windows_that_do_not(arguments: tuple[Any, ...]) -> None:
     assert average_pool(IMAGE, *arguments) is None
+
+
+def test_derivatives_of_every_order() -> None:
+    image = torch.randn(2, 2, 4, 6, dtype=torch.float64, requires_grad=True)
+
+    def pooled(x: torch.Tensor) -> torch.Tensor:
+        found = average_pool(x, (2, 3))
+        assert found is not None
+        return found
+
+    assert torch.autograd.gradcheck(pooled, (image,))
+    assert torch.autograd.gradgradcheck(pooled, (image,))

@@ -30,6 +30,7 @@ from engram.engine.rules import Function
 from engram.engine.units import Unit, replaced
 from engram.parameters import trainable
 
+PLAIN = (int, float, str, type(None), torch.dtype, torch.device, torch.Size)  # hold no tensors
 Scaling = tuple[int, int]  # (dimension that counts examples, entries per example)
 
 
@@ -50,7 +51,7 @@ class Plan:
 
     touches: tuple[Touch, ...]
     units: dict[str, Unit] = field(default_factory=dict)
-    linear_convolutions: bool = True
+    own_kernels: bool = True
 
     def ways(self) -> dict[str, str]:
         """For each parameter that is used: rule, copies or unit."""
@@ -122,9 +123,15 @@ class ShapeLog(Interceptor):
 
 
 def tensors(tree: Any) -> list[Tensor]:
-    """The tensors in an argument list or a result."""
+    """Tensors in nested arguments, in order; plain containers are walked here, which is quicker."""
     if isinstance(tree, Tensor):
         return [tree]
+    if isinstance(tree, PLAIN):
+        return []
+    if isinstance(tree, (list, tuple)):
+        return [found for item in tree for found in tensors(item)]
+    if isinstance(tree, dict):
+        return [found for item in tree.values() for found in tensors(item)]
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 

@@ -7,8 +7,49 @@ row, then every second column, moves the same numbers several times faster.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
+
+Window = tuple[int, int]
+
+
+class _Average(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, window: Window, divisor: int) -> Tensor:
+        ctx.window, ctx.divisor = window, divisor
+        height, width = window
+        rows = _added([input[..., first::height, :] for first in range(height)])
+        return _added([rows[..., first::width] for first in range(width)]) / divisor
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        spread = _Spread.apply(  # type: ignore[no-untyped-call]
+            gradients[0], ctx.window, ctx.divisor
+        )
+        return spread, None, None
+
+
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, window: Window, divisor: int) -> Tensor:
+        ctx.window, ctx.divisor = window, divisor
+        height, width = window
+        *lead, rows, columns = gradient.shape
+        result = gradient.new_empty(*lead, rows * height, columns * width)
+        share = gradient / divisor
+        for first in range(height):
+            for second in range(width):
+                result[..., first::height, second::width] = share
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        average = _Average.apply(  # type: ignore[no-untyped-call]
+            gradients[0], ctx.window, ctx.divisor
+        )
+        return average, None, None
 
 
 def average_pool(
@@ -30,9 +71,10 @@ def average_pool(
         return None
     if input.shape[-2] % height or input.shape[-1] % width:
         return None
-    rows = _added([input[..., first::height, :] for first in range(height)])
-    total = _added([rows[..., first::width] for first in range(width)])
-    return total / (divisor_override or height * width)
+    result: Tensor = _Average.apply(  # type: ignore[no-untyped-call]
+        input, (height, width), divisor_override or height * width
+    )
+    return result
 
 
 def _pair(value: int | Sequence[int] | None) -> tuple[int, int]:

@@ -140,7 +140,7 @@ def _prepare(model: nn.Module, batches: Batches) -> Engine:
             raise
         except RuntimeError:
             # a checkpoint runs the model again in its backward pass and wants the same operations
-            plan = replace(plan, linear_convolutions=False)
+            plan = replace(plan, own_kernels=False)
             wrong, used = _disagreements(model, plan, probe)
         if not wrong:
             return Engine(model, plan, _coverage(model, plan, used))

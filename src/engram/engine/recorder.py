@@ -9,11 +9,13 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import vmap
+from torch.nn import functional
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from engram.engine.convolve import convolve
 from engram.engine.layers import Convolution
 from engram.engine.plan import Interceptor, Plan, Scaling, Touch, tensors
+from engram.engine.pooling import average_pool
 from engram.engine.registry import RULES, bind
 from engram.engine.rules import Bound, Call, Copies, Function, Rule
 from engram.errors import EngineError
@@ -88,7 +90,7 @@ class Recorder(Interceptor):
     def operation(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves = tensors((args, kwargs))
         if not any(id(t) in self.name_of or id(t) in self.derived for t in leaves):
-            return function(*args, **kwargs)
+            return self._without_parameters(function, args, kwargs)
         result = None
         if not self._expects(function, leaves):
             result = function(*args, **kwargs)
@@ -157,7 +159,7 @@ class Recorder(Interceptor):
         self, bound: Bound, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor:
         """The operation itself, or a convolution whose second derivative is cheaper."""
-        linear = self.plan.linear_convolutions and bound.input.requires_grad
+        linear = self.plan.own_kernels and bound.input.requires_grad
         if linear and isinstance(RULES[function], Convolution):
             given = bound.parameters
             result = convolve(bound.input, given["weight"], given.get("bias"), bound.settings)
@@ -165,6 +167,16 @@ class Recorder(Interceptor):
                 return result
         plain: Tensor = function(*args, **kwargs)
         return plain
+
+    def _without_parameters(
+        self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The operation itself, or an average whose kernels are quicker."""
+        if self.plan.own_kernels and function is functional.avg_pool2d:
+            pooled = average_pool(*args, **kwargs)
+            if pooled is not None:
+                return pooled
+        return function(*args, **kwargs)
 
     def _check_examples(self, found: int) -> None:
         if found != self.num_examples:

@@ -247,11 +247,16 @@ def vectors(site: Site, gradient: Tensor) -> tuple[Tensor, Tensor]:
 def block_columns(
     site: Site, columns: Tensor, blocks: Sequence[Block]
 ) -> Iterator[tuple[EigenBlock, Tensor]]:
-    """The columns that each block sees: inputs, a constant 1 for the bias, or both."""
+    """The columns that each block sees: inputs, a constant 1 for the bias, or both.
+
+    Merged blocks know of the constant by themselves.
+    """
     one = columns.new_ones(columns.shape[0], 1)
     for block in blocks:
         assert isinstance(block, EigenBlock)
-        if len(block.names) == 2:
+        if block.parts is not None:
+            yield block, columns
+        elif len(block.names) == 2:
             yield block, torch.cat([columns, one], dim=1)
         else:
             yield block, columns if block.names[0] == site.roles.get("weight") else one[:1]

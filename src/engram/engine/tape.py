@@ -100,7 +100,7 @@ class Tape(TorchFunctionMode):
         kwargs = kwargs or {}
         if not self.recording or self.obstacle is not None:
             return function(*args, **kwargs)
-        leaves = _leaves(args, kwargs)
+        leaves = tensors((args, kwargs))
         own = any(id(t) in self.name_of for t in leaves)
         if not own and not any(id(t) in self.followed for t in leaves):
             return function(*args, **kwargs)
@@ -215,20 +215,6 @@ class Tape(TorchFunctionMode):
 
 def _makes(entry: Entry, tensor: Tensor) -> bool:
     return any(result is tensor for result in entry.results)
-
-
-def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """Tensors among the arguments; most calls hold them at the top, which is quicker to see."""
-    given = (*args, *kwargs.values())
-    nested = (value for value in given if isinstance(value, (list, tuple, dict)))
-    if any(not isinstance(value, (list, tuple)) or not _numbers(value) for value in nested):
-        return tensors((args, kwargs))
-    return [value for value in given if isinstance(value, Tensor)]
-
-
-def _numbers(values: Sequence[Any]) -> bool:
-    """A size or a stride."""
-    return all(isinstance(value, int) for value in values)
 
 
 def _name(function: Function) -> str:

@@ -75,9 +75,17 @@ class Merged:
         )
 
     def gains(self, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """For gradients r c': S^-1 (r c') c = g r + Q (h * Q' r); g [B, 1] and h [B, p] from c."""
-        squares = (columns @ self.columns).square()
-        length = columns.square().sum(1, keepdim=True)
+        """For gradients r c': S^-1 (r c') c = g r + Q (h * Q' r); g [B, 1] and h [B, p] from c.
+
+        A constant 1 of the bias need not be among the columns.
+        """
+        length = torch.linalg.vecdot(columns, columns)[:, None]
+        if columns.shape[1] < self.columns.shape[0]:
+            seen = torch.addmm(self.columns[-1], columns, self.columns[:-1])
+            length = length + 1
+        else:
+            seen = columns @ self.columns
+        squares = seen.square()
         every = length * self.base + (squares @ self.by_column)[:, None]
         return every, torch.addmm(length * self.by_row, squares, self.both.mT)
 
