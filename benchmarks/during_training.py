@@ -59,6 +59,9 @@ RUNS = {
     "mnist-lenet5-adam-32": Run("mnist", "lenet5", "adam", (1e-3, 0.0), 60.0, 32, 10, BOTH),
     "fmnist-lenet5-adam-32": Run("fmnist", "lenet5", "adam", (1e-3, 0.0), 60.0, 32, 10, BOTH),
     "fmnist-lenet5-adamw": Run("fmnist", "lenet5", "adamw", (1e-3, 1e-3), 60.0, 256, 20, BOTH),
+    "fmnist-lenet5-adamw-long": Run(
+        "fmnist", "lenet5", "adamw", (1e-3, 1e-3), 60.0, 256, 60, (PATH,), 3
+    ),
     "fmnist-lenet5-adamw-overfit": Run(
         "fmnist", "lenet5", "adamw", (1e-3, 1e-3), 10.0, 256, 120, ALL, 4, 10_000
     ),

@@ -51,7 +51,7 @@ Task = Callable[[Data], object]
 Key = tuple[str, int]  # what is timed, over how many examples
 
 
-def passes(model: nn.Module, data: Images, suffix: str = "") -> dict[str, Task]:
+def passes(model: nn.Module, data: Images, count: int, suffix: str = "") -> dict[str, Task]:
     """An epoch, and a pass with either posterior, as the user gets them."""
     learner = deepcopy(model)
     optimizer = torch.optim.Adam(learner.parameters())
@@ -61,7 +61,7 @@ def passes(model: nn.Module, data: Images, suffix: str = "") -> dict[str, Task]:
 
     tasks: dict[str, Task] = {"epoch" + suffix: train}
     for name, (structure, tolerance) in POSTERIORS.items():
-        posterior = fit(model, data.first(FIT_EXAMPLES), structure, "fisher", tolerance)
+        posterior = fit(model, data.first(min(FIT_EXAMPLES, count)), structure, "fisher", tolerance)
 
         def run(subset: Data, posterior: engram.Posterior = posterior) -> engram.Result:
             return engram.sensitivities(
@@ -96,9 +96,9 @@ def fit(
     )
 
 
-def slow_ways(model: nn.Module, data: Images) -> dict[str, Callable[[], Tensor]]:
+def slow_ways(model: nn.Module, data: Images, count: int) -> dict[str, Callable[[], Tensor]]:
     """The same deviations by the whole Jacobian, and by the engine's reference."""
-    posterior = fit(model, data.first(FIT_EXAMPLES), "diagonal", "fisher")
+    posterior = fit(model, data.first(min(FIT_EXAMPLES, count)), "diagonal", "fisher")
 
     def residual(inputs: Tensor, targets: Tensor) -> Tensor:
         with torch.no_grad():
@@ -116,10 +116,10 @@ def slow_ways(model: nn.Module, data: Images) -> dict[str, Callable[[], Tensor]]
     return {"jacobian": by_jacobian, "functional": by_functional}
 
 
-def trained(net: str, outputs: int, data: Images, seed: int) -> nn.Module:
+def trained(net: str, outputs: int, data: Data, seed: int) -> nn.Module:
     """A net that has learned something, so that it is not timed at its starting point."""
     model = build(net, outputs, seed)
-    epoch(model, torch.optim.Adam(model.parameters()), data.first(TRAIN_EXAMPLES))
+    epoch(model, torch.optim.Adam(model.parameters()), data)
     return model
 
 
@@ -144,18 +144,20 @@ def measure(net: str, data: Images, count: int, chosen: argparse.Namespace) -> d
     small = max(LEVERAGE_EXAMPLES, count // 4 // BATCH_SIZE * BATCH_SIZE)
     if count <= small:
         raise SystemExit(f"expected more than {small} examples, got {count}")
-    model = trained(net, 10, data, chosen.seed)
-    tasks = passes(model, data)
+    before = data.first(min(TRAIN_EXAMPLES, 4 * count))
+    model = trained(net, 10, before, chosen.seed)
+    tasks = passes(model, data, count)
     for name, (curvature, tolerance) in FITS.items():
         tasks[name] = partial(
             fit, model, structure="kronecker", curvature=curvature, tolerance=tolerance
         )
-    tasks |= passes(trained(net, MANY_OUTPUTS, data, chosen.seed), data, f"_{MANY_OUTPUTS}")
+    many = trained(net, MANY_OUTPUTS, before, chosen.seed)
+    tasks |= passes(many, data, count, f"_{MANY_OUTPUTS}")
     for task in tasks.values():
         task(data.first(BATCH_SIZE))  # warm up
     ours = tasks["diagonal"](data.first(max(FEW.values())))
     assert isinstance(ours, engram.Result)
-    ways, agreement = running(slow_ways(model, data), ours.deviation)
+    ways, agreement = running(slow_ways(model, data, count), ours.deviation)
     timed: dict[Key, Callable[[], object]] = {
         (name, size): partial(task, data.first(size))
         for size in (count, small)
