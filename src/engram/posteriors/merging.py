@@ -64,8 +64,8 @@ class Merged:
         both_merged = p < outputs and q < inputs
         base = covariance[-1, -1] if both_merged else covariance.new_zeros(())
         return cls(
-            rows[:, :p],
-            columns[:, :q],
+            rows[:, :p].contiguous(),
+            columns[:, :q].contiguous(),
             base,
             by_row - base,
             by_column - base,
@@ -79,7 +79,7 @@ class Merged:
 
         A constant 1 of the bias need not be among the columns.
         """
-        length = torch.linalg.vecdot(columns, columns)[:, None]
+        length = torch.linalg.vector_norm(columns, dim=1, keepdim=True).square()
         if columns.shape[1] < self.columns.shape[0]:
             seen = torch.addmm(self.columns[-1], columns, self.columns[:-1])
             length = length + 1
