@@ -117,6 +117,13 @@ def test_wrong_arguments(digits_like):
         engram.verify(model, data, result, likelihood="gaussian", sample=3, progress=False)
 
 
+def test_data_too_small_to_compare():
+    model, data = torch.nn.Linear(3, 2), (torch.randn(2, 3), torch.tensor([0, 1]))
+    result = engram.sensitivities(model, data, engram.laplace(model, data))
+    with pytest.raises(ArgumentError, match=r"at least 3 examples.*got 2 examples"):
+        engram.verify(model, data, result, sample=2, progress=False)
+
+
 def test_an_early_stopped_model_is_named(digits_like):
     _, data, _ = digits_like
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()

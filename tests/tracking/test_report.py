@@ -116,3 +116,25 @@ def test_leverages_are_kept_as_quantiles() -> None:
     assert record.leverage[0::2] == pytest.approx(expected.tolist())
     median = tracker.leverage_figure().axes[0].get_lines()[0]
     assert len(median.get_xdata()) == 4
+
+
+def test_a_page_says_where_the_estimate_comes_from(tmp_path: Path) -> None:
+    model, optimizer = build()
+    tracker = engram.Tracker(model, optimizer, data(), follow=7)
+    backward(model, torch.arange(NUM_DATA))
+    optimizer.step()
+    tracker.update(step=1)
+    text = Parsed(tracker.report(tmp_path / "page.html").read_text()).text
+    assert "7 examples followed along the training" in text
+    assert "followed along" not in Parsed(tracked().report(tmp_path / "two.html").read_text()).text
+
+
+def test_a_result_shows_its_verdict_before_its_figures(tmp_path: Path) -> None:
+    model, _ = build()
+    result = engram.sensitivities(
+        model, data(), engram.laplace(model, data(), structure="diagonal")
+    )
+    text = Parsed(result.report(tmp_path / "page.html").read_text()).text
+    assert text.index(result.verdict.level) < text.index("Scores")
+    for reason in result.verdict.reasons:
+        assert text.index(reason.text) < text.index("Scores")

@@ -269,3 +269,19 @@ def test_listeners_and_history_have_the_same_step() -> None:
     tracker.listeners.clear()
     assert tracker.finish_epoch(step=8).step == 8
     assert tracker.history.to_frame().index.tolist() == [8, 9]
+
+
+def test_a_state_without_steps_is_waited_for() -> None:
+    """Adagrad holds sums of squares, all zero, before its first step."""
+    model, _ = build()
+    optimizer = torch.optim.Adagrad(model.parameters())
+    tracker = engram.Tracker(model, optimizer, data(), prior_precision=1.0)
+    for batch in batches(1):
+        optimizer.zero_grad()
+        with tracker.step(batch):
+            backward(model, batch)
+        optimizer.step()
+    assert tracker.last_epoch is not None
+    score = tracker.last_epoch.score
+    assert score[batches(1)[0]].isnan().all()
+    assert score[batches(1)[-1]].isfinite().all()

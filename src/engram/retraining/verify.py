@@ -119,6 +119,12 @@ def stratified(score: Tensor, sample: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _check_sample(sample: int, num_data: int) -> None:
+    if num_data < SMALLEST_SAMPLE:
+        raise ArgumentError(
+            f"data with at least {SMALLEST_SAMPLE} examples, so that estimates can be compared",
+            f"{num_data} examples",
+            "use engram.retrain for the left-out models themselves",
+        )
     if not isinstance(sample, int) or not SMALLEST_SAMPLE <= sample <= num_data:
         raise ArgumentError(
             f"a sample of {SMALLEST_SAMPLE} to {num_data} examples, as many as the data has",

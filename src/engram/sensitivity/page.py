@@ -13,13 +13,16 @@ if TYPE_CHECKING:
     from engram.sensitivity.result import Result
 
 INK, ACCENT = "#1b1b1b", "#c8553d"
+BINS, MANY = 60, 50
 
 
 def _histogram(result: Result) -> Figure:
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.add_subplot()
-    axes.hist(result.score.numpy(), bins=60, color=INK)
-    axes.set(title="Sensitivity", xlabel="score", ylabel="examples", yscale="log")
+    counts, _, _ = axes.hist(result.score.numpy(), bins=BINS, color=INK)
+    axes.set(title="Sensitivity", xlabel="score", ylabel="examples")
+    if max(counts) > MANY:  # else the few examples with high scores could not be seen
+        axes.set_yscale("log")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 
@@ -37,7 +40,7 @@ def _losses(result: Result) -> Figure:
 
 def _verdict(result: Result) -> str:
     counts = ", ".join(f"{count:,} {name}" for name, count in result.verdict.counts.items())
-    return f"Verdict: {result.verdict.level}. Examples: {counts}."
+    return f"{result.verdict.level}; examples: {counts}"
 
 
 def result_page(result: Result, count: int, path: Path) -> Path:
@@ -48,16 +51,16 @@ def result_page(result: Result, count: int, path: Path) -> Path:
         {
             "mean loss on the training data": f"{result.train_nll:.4f}",
             "mean leave-one-out loss, the estimate of the test loss": f"{result.loo_nll:.4f}",
+            "verdict, how far to trust it": _verdict(result),
         }
     )
+    for reason in result.verdict.reasons:
+        page.text(str(reason))
     page.heading("Scores").figure(_histogram(result), "How far each example moves its prediction.")
     page.heading("Losses").figure(_losses(result), "On the line, the example makes no difference.")
     page.heading("The model depends most on").table(result.top(count))
     page.heading("The other examples contradict most").table(result.top(count, by="loo_loss"))
-    page.heading("How far to trust it").text(_verdict(result))
-    for reason in result.verdict.reasons:
-        page.text(str(reason))
-    page.facts(result.diagnostics.to_dict())
+    page.heading("Diagnostics").facts(result.diagnostics.to_dict())
     settings = result.provenance.get("settings", {})
     made = {k: v for k, v in result.provenance.items() if k != "settings"}
     return page.heading("Made with").facts(made | settings).write(path)

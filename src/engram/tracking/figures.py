@@ -6,6 +6,7 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from engram.errors import DataError
 from engram.tracking.history import History
@@ -26,6 +27,7 @@ def loss_figure(history: History) -> Figure:
     _check(history)
     frame = history.to_frame()
     figure, axes = _axes("Test loss, estimated from the training data", "step", "nats per example")
+    _whole_steps(axes)
     best = history.best
     _draw_losses(axes, frame, None if best is None else best.step)
     return figure
@@ -86,12 +88,18 @@ def leverage_figure(history: History) -> Figure:
     steps = [record.step for record in known]
     low, lower, middle, upper, high = zip(*(record.leverage for record in known), strict=True)
     figure, axes = _axes("Leverage", "step", "trace of variance times Hessian")
+    _whole_steps(axes)
     axes.fill_between(steps, low, high, color=PALE, alpha=0.25, lw=0, label="90 % of examples")
     axes.fill_between(steps, lower, upper, color=PALE, alpha=0.5, lw=0, label="50 % of examples")
     axes.plot(steps, middle, "-o", ms=3, color=INK, label="median")
     axes.axhline(1, color=ACCENT, lw=0.8, ls=":")
     axes.legend(frameon=False)
     return figure
+
+
+def _whole_steps(axes: Axes) -> None:
+    """Steps and epochs are counted: no half of one on the axis."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _check(history: History) -> None:

@@ -9,12 +9,19 @@ import pandas as pd
 
 from engram.report.page import Page
 from engram.tracking.figures import leverage_figure, loss_figure, score_figure
+from engram.tracking.followed import Followed
 from engram.tracking.history import History
 
 GROUPS = 60
 UNITS = (
     "Losses are means in nats per example. A sensitivity is without the example minus with it; "
     "the score is the L1 norm of the change of the example's prediction."
+)
+
+BY_ALL = "The estimate uses training data only."
+BY_FOLLOWED = (
+    "The estimate uses training data only: {:,} examples followed along the training. The scores "
+    "and losses of single examples below are the posterior's at each update, not the path's."
 )
 
 
@@ -27,12 +34,19 @@ def top_examples(history: History, details: pd.DataFrame | None, count: int) -> 
     return details.sort_values("score", ascending=False, kind="stable").head(count)
 
 
-def training_page(history: History, details: pd.DataFrame | None, count: int, path: Path) -> Path:
+def training_page(
+    history: History,
+    details: pd.DataFrame | None,
+    followed: Followed | None,
+    count: int,
+    path: Path,
+) -> Path:
     """Write the page.
 
     Args:
         history: with at least one update.
         details: one row per example of the last update, with a column ``score``.
+        followed: examples along the training; None if the estimate is the posterior's.
         count: how many of the top examples are listed.
         path: of the file.
     """
@@ -48,7 +62,8 @@ def training_page(history: History, details: pd.DataFrame | None, count: int, pa
             "updates that were not finite": sum(not record.finite for record in history),
         }
     )
-    page.heading("Loss").figure(figure, "The estimate uses training data only.")
+    origin = BY_ALL if followed is None else BY_FOLLOWED.format(len(followed.indices))
+    page.heading("Loss").figure(figure, origin)
     page.heading("Sensitivities over time").figure(
         score_figure(history, GROUPS),
         "Examples sorted by the last update and put into groups; a line is one update.",

@@ -91,11 +91,12 @@ class FromOptimizer(Source):
 
 
 def _stepped(optimizer: Optimizer) -> bool:
-    """Whether the optimizer holds anything; IVON, whose state is elsewhere, counts its steps."""
+    """Whether the optimizer has seen a gradient: IVON counts its steps elsewhere, and Adagrad has
+    a state, with no steps in it, from the beginning."""
     counted = getattr(optimizer, "current_step", None)
     if counted is not None:
         return bool(counted)
-    return any(bool(state) for state in optimizer.state.values())
+    return any(float(state.get("step", 1)) > 0 for state in optimizer.state.values() if state)
 
 
 class FromCurvature(Source):

@@ -267,7 +267,7 @@ class Tracker:
     def report(self, path: str | Path, top: int = 20) -> Path:
         """Write one HTML page with the figures, the history and the top examples."""
         details = None if self._latest is None else self._latest.to_frame()
-        return training_page(self.history, details, top, Path(path))
+        return training_page(self.history, details, self.followed, top, Path(path))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on, in plain values and tensors, for a torch checkpoint."""
