@@ -10,14 +10,13 @@ from torch import Tensor
 
 from engram.errors import ArgumentError
 from engram.models.links import Link
-from engram.models.responses.base import Response
+from engram.models.responses.positive import PositiveMean
 
 
-class NegativeBinomial(Response):
+class NegativeBinomial(PositiveMean):
     """Counts with variance mu + overdispersion mu^2, the overdispersion known."""
 
-    name, default_link = "negative_binomial", "log"
-    links = ("log", "identity", "sqrt", "inverse", "inverse_squared")
+    name = "negative_binomial"
 
     def __init__(self, overdispersion: float = 1.0, link: str | Link | None = None) -> None:
         super().__init__(link)
@@ -38,14 +37,6 @@ class NegativeBinomial(Response):
 
     def support(self) -> str:
         return "not negative"
-
-    def start(self, targets: Tensor) -> Tensor:
-        centre = targets.mean()
-        return (targets + torch.where(centre > 0, centre, 0.5)) / 2
-
-    def inside(self, eta: Tensor) -> Tensor:
-        mean = self.link.mean(eta)
-        return self.link.inside(eta) & (mean > 0) & torch.isfinite(mean)
 
     def kernel(self, eta: Tensor, targets: Tensor) -> Tensor:
         return self._kernel(self.link.mean(eta), self.link.log_mean(eta), targets)

@@ -10,14 +10,13 @@ from torch import Tensor
 
 from engram.errors import ArgumentError
 from engram.models.links import Link
-from engram.models.responses.base import Response
+from engram.models.responses.positive import PositiveMean
 
 
-class PowerVariance(Response):
+class PowerVariance(PositiveMean):
     """Variance mu^power; every method but the constant."""
 
-    default_link, has_dispersion = "log", True
-    links = ("log", "identity", "sqrt", "inverse", "inverse_squared")
+    has_dispersion = True
     power: float
 
     def outside(self, targets: Tensor) -> Tensor:
@@ -25,14 +24,6 @@ class PowerVariance(Response):
 
     def support(self) -> str:
         return "positive" if self.power >= 2 else "not negative"
-
-    def start(self, targets: Tensor) -> Tensor:
-        centre = targets.mean()
-        return (targets + torch.where(centre > 0, centre, 0.5)) / 2
-
-    def inside(self, eta: Tensor) -> Tensor:
-        mean = self.link.mean(eta)
-        return self.link.inside(eta) & (mean > 0) & torch.isfinite(mean)
 
     def kernel(self, eta: Tensor, targets: Tensor) -> Tensor:
         if self.power == 1:
