@@ -45,12 +45,17 @@ def images(count: int, seed: int = 0) -> Images:
     return Images(inputs, targets, "random images of Fashion-MNIST's size")
 
 
+def data_file(name: str) -> Path:
+    """A file of the folder that ENGRAM_DATA names."""
+    path = Path(os.environ.get("ENGRAM_DATA", "")) / name
+    if not path.is_file():
+        raise SystemExit(f"expected ENGRAM_DATA to name a folder with {name}")
+    return path
+
+
 def train_and_test(name: str) -> tuple[Images, Images]:
     """Both parts of a real data set, ``mnist`` or ``fmnist``: accuracies mean nothing on others."""
-    path = Path(os.environ.get("ENGRAM_DATA", "")) / f"{name}.npz"
-    if not path.is_file():
-        raise SystemExit(f"expected ENGRAM_DATA to name a folder with {name}.npz")
-    with np.load(path) as arrays:
+    with np.load(data_file(f"{name}.npz")) as arrays:
         train, test = (
             Images(
                 torch.from_numpy(arrays[f"x_{part}"])[:, None].float() / 255,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,6 +13,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
+from benchmarks.data import data_file
 from engram.retraining.recipes import Adam
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -56,27 +55,20 @@ class Setting:
             return self.build().double()
 
 
-def _file(name: str) -> Path:
-    path = Path(os.environ.get("ENGRAM_DATA", "")) / name
-    if not path.is_file():
-        raise SystemExit(f"expected ENGRAM_DATA to name a folder with {name}")
-    return path
-
-
 def _digits() -> Arrays:
     images, labels = load_digits(return_X_y=True)
     return images[:NUM_DATA] / 16, labels[:NUM_DATA]
 
 
 def _fashion() -> Arrays:
-    with np.load(_file("fmnist.npz")) as arrays:
+    with np.load(data_file("fmnist.npz")) as arrays:
         images, labels = arrays["x_train"][:NUM_DATA] / 255, arrays["y_train"][:NUM_DATA]
     pooled = images.reshape(-1, 14, 2, 14, 2).mean((2, 4))
     return pooled.reshape(len(pooled), -1), labels
 
 
 def _usps() -> Arrays:
-    with np.load(_file("usps.npz")) as arrays:
+    with np.load(data_file("usps.npz")) as arrays:
         images, labels = arrays["x_train"], arrays["y_train"]
     chosen = np.flatnonzero((labels == 3) | (labels == 5))[:NUM_DATA]
     return images[chosen].reshape(len(chosen), -1) / 255, labels[chosen] == 5
@@ -88,7 +80,7 @@ def _cancer() -> Arrays:
 
 
 def _questions() -> Arrays:
-    lines = _file("text/trec_train_5500.label").read_text(encoding="latin-1").splitlines()
+    lines = data_file("text/trec_train_5500.label").read_text(encoding="latin-1").splitlines()
     pairs = [line.split(" ", 1) for line in lines[:NUM_DATA]]
     kinds = [label.split(":")[0] for label, _ in pairs]
     words = TfidfVectorizer(max_features=400, token_pattern=r"(?u)\b\w+\b")

@@ -14,15 +14,12 @@ from torch.nn import functional
 
 import engram
 from benchmarks.faithfulness.settings import Setting
-from engram.engine.prepare import undisturbed
+from benchmarks.left_out import HARD_SHARE, spread_over, stop_early
 from engram.likelihoods import resolve
-from engram.retraining.open_stack import open_stack
-from engram.retraining.quasi_newton import Objective
 from engram.retraining.recipes import Newton
 
 REGIMES = ("converged", "early-stopped")
 NUM_LEFT_OUT = 80
-HARD_SHARE = 0.25  # half of the sample comes from this share of the data, that with most loss
 CACHE = Path(__file__).resolve().parent.parent.parent / "build" / "faithfulness"
 
 
@@ -75,8 +72,11 @@ def problem(setting: Setting, regime: str, seed: int, cache: Path = CACHE) -> Pr
         load_model(model, folder / "model.safetensors")
         truth = engram.Retraining.load(folder)
     else:
-        train = _converge if regime == "converged" else _stop_early
-        train(model, (inputs, targets), setting, seed)
+        if regime == "converged":
+            _converge(model, (inputs, targets), setting)
+        else:
+            likelihood, delta = resolve("categorical"), setting.prior_precision
+            stop_early(model, (inputs, targets), likelihood, delta, setting.early, seed)
         truth = _truth(model, initial, (inputs, targets), setting, regime, seed)
         folder.mkdir(parents=True, exist_ok=True)
         save_model(model, folder / "model.safetensors")
@@ -92,7 +92,7 @@ def _key(setting: Setting, regime: str, seed: int, inputs: Tensor, targets: Tens
     return f"{setting.title.split(',')[0].split()[0].lower()}-{regime}-{digest.hexdigest()[:12]}"
 
 
-def _converge(model: nn.Module, data: tuple[Tensor, Tensor], setting: Setting, seed: int) -> None:
+def _converge(model: nn.Module, data: tuple[Tensor, Tensor], setting: Setting) -> None:
     """Full-batch L-BFGS on the sum of the losses plus the regulariser."""
     inputs, targets = data
     optimizer = torch.optim.LBFGS(
@@ -114,19 +114,6 @@ def _converge(model: nn.Module, data: tuple[Tensor, Tensor], setting: Setting, s
 
     optimizer.step(closure)
     optimizer.zero_grad()
-
-
-def _stop_early(model: nn.Module, data: tuple[Tensor, Tensor], setting: Setting, seed: int) -> None:
-    """The recipe of the truth, with nothing left out."""
-    nothing = torch.empty(0, dtype=torch.long)
-    with undisturbed(model):
-        stack = open_stack(model, data, resolve("categorical"), setting.prior_precision)
-        objective = Objective(stack, (nothing,))
-        trained = setting.early.train(objective, stack.start[None], seed, lambda count: None)
-    parts = stack.layout.unflatten(trained.flat[0])
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(parts[name])
 
 
 def _truth(
@@ -157,10 +144,7 @@ def _truth(
 
 
 def sample(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
-    """Evenly over the ranks of the loss, in two strata; no estimate has a part in the choice."""
+    """The examples that are really left out."""
     with torch.no_grad():
-        order = functional.cross_entropy(model(data[0]), data[1], reduction="none").argsort()
-    border = round(len(order) * (1 - HARD_SHARE))
-    strata = (order[:border], order[border:])
-    half = NUM_LEFT_OUT // 2
-    return torch.cat([s[torch.linspace(0, len(s) - 1, half).round().long()] for s in strata])
+        losses = functional.cross_entropy(model(data[0]), data[1], reduction="none")
+    return spread_over(losses, NUM_LEFT_OUT)

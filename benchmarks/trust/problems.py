@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,6 +13,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
+from benchmarks.data import data_file
 from engram.likelihoods import Categorical, Gaussian, Likelihood
 from engram.retraining.recipes import Adam
 
@@ -80,13 +79,6 @@ class Problem:
             return nn.Sequential(*layers[:-1]).double()
 
 
-def _file(name: str) -> Path:
-    path = Path(os.environ.get("ENGRAM_DATA", "")) / name
-    if not path.is_file():
-        raise SystemExit(f"expected ENGRAM_DATA to name a folder with {name}")
-    return path
-
-
 def _digits() -> Arrays:
     images, labels = load_digits(return_X_y=True)
     return images / 16, labels
@@ -108,14 +100,14 @@ def _diabetes() -> Arrays:
 
 
 def _fashion() -> Arrays:
-    with np.load(_file("fmnist.npz")) as arrays:
+    with np.load(data_file("fmnist.npz")) as arrays:
         images, labels = arrays["x_train"][:NUM_DATA] / 255, arrays["y_train"][:NUM_DATA]
     pooled = images.reshape(len(images), 7, 4, 7, 4).mean((2, 4))
     return pooled.reshape(len(images), -1), labels
 
 
 def _usps() -> Arrays:
-    with np.load(_file("usps.npz")) as arrays:
+    with np.load(data_file("usps.npz")) as arrays:
         images, labels = arrays["x_train"], arrays["y_train"]
     chosen = np.flatnonzero((labels == 3) | (labels == 5))[:NUM_DATA]
     pooled = images[chosen].reshape(len(chosen), 8, 2, 8, 2).mean((2, 4)) / 255
@@ -123,7 +115,7 @@ def _usps() -> Arrays:
 
 
 def _questions() -> Arrays:
-    lines = _file("text/trec_train_5500.label").read_text(encoding="latin-1").splitlines()
+    lines = data_file("text/trec_train_5500.label").read_text(encoding="latin-1").splitlines()
     pairs = [line.split(" ", 1) for line in lines[:NUM_DATA]]
     words = TfidfVectorizer(max_features=100, token_pattern=r"(?u)\b\w+\b")
     features = words.fit_transform([question for _, question in pairs]).toarray()

@@ -11,10 +11,8 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
 import engram
+from benchmarks.left_out import spread_over, stop_early
 from benchmarks.trust.problems import Problem
-from engram.engine.prepare import undisturbed
-from engram.retraining.open_stack import open_stack
-from engram.retraining.quasi_newton import Objective
 from engram.retraining.recipes import Newton
 
 NUM_LEFT_OUT = 40
@@ -44,7 +42,8 @@ def solve(problem: Problem, seed: int, cache: Path = CACHE) -> Solved:
     if problem.early is None:
         _converge(model, data, problem)
     else:
-        _stop_early(model, data, problem, seed)
+        delta = problem.prior_precision
+        stop_early(model, data, problem.likelihood, delta, problem.early, seed)
     truth = _truth(model, initial, data, problem, seed)
     folder.mkdir(parents=True, exist_ok=True)
     save_model(model, folder / "model.safetensors")
@@ -78,20 +77,6 @@ def _converge(model: nn.Module, data: tuple[Tensor, Tensor], problem: Problem) -
     optimizer.zero_grad()
 
 
-def _stop_early(model: nn.Module, data: tuple[Tensor, Tensor], problem: Problem, seed: int) -> None:
-    """The recipe of the truth, with nothing left out."""
-    assert problem.early is not None
-    nothing = torch.empty(0, dtype=torch.long)
-    with undisturbed(model):
-        stack = open_stack(model, data, problem.likelihood, problem.prior_precision)
-        objective = Objective(stack, (nothing,))
-        trained = problem.early.train(objective, stack.start[None], seed, lambda count: None)
-    parts = stack.layout.unflatten(trained.flat[0])
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(parts[name])
-
-
 def _truth(
     model: nn.Module,
     initial: nn.Module,
@@ -115,12 +100,8 @@ def _truth(
 
 
 def _sample(model: nn.Module, data: tuple[Tensor, Tensor], problem: Problem) -> Tensor:
-    """Evenly over the ranks of the loss, half of it from the highest quarter."""
     with torch.no_grad():
         outputs = model(data[0])
         targets = problem.likelihood.prepare(outputs, data[1])
-        order = problem.likelihood.loss(outputs, targets).argsort()
-    border = round(0.75 * len(order))
-    half = NUM_LEFT_OUT // 2
-    strata = (order[:border], order[border:])
-    return torch.cat([s[torch.linspace(0, len(s) - 1, half).round().long()] for s in strata])
+        losses = problem.likelihood.loss(outputs, targets)
+    return spread_over(losses, NUM_LEFT_OUT)
