@@ -18,14 +18,14 @@ from engram.errors import (
     TargetError,
 )
 from engram.likelihoods.expected import Hinge, Logit, ZeroOne
-from engram.models.binary import fit_binary_linear
-from engram.models.binary_expectations import (
+from engram.models.variational.binary import fit_binary_linear
+from engram.models.variational.binary_expectations import (
     Enumerated,
     Examples,
     GaussianOutputs,
     SampledWeights,
 )
-from engram.models.natural_gradient import fit
+from engram.models.variational.natural_gradient import fit
 
 
 def problem(count, size, scale, seed=0):

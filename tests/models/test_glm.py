@@ -12,7 +12,7 @@ import torch
 from statsmodels.stats.outliers_influence import MLEInfluence
 
 from engram.models import fit_glm, glm_measures, responses, sensitivities_of
-from engram.models.links import LINKS
+from engram.models.responses.links import LINKS
 
 REFERENCE = Path(sm_stats.__file__).parent / "tests" / "results"
 RANDOM = np.random.default_rng(1)

@@ -27,8 +27,8 @@ from engram.likelihoods.expected import (
     Sampled,
     ZeroOne,
 )
-from engram.models.natural_gradient import fit
-from engram.models.variational_linear import fit_variational_linear
+from engram.models.variational.linear import fit_variational_linear
+from engram.models.variational.natural_gradient import fit
 
 N, D = 60, 4
 

@@ -1,14 +1,14 @@
 """Models for which leaving out is exact, or one Newton step from it."""
 
 from engram.models import responses
-from engram.models.fit import Fit
 from engram.models.glm import fit_glm, fit_multinomial
-from engram.models.glm_measures import GlmMeasures, glm_measures
+from engram.models.influence.glm_measures import GlmMeasures, glm_measures
+from engram.models.influence.linear_measures import LinearMeasures, linear_measures
+from engram.models.influence.removal import remove_group
+from engram.models.influence.sensitivities import sensitivities_of
 from engram.models.linear import fit_linear
-from engram.models.linear_measures import LinearMeasures, linear_measures
 from engram.models.of import of, read
-from engram.models.removal import remove_group
-from engram.models.sensitivities import sensitivities_of
+from engram.models.predictor.fit import Fit
 
 __all__ = [
     "Fit",

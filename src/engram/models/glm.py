@@ -15,13 +15,13 @@ from torch import Tensor
 
 from engram.errors import ArgumentError, PosteriorError, TargetError
 from engram.likelihoods import Categorical
-from engram.models.design import as_column, count_of, read_design
-from engram.models.fit import Fit, fit_at
-from engram.models.likelihood import ResponseLikelihood
-from engram.models.links import Link
-from engram.models.newton import Objective, minimise, starting_point
+from engram.models.predictor.design import as_column, count_of, read_design
+from engram.models.predictor.fit import Fit, fit_at
+from engram.models.predictor.newton import Objective, minimise, starting_point
+from engram.models.predictor.separation import check_one_class, check_separation
 from engram.models.responses import Response, response_named
-from engram.models.separation import check_one_class, check_separation
+from engram.models.responses.likelihood import ResponseLikelihood
+from engram.models.responses.links import Link
 
 
 def fit_glm(

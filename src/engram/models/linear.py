@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from engram.errors import PosteriorError
-from engram.models.design import as_column, count_of, read_design
-from engram.models.fit import Fit, fit_at
-from engram.models.likelihood import ResponseLikelihood
-from engram.models.newton import Objective
-from engram.models.rank import check_rank
+from engram.models.predictor.design import as_column, count_of, read_design
+from engram.models.predictor.fit import Fit, fit_at
+from engram.models.predictor.newton import Objective
+from engram.models.predictor.rank import check_rank
 from engram.models.responses import Gaussian
+from engram.models.responses.likelihood import ResponseLikelihood
 
 
 def fit_linear(

@@ -8,8 +8,8 @@ from torch import nn
 
 from engram.errors import ArgumentError, UnsupportedModelError
 from engram.models.adapters import scikit_learn, stats_models
-from engram.models.fit import Fit
-from engram.models.sensitivities import sensitivities_of
+from engram.models.influence.sensitivities import sensitivities_of
+from engram.models.predictor.fit import Fit
 from engram.sensitivity.result import Result
 
 

@@ -1,7 +1,7 @@
 r"""Fitted estimators of scikit-learn, and pipelines that end in one.
 
-Each minimises the objective of a :class:`~engram.models.fit.Fit` up to a factor; with that factor
-divided out, the penalty is:
+Each minimises the objective of a :class:`~engram.models.predictor.fit.Fit` up to a factor; with
+that factor divided out, the penalty is:
 
 - ``Ridge``: alpha; ``LogisticRegression``: 1 / C;
 - ``PoissonRegressor``, ``GammaRegressor``, ``TweedieRegressor``: alpha times the sum of weights;
@@ -21,11 +21,18 @@ from torch import Tensor
 
 from engram.errors import DataError, TargetError, UnsupportedModelError
 from engram.likelihoods import Categorical, Likelihood
-from engram.models.design import as_column, as_weights, count_of, frame_names, in_order, read_design
-from engram.models.fit import Fit, fit_at
-from engram.models.likelihood import ResponseLikelihood
-from engram.models.newton import Objective
+from engram.models.predictor.design import (
+    as_column,
+    as_weights,
+    count_of,
+    frame_names,
+    in_order,
+    read_design,
+)
+from engram.models.predictor.fit import Fit, fit_at
+from engram.models.predictor.newton import Objective
 from engram.models.responses import Bernoulli, Gamma, Gaussian, Poisson, Response, Tweedie
+from engram.models.responses.likelihood import ResponseLikelihood
 
 MANY = "many classes are read from LogisticRegression with a multinomial loss, two from any other"
 Read = Callable[[Any, Any, Any, Any], Fit]

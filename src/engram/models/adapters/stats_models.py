@@ -12,10 +12,9 @@ from torch import Tensor
 
 from engram.errors import DataError, UnsupportedModelError
 from engram.likelihoods import Categorical
-from engram.models.design import Design, as_matrix, read_design
-from engram.models.fit import Fit, fit_at
-from engram.models.likelihood import ResponseLikelihood
-from engram.models.newton import Objective
+from engram.models.predictor.design import Design, as_matrix, read_design
+from engram.models.predictor.fit import Fit, fit_at
+from engram.models.predictor.newton import Objective
 from engram.models.responses import (
     Bernoulli,
     Gamma,
@@ -26,6 +25,7 @@ from engram.models.responses import (
     Response,
     Tweedie,
 )
+from engram.models.responses.likelihood import ResponseLikelihood
 
 LINKS = {
     "Identity": "identity",

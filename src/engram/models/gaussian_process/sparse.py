@@ -26,7 +26,7 @@ from engram.models.gaussian_process.sparse_gpytorch import (
     write_distribution,
 )
 from engram.models.gaussian_process.sparse_likelihoods import as_expected_loss
-from engram.models.latent_gaussian import LatentGaussian, at_prior
+from engram.models.latent.latent_gaussian import LatentGaussian, at_prior
 from engram.sensitivity.result import Result
 
 
@@ -43,7 +43,7 @@ class SparseGaussianProcess:
         return torch.einsum("gml,ngl->ngm", self.prior.factor, whitened)
 
     def sensitivities(self, estimator: str = "corrected") -> Result:
-        """See :meth:`engram.models.latent_gaussian.LatentGaussian.sensitivities`."""
+        """See :meth:`engram.models.latent.latent_gaussian.LatentGaussian.sensitivities`."""
         return self.latent.sensitivities(estimator)
 
 

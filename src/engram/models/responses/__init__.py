@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from engram.errors import ArgumentError
-from engram.models.links import Link
 from engram.models.responses.base import Response
 from engram.models.responses.bernoulli import Bernoulli
 from engram.models.responses.gaussian import Gaussian
+from engram.models.responses.links import Link
 from engram.models.responses.negative_binomial import NegativeBinomial
 from engram.models.responses.power import Gamma, InverseGaussian, Poisson, Tweedie
 

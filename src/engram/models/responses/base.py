@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from engram.errors import ArgumentError, TargetError
-from engram.models.links import LINKS, Link, link_named
+from engram.models.responses.links import LINKS, Link, link_named
 
 
 class Response(ABC):

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from engram.models.links import LINKS
 from engram.models.responses.base import Response
+from engram.models.responses.links import LINKS
 
 
 class Gaussian(Response):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engram.errors import ArgumentError
-from engram.models.links import Link
+from engram.models.responses.links import Link
 from engram.models.responses.positive import PositiveMean
 
 

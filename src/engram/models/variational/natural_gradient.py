@@ -44,7 +44,7 @@ def fit(
     and grows back towards ``step_size`` afterwards.
 
     Args:
-        start: for instance :func:`engram.models.latent_gaussian.at_prior`.
+        start: for instance :func:`engram.models.latent.latent_gaussian.at_prior`.
         step_size: the largest rho.
         max_steps: a warning says when these were not enough.
         tolerance: on the length of the natural gradient.

@@ -23,14 +23,14 @@ from torch import Tensor
 from engram import equation
 from engram.errors import ArgumentError, NonFiniteError
 from engram.likelihoods.expected import ExpectedLoss, expected_loss
-from engram.models.binary_expectations import (
+from engram.models.diagnosis import Convergence, diagnose, finished
+from engram.models.variational.binary_expectations import (
     Examples,
     Expectation,
     expectation_named,
 )
-from engram.models.diagnosis import Convergence, diagnose, finished
-from engram.models.natural_gradient import fit
-from engram.models.variational_linear import checked_inputs
+from engram.models.variational.linear import checked_inputs
+from engram.models.variational.natural_gradient import fit
 from engram.selection import check_group
 from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import Result

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from engram.errors import DesignError
 from engram.likelihoods import Categorical
-from engram.models.likelihood import ResponseLikelihood
-from engram.models.newton import Objective
+from engram.models.predictor.newton import Objective
+from engram.models.responses.likelihood import ResponseLikelihood
 
 FAR = 8.0  # linear predictors beyond this are looked at
 FLAT = 1e-6  # curvature along a column, relative to that of a loss of curvature 1

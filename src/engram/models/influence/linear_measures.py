@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from engram.errors import ArgumentError, PosteriorError
-from engram.models.fit import Fit
-from engram.models.leverages import remaining
-from engram.models.sensitivities import is_least_squares
-from engram.models.tables import measures_frame
+from engram.models.influence.leverages import remaining
+from engram.models.influence.sensitivities import is_least_squares
+from engram.models.influence.tables import measures_frame
+from engram.models.predictor.fit import Fit
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ def linear_measures(fit: Fit) -> LinearMeasures:
     """
     if not is_least_squares(fit):
         raise ArgumentError(
-            "a linear regression", repr(fit.likelihood), "use engram.models.glm_measures"
+            "a linear regression", repr(fit.likelihood), "use engram.models.influence.glm_measures"
         )
     design = fit.objective.design
     leverage, variance = fit.leverage, fit.variances[:, 0, 0] / fit.dispersion

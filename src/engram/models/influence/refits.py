@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tqdm.auto import tqdm
 
-from engram.models.fit import Fit
+from engram.models.predictor.fit import Fit
 from engram.sensitivity.estimators import Estimate
 
 

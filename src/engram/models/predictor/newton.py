@@ -18,10 +18,10 @@ from torch import Tensor
 
 from engram.errors import PosteriorError
 from engram.likelihoods import Categorical, Likelihood
-from engram.models.design import Design
-from engram.models.factor import Factor, factorise
-from engram.models.likelihood import ResponseLikelihood
-from engram.models.rank import check_rank
+from engram.models.predictor.design import Design
+from engram.models.predictor.factor import Factor, factorise
+from engram.models.predictor.rank import check_rank
+from engram.models.responses.likelihood import ResponseLikelihood
 
 LARGEST_ITERATION = 100
 HALVINGS = 40

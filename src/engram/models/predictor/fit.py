@@ -16,12 +16,12 @@ from torch import Tensor
 from engram import equation
 from engram.errors import ArgumentError, PosteriorError
 from engram.likelihoods import Likelihood
-from engram.models.design import as_column, count_of
-from engram.models.factor import Factor
-from engram.models.likelihood import ResponseLikelihood, Weighted
-from engram.models.newton import Minimum, Objective, minimise
-from engram.models.rank import check_rank
-from engram.models.separation import check_separation, check_separation_elsewhere
+from engram.models.predictor.design import as_column, count_of
+from engram.models.predictor.factor import Factor
+from engram.models.predictor.newton import Minimum, Objective, minimise
+from engram.models.predictor.rank import check_rank
+from engram.models.predictor.separation import check_separation, check_separation_elsewhere
+from engram.models.responses.likelihood import ResponseLikelihood, Weighted
 from engram.parameters import Layout
 from engram.posteriors.blocks import DenseBlock
 from engram.posteriors.gaussian import Posterior

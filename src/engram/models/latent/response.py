@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from engram.errors import ArgumentError
-from engram.models.marginals import LeftOut, Marginals, leave_one_out
+from engram.models.latent.marginals import LeftOut, Marginals, leave_one_out
 
 MOST_EXAMPLES = 4000  # a matrix of twice as many rows is factorised
 

@@ -29,7 +29,7 @@ from engram import equation
 from engram.errors import ArgumentError, PosteriorError
 from engram.likelihoods.expected import ExpectedLoss
 from engram.models.diagnosis import Convergence
-from engram.models.marginals import (
+from engram.models.latent.marginals import (
     CONVERGED_GUARD,
     GUARD,
     LeftOut,
@@ -37,7 +37,7 @@ from engram.models.marginals import (
     leave_one_out,
     marginal_result,
 )
-from engram.models.response import responded
+from engram.models.latent.response import responded
 from engram.selection import check_group
 from engram.sensitivity.result import Result
 

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from engram.errors import DataError, PosteriorError
-from engram.models.design import Design
-from engram.models.factor import curvature
-from engram.models.fit import Fit
-from engram.models.likelihood import Weighted
-from engram.models.rank import check_rank
+from engram.models.predictor.design import Design
+from engram.models.predictor.factor import curvature
+from engram.models.predictor.fit import Fit
+from engram.models.predictor.rank import check_rank
+from engram.models.responses.likelihood import Weighted
 from engram.selection import check_group
 from engram.sensitivity.effects import Effect
 from engram.sensitivity.groups import Removal

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from engram.engine.totals import GradientSum
 from engram.errors import ArgumentError
-from engram.models.fit import Fit
-from engram.models.leverages import remaining
-from engram.models.likelihood import ResponseLikelihood, Weighted
-from engram.models.refits import with_refits
+from engram.models.influence.leverages import remaining
+from engram.models.influence.refits import with_refits
+from engram.models.predictor.fit import Fit
+from engram.models.responses.likelihood import ResponseLikelihood, Weighted
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.diagnostics import Diagnostics
 from engram.sensitivity.estimators import GUARD, Estimate, Setting, corrected, estimator_named

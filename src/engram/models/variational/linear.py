@@ -15,8 +15,8 @@ from torch import Tensor
 
 from engram.errors import ArgumentError, DataError, NonFiniteError
 from engram.likelihoods.expected import ExpectedLoss, expected_loss
-from engram.models.latent_gaussian import LatentGaussian, at_prior
-from engram.models.natural_gradient import fit
+from engram.models.latent.latent_gaussian import LatentGaussian, at_prior
+from engram.models.variational.natural_gradient import fit
 
 
 def checked_inputs(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

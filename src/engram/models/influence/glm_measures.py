@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from engram.errors import ArgumentError
-from engram.models.fit import Fit
-from engram.models.leverages import remaining
-from engram.models.likelihood import ResponseLikelihood
-from engram.models.tables import measures_frame
+from engram.models.influence.leverages import remaining
+from engram.models.influence.tables import measures_frame
+from engram.models.predictor.fit import Fit
+from engram.models.responses.likelihood import ResponseLikelihood
 
 
 @dataclass(frozen=True, eq=False)

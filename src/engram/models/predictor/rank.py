@@ -7,7 +7,7 @@ import torch
 from scipy.linalg import qr, solve_triangular
 
 from engram.errors import DesignError
-from engram.models.design import Design
+from engram.models.predictor.design import Design
 
 MENTIONED = 4  # columns named in a message
 
@@ -16,7 +16,7 @@ def check_rank(design: Design, remedy: str = "drop them, or use penalty > 0") ->
     """DesignError, naming columns, unless the weighted design with its penalty has full rank.
 
     Example:
-        >>> from engram.models.design import read_design
+        >>> from engram.models.predictor.design import read_design
         >>> x = torch.arange(12.0).reshape(6, 2)
         >>> try:
         ...     check_rank(read_design(torch.cat([x, 3 * x[:, 1:]], 1), 6, intercept=False))

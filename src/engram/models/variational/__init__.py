@@ -1,0 +1,1 @@
+"""Posteriors trained by natural gradients, Gaussian and Bernoulli."""
