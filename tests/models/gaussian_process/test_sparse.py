@@ -10,30 +10,15 @@ import torch
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
     FixedNoiseGaussianLikelihood,
-    GaussianLikelihood,
-    PoissonLikelihood,
     SoftmaxLikelihood,
-    StudentTLikelihood,
 )
 from gpytorch.variational import (
     CholeskyVariationalDistribution,
-    DeltaVariationalDistribution,
-    IndependentMultitaskVariationalStrategy,
-    LMCVariationalStrategy,
     MeanFieldVariationalDistribution,
-    NaturalVariationalDistribution,
-    UnwhitenedVariationalStrategy,
-    VariationalStrategy,
 )
 
 from engram.errors import (
-    ArgumentError,
-    DataError,
-    LikelihoodError,
-    ModelMismatchError,
-    NonFiniteError,
     PosteriorError,
-    TargetError,
 )
 from engram.models.gaussian_process import (
     exact_gaussian_process,
@@ -41,80 +26,22 @@ from engram.models.gaussian_process import (
     read_sparse,
     sparse_sensitivities,
 )
-
-N = 40
-STRATEGIES = (VariationalStrategy, UnwhitenedVariationalStrategy)
-DISTRIBUTIONS = (NaturalVariationalDistribution, CholeskyVariationalDistribution)
-
-
-class Sparse(gpytorch.models.ApproximateGP):
-    def __init__(
-        self,
-        points,
-        strategy=VariationalStrategy,
-        distribution=NaturalVariationalDistribution,
-        tasks=None,
-        wrap=IndependentMultitaskVariationalStrategy,
-    ):
-        batch = torch.Size([tasks] if tasks else [])
-        held = strategy(
-            self,
-            points.clone(),
-            distribution(points.shape[-2], batch_shape=batch),
-            learn_inducing_locations=False,
-            jitter_val=1e-10,
-        )
-        if tasks and wrap is LMCVariationalStrategy:
-            held = wrap(held, num_tasks=tasks, num_latents=tasks)
-        elif tasks:
-            held = wrap(held, num_tasks=tasks)
-        super().__init__(held)
-        self.mean_module = gpytorch.means.ConstantMean(batch_shape=batch)
-        self.mean_module.initialize(constant=0.3)
-        self.covar_module = gpytorch.kernels.ScaleKernel(
-            gpytorch.kernels.RBFKernel(batch_shape=batch), batch_shape=batch
-        )
-        self.double()
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
-def gaussian_noise(variance=0.1):
-    likelihood = GaussianLikelihood().double()
-    likelihood.noise = variance
-    return likelihood
+from sparse_processes import (
+    DISTRIBUTIONS,
+    GRID,
+    LIKELIHOODS,
+    STRATEGIES,
+    N,
+    Sparse,
+    function,
+    gaussian_noise,
+    targets_for,
+)
 
 
 @pytest.fixture
 def inputs():
     return torch.rand(N, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 6
-
-
-def function(inputs):
-    return torch.sin(2 * inputs[:, 0])
-
-
-def targets_for(kind, inputs):
-    generator = torch.Generator().manual_seed(3)
-    f = function(inputs)
-    if kind == "gaussian":
-        return f + 0.3 * torch.randn(N, generator=generator, dtype=torch.float64)
-    if kind == "bernoulli":
-        return torch.bernoulli(torch.special.ndtr(1.5 * f), generator=generator)
-    if kind == "poisson":
-        return torch.poisson(torch.nn.functional.softplus(2 * f + 1), generator=generator)
-    logits = torch.stack([2 * f, torch.zeros_like(f), -2 * f], 1)
-    return torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
-
-
-LIKELIHOODS = {
-    "gaussian": (gaussian_noise, None),
-    "bernoulli": (BernoulliLikelihood, None),
-    "poisson": (PoissonLikelihood, None),
-    "softmax": (lambda: SoftmaxLikelihood(num_classes=3, mixing_weights=False), 3),
-}
-GRID = torch.linspace(0, 6, 10, dtype=torch.float64)[:, None]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -301,60 +228,3 @@ def test_mean_field_is_read_but_not_written(inputs):
     assert sparse_sensitivities(model, gaussian_noise(), (inputs, y)).num_data == N
     with pytest.raises(PosteriorError, match="MeanFieldVariationalDistribution"):
         fit_sparse(model, gaussian_noise(), (inputs, y))
-
-
-def fresh(**settings):
-    model = Sparse(GRID, **settings)
-    model(GRID + 0.1)
-    return model
-
-
-def test_unsupported(inputs):
-    y = targets_for("gaussian", inputs)
-    with pytest.raises(LikelihoodError, match=r"GaussianLikelihood.*SoftmaxLikelihood.*StudentT"):
-        read_sparse(fresh(), StudentTLikelihood(), (inputs, y))
-    with pytest.raises(PosteriorError, match="not initialised"):
-        read_sparse(Sparse(GRID), gaussian_noise(), (inputs, y))
-    model = fresh(distribution=DeltaVariationalDistribution)
-    with pytest.raises(PosteriorError, match="Gaussian variational distribution"):
-        read_sparse(model, gaussian_noise(), (inputs, y))
-    model = Sparse(GRID, tasks=3, wrap=LMCVariationalStrategy)
-    with pytest.raises(ModelMismatchError, match="LMCVariationalStrategy"):
-        read_sparse(model, gaussian_noise(), (inputs, y))
-    with pytest.raises(ModelMismatchError, match="ApproximateGP"):
-        read_sparse(torch.nn.Linear(1, 1), gaussian_noise(), (inputs, y))
-
-
-def test_bad_data(inputs):
-    y = targets_for("gaussian", inputs)
-    model, likelihood = fresh(), gaussian_noise()
-    with pytest.raises(DataError, match=r"inputs \[N, D\] and N targets"):
-        read_sparse(model, likelihood, (inputs, y[1:]))
-    with pytest.raises(DataError, match="pair of tensors"):
-        read_sparse(model, likelihood, inputs)
-    with pytest.raises(NonFiniteError, match="finite inputs"):
-        read_sparse(model, likelihood, (inputs / 0, y))
-    with pytest.raises(TargetError, match="finite targets"):
-        read_sparse(model, likelihood, (inputs, y / 0))
-    with pytest.raises(TargetError, match="labels -1 and 1, or 0 and 1"):
-        read_sparse(model, BernoulliLikelihood(), (inputs, y))
-    with pytest.raises(TargetError, match="whole counts"):
-        read_sparse(model, PoissonLikelihood(), (inputs, y))
-    with pytest.raises(ArgumentError, match="at least 1 step"):
-        fit_sparse(model, likelihood, (inputs, y), num_steps=0)
-    with pytest.raises(ArgumentError, match="step size"):
-        fit_sparse(model, likelihood, (inputs, y), step_size=2.0)
-    with pytest.raises(ArgumentError, match="some data to remain"):
-        read_sparse(model, likelihood, (inputs, y)).latent.remove(range(N))
-    fitted = fit_sparse(model, likelihood, (inputs, y), num_steps=1).latent
-    with pytest.raises(PosteriorError, match="more was taken out"):
-        fitted.remove(range(30), weights=[5.0] * 30)
-
-
-def test_without_the_library(inputs, monkeypatch):
-    """As if GPyTorch were not installed: an import of it fails."""
-    import sys
-
-    monkeypatch.setitem(sys.modules, "gpytorch", None)
-    with pytest.raises(ArgumentError, match="pip install gpytorch"):
-        read_sparse(object(), "gaussian", (inputs, inputs[:, 0]))
