@@ -18,6 +18,7 @@ from torch import Tensor
 from engram.errors import PosteriorError
 from engram.parameters import Layout, Named
 from engram.posteriors.merging import Merged, merge
+from engram.posteriors.thinning import thin
 
 SMALLEST_THINNED = 64
 
@@ -42,12 +43,14 @@ class EigenBlock:
         layout: the parameter, or the weight and its bias, with their shapes.
         precision: eigenvalues of the precision, [G, O, I].
         rows, columns: eigenvectors [G, O, O] and [G, I, I]; None stands for the identity.
+        tolerance: how far the gains of a diagonal block may be off, for speed.
     """
 
     layout: Layout
     precision: Tensor
     rows: Tensor | None = None
     columns: Tensor | None = None
+    tolerance: float = 0.0
     covariance: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -176,10 +179,13 @@ class EigenBlock:
 
         Eigenvalues ``a_i b_j + delta`` have reciprocals of rank about 20 to single precision,
         whatever the layer's size. Entries are weighted by their share in a typical gain, so that
-        small covariances in front of large inputs keep their relative accuracy.
+        small covariances in front of large inputs keep their relative accuracy. A diagonal block
+        has such factors within its tolerance (:mod:`engram.posteriors.thinning`).
         """
-        if self.columns is None or min(self.covariance.shape[1:]) < SMALLEST_THINNED:
+        if min(self.covariance.shape[1:]) < SMALLEST_THINNED:
             return None
+        if self.columns is None:
+            return thin(self.covariance[0], self.tolerance)
         covariance = self.covariance[0].double()
         typical = self.precision[0].double().mean(0)
         gain = covariance @ typical
@@ -202,10 +208,11 @@ class EigenBlock:
         return rows if self.rows is None else rows @ self.rows[0].mT
 
 
-def diagonal_block(name: str, precision: Tensor) -> EigenBlock:
+def diagonal_block(name: str, precision: Tensor, tolerance: float = 0.0) -> EigenBlock:
     """A block that is diagonal as it stands, for a parameter of any shape."""
     rows = precision.shape[0] if precision.dim() > 1 else precision.numel()
-    return EigenBlock(Layout((name,), (precision.shape,)), precision.reshape(1, max(rows, 1), -1))
+    table = precision.reshape(1, max(rows, 1), -1)
+    return EigenBlock(Layout((name,), (precision.shape,)), table, tolerance=tolerance)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from engram.posteriors.affordable import (
 )
 from engram.posteriors.blocks import Block, DenseBlock, EigenBlock, diagonal_block
 from engram.posteriors.gaussian import Posterior, check_prior_precision
-from engram.posteriors.tolerance import chosen_tolerance, merged, sampled_share
+from engram.posteriors.tolerance import chosen_tolerance, sampled_share, within
 
 Gradients = Sequence[Tensor | None]
 
@@ -62,9 +62,10 @@ def laplace(
             ``hessian`` (exact Hessian; ``full`` and ``last_layer``; an error where it is not
             positive definite). With a structure, ``ggn`` if not given.
         tolerance: how far an average example's sensitivity may change for speed. Eigenvalues of
-            wide Kronecker factors are merged, and of the exact curvature the classes with the last
-            3 tolerance of the outputs' variance are sampled (not in ``full``, ``last_layer``). If
-            not given, 0.03 in single precision and 0, everything exact, in double.
+            wide Kronecker factors are merged, wide diagonals at one position are taken as a short
+            sum of products, and of the exact curvature the classes with the last 3 tolerance of
+            the outputs' variance are sampled (not in ``full``, ``last_layer``). If not given, 0.03
+            in single precision and 0, everything exact, in double.
         batch_size: most examples at a time; chosen from the free memory if not given.
         seed: of the sampled labels.
         progress: show a bar when it takes longer than a few seconds.
@@ -97,7 +98,7 @@ def laplace(
         fit = Fit(opened, prior_precision, curvature or "ggn", seed, tolerance)
         if undecided and structure == "full" and hessian_is_affordable(opened):
             fit_blocks = _full_hessian_first
-        blocks = merged(fit_blocks(fit), prior_precision, tolerance)
+        blocks = within(fit_blocks(fit), prior_precision, tolerance)
         mean = {name: p.detach().clone() for name, p in trainable(model).items()}
         settings: dict[str, Any] = {
             "method": "laplace",

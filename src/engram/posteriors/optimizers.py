@@ -23,6 +23,7 @@ from engram.optimizers.curvatures import GaussNewton
 from engram.parameters import trainable
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.readers import Source, blocks_of, check_known, keeps_squares, takes_mean_loss
+from engram.posteriors.tolerance import chosen_tolerance
 from engram.posteriors.weight_decay import Prior, prior_of
 
 
@@ -35,6 +36,7 @@ def posterior_of(
     reduction: str = "mean",
     batch_size: int | None = None,
     squares: str = "batch",
+    tolerance: float | None = None,
 ) -> Posterior:
     r"""The Gaussian posterior in an optimizer's state, at the model's present weights.
 
@@ -51,6 +53,9 @@ def posterior_of(
             stands, S = N sqrt(s) + delta (Table 1 of the paper), or ``example``, scaled to single
             examples, S = N sqrt(B s) + delta. A batch's gradient is a mean of B, so its square is
             about 1/B of an example's, and S would depend on B; see docs/optimizers.md.
+        tolerance: how far an average example's sensitivity may change for speed: wide diagonals at
+            one position are taken as a short sum of products. If not given, 0.03 in single
+            precision and 0, everything exact, in double.
 
     Returns:
         The posterior; ``settings`` has the prior precision that was used and where it came from.
@@ -67,13 +72,14 @@ def posterior_of(
     Reference:
         Nickl et al., *The Memory-Perturbation Equation*, NeurIPS 2023, Table 1.
     """
-    wanted = Wanted(num_data, prior_precision, reduction, batch_size, squares)
+    wanted = Wanted(num_data, prior_precision, reduction, batch_size, squares, tolerance)
     source, prior = wanted.applied(optimizer, model)
     blocks = blocks_of(source)
     mean = {name: p.detach().clone() for name, p in source.parameters.items()}
     settings = _settings(source.optimizer, prior, reduction, batch_size)
     covered = {name for block in blocks for name in block.names}
     settings["squares"] = squares
+    settings["tolerance"] = source.tolerance
     settings["not_stepped"] = [name for name in source.parameters if name not in covered]
     return Posterior(
         type(source.optimizer).__name__,
@@ -95,6 +101,7 @@ class Wanted:
     reduction: str
     batch_size: int | None
     squares: str
+    tolerance: float | None = None
 
     def applied(self, optimizer: Optimizer, model: nn.Module) -> tuple[Source, Prior]:
         """What is to be read, all checked; works before the first step as well."""
@@ -105,7 +112,8 @@ class Wanted:
         scale = loss_scale(optimizer, self.num_data, self.reduction, self.batch_size)
         root = _root(optimizer, self.squares, self.batch_size, self.num_data)
         prior = prior_of(optimizer, parameters, self.prior_precision, scale, self.num_data)
-        return Source(optimizer, parameters, scale * root, prior.by_name), prior
+        tolerance = chosen_tolerance(self.tolerance, model)
+        return Source(optimizer, parameters, scale * root, prior.by_name, tolerance), prior
 
 
 def unwrapped(optimizer: Optimizer) -> Optimizer:

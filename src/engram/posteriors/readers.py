@@ -25,12 +25,14 @@ class Source:
         parameters: the model's trainable ones, by name.
         scale: N for a loss averaged over the batch, N / batch size for a sum.
         prior: delta by name.
+        tolerance: how far gains of a diagonal precision may be off, for speed.
     """
 
     optimizer: Optimizer
     parameters: Mapping[str, Tensor]
     scale: float
     prior: Mapping[str, float]
+    tolerance: float
 
     @property
     def names(self) -> dict[int, str]:
@@ -93,7 +95,8 @@ def _entries(source: Source, adapter: Adapter) -> Iterator[Block]:
             if name is None or (young and adapter is not identity):
                 continue
             reading = Reading(parameter.detach(), group, state, source.scale, source.prior[name])
-            yield diagonal_block(name, _read(reading, adapter, source.optimizer).detach())
+            precision = _read(reading, adapter, source.optimizer).detach()
+            yield diagonal_block(name, precision, source.tolerance)
 
 
 def _read(reading: Reading, adapter: Adapter, optimizer: Optimizer) -> Tensor:
@@ -139,7 +142,8 @@ def _ivon(source: Source) -> Iterator[Block]:
             name = names.get(id(parameter))
             if name is not None:
                 precision = group["ess"] * part + source.prior[name]
-                yield diagonal_block(name, precision.reshape(parameter.shape))
+                shaped = precision.reshape(parameter.shape)
+                yield diagonal_block(name, shaped, source.tolerance)
 
 
 WHOLE: dict[str, Reader] = {"IVON": _ivon, "Newton": _dense, "OnlineNewton": _dense, "VON": _dense}

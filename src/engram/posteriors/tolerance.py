@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -36,8 +38,16 @@ def sampled_share(tolerance: float) -> float:
     return SAMPLED_SHARE * tolerance
 
 
-def merged(blocks: tuple[Block, ...], prior: float, tolerance: float) -> tuple[Block, ...]:
-    """The blocks with eigenvalues merged that act alike."""
+def within(blocks: tuple[Block, ...], prior: float, tolerance: float) -> tuple[Block, ...]:
+    """The blocks with eigenvalues merged that act alike, and diagonal ones that may be thinned."""
     if tolerance == 0:
         return blocks
-    return tuple(b.merged(prior, tolerance) if isinstance(b, EigenBlock) else b for b in blocks)
+    return tuple(_within(block, prior, tolerance) for block in blocks)
+
+
+def _within(block: Block, prior: float, tolerance: float) -> Block:
+    if not isinstance(block, EigenBlock):
+        return block
+    if block.rows is None and block.columns is None:
+        return replace(block, tolerance=tolerance)
+    return block.merged(prior, tolerance)

@@ -21,7 +21,7 @@ from engram.posteriors.optimizers import Wanted as Readable
 from engram.posteriors.optimizers import posterior_of, unwrapped
 from engram.posteriors.running import RunningCurvature
 
-EVERY_STEP_UNTIL, READ_EVERY = 20, 4  # streamed steps
+EVERY_STEP_UNTIL, READ_EVERY = 20, 8  # streamed steps
 
 
 class Source(ABC):
@@ -52,8 +52,8 @@ class FromOptimizer(Source):
     """The preconditioner in the optimizer's state.
 
     It is read anew for every update. Streamed steps, which are many, read it at every step at
-    first and then at every fourth: it is an average over hundreds of steps, and reading it costs
-    a tenth of a step of a large linear layer.
+    first and then at every eighth: it is an average over hundreds of steps, and reading it costs
+    a tenth of a step of a large linear layer, more where its factors are looked for as well.
     """
 
     def __init__(
@@ -67,7 +67,10 @@ class FromOptimizer(Source):
         self.present: Posterior | None = None
 
     def posterior(self) -> Posterior:
-        return posterior_of(self.optimizer, self.model, **self.settings)
+        return self._read(None)
+
+    def _read(self, tolerance: float | None) -> Posterior:
+        return posterior_of(self.optimizer, self.model, tolerance=tolerance, **self.settings)
 
     def begin_epoch(self) -> None:
         pass
@@ -77,7 +80,8 @@ class FromOptimizer(Source):
             return self.present
         try:
             with at_mean(unwrapped(self.optimizer)):  # S is the same wherever a draw has landed
-                self.present = self.posterior()
+                # what serves a single step is not worth a search for factors
+                self.present = self._read(None if number >= EVERY_STEP_UNTIL else 0.0)
         except PosteriorError:
             if _stepped(self.optimizer):
                 raise
