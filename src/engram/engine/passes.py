@@ -10,7 +10,7 @@ Since :math:`g_l = (\partial f / \partial z_l)' e` is linear in e, that sum is t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -30,11 +30,16 @@ from engram.posteriors.gaussian import Posterior
 
 @dataclass
 class Trace:
-    """One forward pass with everything needed to differentiate it."""
+    """One forward pass with everything needed to differentiate it.
+
+    ``runs_again`` says whether backward passes may run operations of the model once more, as
+    activation checkpointing does.
+    """
 
     outputs: Tensor
     sites: list[Site]
     graph: Tensor | None = field(repr=False)
+    runs_again: bool = False
 
     def release(self) -> None:
         """Let go of the graph and of what was recorded; the outputs stay."""
@@ -69,7 +74,7 @@ class Trace:
     ) -> Tensor:
         """J S^-1 J' seed, [B, K]; the gradients' sum is added to ``total``."""
         leaf = seed.detach().requires_grad_()
-        with _kernels():
+        with self._kernels():
             found = self.gradients(leaf, create_graph=True)
         with torch.no_grad():
             arranged = [
@@ -94,7 +99,7 @@ class Trace:
     def own_tangents(self, directions: Named) -> Tensor:
         """J_i v_i, [B, K], for a direction of each example's own, [B, *shape] by name."""
         leaf = torch.zeros_like(self.outputs).requires_grad_()
-        with _kernels():
+        with self._kernels():
             found = self.gradients(leaf, create_graph=True)
         moves: list[Tensor | None] = []
         with torch.no_grad():
@@ -139,11 +144,14 @@ class Trace:
         ]
         if not used:
             return torch.zeros_like(leaf)
-        with _kernels():
+        with self._kernels():
             (pushed,) = torch.autograd.grad(
                 [g for g, _ in used], leaf, [t for _, t in used], allow_unused=True
             )
         return torch.zeros_like(leaf) if pushed is None else pushed.detach()
+
+    def _kernels(self) -> AbstractContextManager[None]:
+        return _kernels() if self.runs_again else nullcontext()
 
     def inner_products(self, seeds: Tensor, posterior: Posterior) -> Tensor:
         """u_r' J S^-1 J' u_s for output vectors [B, K, R], as [B, R, R]."""
@@ -170,4 +178,4 @@ def trace(model: nn.Module, plan: Plan, inputs: Inputs, num_examples: int) -> Tr
     ):
         outputs = call(model, inputs)
     recorder.check_complete()
-    return Trace(outputs.detach(), recorder.sites, outputs)
+    return Trace(outputs.detach(), recorder.sites, outputs, runs_again=not plan.own_kernels)
