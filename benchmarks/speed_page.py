@@ -93,7 +93,7 @@ sizes (the number of examples shown and about a quarter of it).
 of 256 examples) is in epochs of {FULL_SIZE:,} examples. Posteriors are fitted after training on
 up to 16,384 examples, with eigenvalues to the prior's as with {FULL_SIZE:,} examples and a prior
 precision of 60: how many eigenvalues of the Kronecker factors can be merged, and so what a pass
-costs, depends on it ([what that changes](merging.md)). The last column is with `tolerance=0`.
+costs, depends on it ([what that changes](tolerance.md)). The last column is with `tolerance=0`.
 
 {_passes(nets)}
 
@@ -101,7 +101,7 @@ costs, depends on it ([what that changes](merging.md)). The last column is with 
 
 `engram.laplace(structure="kronecker")` with `curvature="fisher"` (sampled) or `"ggn"` (exact). By
 default the unlikely classes, with the last 9 % of the outputs' variance, are sampled also in the
-exact one ([what that changes](merging.md)); the last column is with `tolerance=0`.
+exact one ([what that changes](tolerance.md)); the last column is with `tolerance=0`.
 
 {_fits(nets)}
 

@@ -1,4 +1,4 @@
-"""What the tolerance of a Kronecker posterior changes, against everything exact."""
+"""What the tolerance of a posterior changes, against everything exact."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from benchmarks.records import RESULTS, conditions, table, write
 from benchmarks.timing import environment
 from benchmarks.training import BATCH_SIZE, epoch
 from engram.posteriors.blocks import EigenBlock
+from engram.posteriors.tolerance import within
 
 TOLERANCES = (0.1, 0.03, 0.01)
 # net, training examples, epochs, prior precision: little and much trained, weak and strong prior
@@ -54,13 +55,21 @@ def fit(
     )
 
 
-def merged(posterior: engram.Posterior, tolerance: float) -> engram.Posterior:
-    """As `engram.laplace` merges."""
-    blocks = tuple(
-        b.merged(posterior.prior_precision, tolerance) if isinstance(b, EigenBlock) else b
-        for b in posterior.blocks
-    )
+def within_tolerance(posterior: engram.Posterior, tolerance: float) -> engram.Posterior:
+    """As `engram.laplace` merges and thins."""
+    blocks = within(posterior.blocks, posterior.prior_precision, tolerance)
     return replace(posterior, blocks=blocks)
+
+
+def terms(posterior: engram.Posterior) -> str:
+    """How many terms the thinned tables have, of the shorter side of each."""
+    tables = (b for b in posterior.blocks if isinstance(b, EigenBlock) and b.columns is None)
+    found = [
+        f"{block.gain_factors[0].shape[1]} of {min(block.covariance.shape[1:])}"
+        for block in tables
+        if block.gain_factors is not None
+    ]
+    return ", ".join(found) or "none"
 
 
 def kept(posterior: engram.Posterior) -> float:
@@ -125,16 +134,23 @@ def measure(net: str, count: int, epochs: int, delta: float, seed: int) -> dict[
     corrected = observed(model, fitted(structure="ekfac"), data)
     rows = [{"way": "EK-FAC, nothing merged", **compare(corrected, sampled)}]
     for tolerance in TOLERANCES:
-        short = merged(factors, tolerance)
+        short = within_tolerance(factors, tolerance)
         line = compare(observed(model, short, data), sampled)
         rows.append({"way": f"tolerance {tolerance}", "kept": kept(short), **line})
+    diagonal = fitted(structure="diagonal")
+    plain = observed(model, diagonal, data)
+    thinned = []
+    for tolerance in TOLERANCES:
+        short = within_tolerance(diagonal, tolerance)
+        line = compare(observed(model, short, data), plain)
+        thinned.append({"way": f"tolerance {tolerance}", "terms": terms(short), **line})
     exact = observed(model, fitted(curvature="ggn"), data)
     default = observed(model, fitted(curvature="ggn", tolerance=None), data)
     whole = [
         {"way": "sampled Fisher, nothing merged", **compare(sampled, exact)},
         {"way": "default tolerance", **compare(default, exact)},
     ]
-    return {"merged": rows, "default": whole}
+    return {"merged": rows, "thinned": thinned, "default": whole}
 
 
 HEADER = ("score, Spearman", "score", "mean increase")
@@ -154,7 +170,8 @@ def rows_of(record: dict[str, Any], part: str) -> list[list[str]]:
         name = f"{setting['net']}, N {setting['examples']:,}, {setting['epochs']} epochs, "
         name += f"delta {setting['prior_precision']:g}"
         for row in setting[part]:
-            left = [f"{row.get('kept', 1.0):.0%}"] if part == "merged" else []
+            left = [row["terms"]] if part == "thinned" else []
+            left += [f"{row.get('kept', 1.0):.0%}"] if part == "merged" else []
             rows.append([name, row["way"], *left, *cells(row)])
             name = ""
     return rows
@@ -165,8 +182,8 @@ def page(record: dict[str, Any]) -> str:
     merged_header = ["net", "way", "rotations left", *HEADER, *ELSEWHERE]
     return f"""# What the tolerance costs
 
-`engram.laplace(structure="kronecker", tolerance=...)` on Fashion-MNIST in single precision.
-{conditions(record["environment"])} Written by `python -m benchmarks.merging`.
+`engram.laplace(..., tolerance=...)` on Fashion-MNIST in single precision.
+{conditions(record["environment"])} Written by `python -m benchmarks.tolerance`.
 
 ## Merged eigenvalues
 
@@ -178,10 +195,17 @@ set, and noise. EK-FAC, whose eigenvalues are corrected, shows how far off the f
 
 {table(merged_header, rows_of(record, "merged"))}
 
+## Thinned diagonals
+
+A diagonal posterior (sampled Fisher) whose tables are taken as sums of a few products in layers at
+one position, against the whole tables; *terms* are those of the layers that have such sums.
+
+{table(["net", "way", "terms", *HEADER, *ELSEWHERE], rows_of(record, "thinned"))}
+
 ## The default as a whole
 
-The exact curvature with the default tolerance, which merges eigenvalues and samples the unlikely
-classes, against `tolerance=0`; beside it the sampled Fisher matrix.
+Kronecker factors of the exact curvature with the default tolerance, which merges eigenvalues and
+samples the unlikely classes, against `tolerance=0`; beside it the sampled Fisher matrix.
 
 {table(["net", "way", *HEADER, *ELSEWHERE], rows_of(record, "default"))}
 """
@@ -189,7 +213,7 @@ classes, against `tolerance=0`; beside it the sampled Fisher matrix.
 
 def main() -> None:
     """All settings."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.merging", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tolerance", description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the two files")
     chosen = parser.parse_args()
@@ -204,7 +228,7 @@ def main() -> None:
         settings.append(described | measure(net, examples, epochs, delta, chosen.seed))
         print(settings[-1])
     record = {"environment": environment(chosen.seed), "settings": settings}
-    write(chosen.output, "merging", record, page(record))
+    write(chosen.output, "tolerance", record, page(record))
 
 
 if __name__ == "__main__":
