@@ -7,7 +7,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "engram"
 ORDER = (
-    {"_version", "errors", "parameters", "equation", "likelihoods", "batches"},
+    {"_version", "errors", "precision", "parameters", "equation", "likelihoods", "batches"},
     {"selection", "report"},
     {"families", "posteriors", "curvature", "engine", "optimizers"},
     {"sensitivity"},

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.errors import NonFiniteError
+from engram.precision import wide
 
 Named = dict[str, Tensor]
 
@@ -43,12 +44,12 @@ def count(parameters: Iterable[Tensor]) -> int:
 
 def square_norm(vectors: Mapping[str, Tensor]) -> float:
     """Squared Euclidean norm of a named vector."""
-    return float(sum((v.double() ** 2).sum() for v in vectors.values()))
+    return float(sum((wide(v) ** 2).sum() for v in vectors.values()))
 
 
 def inner(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
     """Inner product of two named vectors."""
-    return float(sum((left[name].double() * right[name].double()).sum() for name in left))
+    return float(sum((wide(left[name]) * wide(right[name])).sum() for name in left))
 
 
 def check_finite_weights(model: nn.Module) -> None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engram.precision import wide
+
 #: vectors v [R, P] of the systems numbered [R], and M v for the matrix M whose inverse is the
 #: preconditioner, which comes for free -> A v [R, P]
 Operator = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -92,5 +94,5 @@ def conjugate_gradients(
 
 
 def _inner(left: Tensor, right: Tensor) -> Tensor:
-    """Row by row, in float64."""
-    return (left.double() * right.double()).sum(1)
+    """Row by row, in the widest precision."""
+    return (wide(left) * wide(right)).sum(1)

@@ -12,16 +12,18 @@ from engram.batches import call
 from engram.engine.prepare import device_of
 from engram.engine.session import Session
 from engram.parameters import Layout, trainable
+from engram.precision import widest
 
 ROWS_AT_ONCE = 64
 
 
 def hessian(session: Session, layout: Layout) -> Tensor:
-    """sum_i d2 loss_i / d theta2, [P, P], in float64."""
+    """sum_i d2 loss_i / d theta2, [P, P], in the widest precision."""
     model = session.model
     parameters = [trainable(model)[name] for name in layout.names]
     size = layout.num_params
-    total = torch.zeros(size, size, dtype=torch.float64, device=device_of(model))
+    device = device_of(model)
+    total = torch.zeros(size, size, dtype=widest(device), device=device)
     for batch in tqdm(
         session.batches, "Hessian", disable=not session.progress, delay=2.0, leave=False
     ):

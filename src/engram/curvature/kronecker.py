@@ -24,6 +24,7 @@ from engram.engine.recorder import Site
 from engram.engine.steps import CHUNK_BYTES
 from engram.parameters import Layout
 from engram.posteriors.blocks import EigenBlock
+from engram.precision import eigh, wide
 
 
 @dataclass
@@ -67,12 +68,12 @@ class Factors:
     def _eigen(matrix: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if matrix is None:
             return torch.ones(1, 1, dtype=torch.float64), None
-        values, vectors = torch.linalg.eigh(matrix)
+        values, vectors = eigh(matrix)
         return values.clamp(min=0), vectors
 
 
 def _sum(total: Tensor | None, value: Tensor) -> Tensor:
-    return value.double() if total is None else total + value.double()
+    return wide(value) if total is None else total + wide(value)
 
 
 class KroneckerFactors:

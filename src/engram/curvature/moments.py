@@ -19,6 +19,7 @@ from engram.engine.recorder import Site
 from engram.engine.steps import CHUNK_BYTES, num_positions
 from engram.parameters import Layout, Named
 from engram.posteriors.blocks import EigenBlock
+from engram.precision import wide, widest
 
 ROWS_BYTES = 256 * 2**20  # gradients held at once: enough for one efficient product
 
@@ -93,11 +94,11 @@ class SquareMoments:
                 self._add_block(block, (turned * turned).sum(0))
 
     def _add_name(self, name: str, value: Tensor) -> None:
-        value = value.double()
+        value = wide(value)
         self.by_name[name] = self.by_name[name] + value if name in self.by_name else value
 
     def _add_block(self, block: EigenBlock, value: Tensor) -> None:
-        value, key = value.double(), block.names
+        value, key = wide(value), block.names
         self.by_block[key] = self.by_block[key] + value if key in self.by_block else value
 
 
@@ -107,7 +108,7 @@ class OuterMoments:
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.layout = layout
         size = layout.num_params
-        self.matrix = torch.zeros(size, size, dtype=torch.float64, device=device)
+        self.matrix = torch.zeros(size, size, dtype=widest(device), device=device)
 
     def update(self, trace: Trace, gradients: Sequence[Sequence[Tensor | None]]) -> None:
         """Add the gradients of several output vectors of one batch."""

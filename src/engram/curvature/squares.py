@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engram.precision import widest
+
 LEAF = 200  # narrower blocks are not worth splitting: measured
 GATHERED = 8192  # vectors summed in their own precision before they are added to the total
 
@@ -65,7 +67,7 @@ class SquareSum:
         if self._recent is None or self._gathered == 0:
             return
         if self._total is None:
-            self._total = self._recent.to(torch.float64, copy=True)
+            self._total = self._recent.to(widest(self._recent.device), copy=True)
         else:
             self._total += self._recent
         self._recent.zero_()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engram.parameters import Named
+from engram.precision import wide
 
 SKETCH = 16
 
@@ -106,7 +107,7 @@ class GradientSum(Totals):
             else:
                 value = self.exact.get(name, torch.zeros_like(parameter))
                 regulariser = delta * parameter
-            yield value.double(), regulariser.double()
+            yield wide(value), wide(regulariser)
 
 
 class NoSum(Totals):

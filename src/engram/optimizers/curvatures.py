@@ -17,6 +17,7 @@ from engram.curvature.hessian import hessian_rows
 from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood, resolve
 from engram.optimizers.evaluation import flat_gradient, mean_loss, outputs_and_targets
+from engram.precision import wide
 
 ROWS_AT_ONCE = 64
 Parameters = Sequence[Tensor]
@@ -114,9 +115,9 @@ class GaussNewton:
         """Gradient and Gauss-Newton matrix of the mean loss."""
         outputs, targets, loss = outputs_and_targets(returned, resolve(self.likelihood))
         gradient = flat_gradient(loss, parameters)
-        total = gradient.new_zeros(len(gradient), len(gradient), dtype=torch.float64)
+        total = wide(gradient.new_zeros(len(gradient), len(gradient)))
         for rows in self._rows(outputs, targets, parameters, draw.generator):
-            total += (rows.mT @ rows).double()
+            total += wide(rows.mT @ rows)
         return Measured(loss.detach(), gradient, total / len(outputs))
 
     def diagonal(self, returned: Any, parameters: Parameters, draw: Draw) -> Measured:

@@ -12,6 +12,7 @@ from torch import Tensor
 from engram.engine.session import available_bytes
 from engram.errors import ArgumentError, ModelMismatchError, PosteriorError
 from engram.optimizers.curvatures import DiagonalCurvature, Draw, MatrixCurvature, Measured
+from engram.precision import wide
 
 SHARED = "shared"  # the key of what belongs to no single parameter
 COPIES_OF_MATRIX = 7  # old and new, their Cholesky factors, curvature, and temporaries
@@ -80,7 +81,7 @@ def _other_structure(expected: str, got: str) -> ArgumentError:
 
 
 class FullMatrix(Structure):
-    """S [P, P] in float64, in the state under ``shared``."""
+    """S [P, P] in the widest precision, in the state under ``shared``."""
 
     def check_curvature(self, curvature: object) -> None:
         if not isinstance(curvature, MatrixCurvature):
@@ -107,7 +108,7 @@ class FullMatrix(Structure):
     def read(self, state: State, parameters: Parameters, initial: Tensor) -> Tensor:
         found = state[SHARED].get("precision")
         if found is None:
-            return torch.diag_embed(initial.double())
+            return torch.diag_embed(wide(initial))
         if len(found) != len(initial):
             raise ModelMismatchError(
                 f"the {len(found):,} trained parameter entries of the steps before",
@@ -125,7 +126,7 @@ class FullMatrix(Structure):
         return curvature.matrix(returned, parameters, draw)
 
     def with_prior(self, curvature: Tensor, prior: Tensor) -> Tensor:
-        return curvature.double() + torch.diag_embed(prior.double())
+        return wide(curvature) + torch.diag_embed(wide(prior))
 
     def averaged(self, precision: Tensor, curvature: Tensor, rate: Tensor) -> Tensor:
         if (rate != rate[0]).any():
@@ -134,7 +135,7 @@ class FullMatrix(Structure):
                 f"values from {float(rate.min()):g} to {float(rate.max()):g}",
                 "give all groups the same precision_lr, or use a diagonal optimizer",
             )
-        share = rate[0].double()
+        share = wide(rate[0])
         return (1 - share) * precision + share * curvature
 
     def factorised(self, precision: Tensor) -> Tensor:
@@ -151,11 +152,11 @@ class FullMatrix(Structure):
         return root
 
     def solve(self, root: Tensor, vector: Tensor) -> Tensor:
-        return torch.cholesky_solve(vector.double()[:, None], root)[:, 0]
+        return torch.cholesky_solve(wide(vector)[:, None], root)[:, 0]
 
     def sample(self, root: Tensor, noise: Tensor) -> Tensor:
         # with S = C C', C^-T turns white noise into draws with covariance S^-1
-        return torch.linalg.solve_triangular(root.mT, noise.double()[:, None], upper=True)[:, 0]
+        return torch.linalg.solve_triangular(root.mT, wide(noise)[:, None], upper=True)[:, 0]
 
 
 class Diagonal(Structure):

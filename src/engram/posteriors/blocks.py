@@ -19,6 +19,7 @@ from engram.errors import PosteriorError
 from engram.parameters import Layout, Named
 from engram.posteriors.merging import Merged, merge
 from engram.posteriors.thinning import thin
+from engram.precision import in_double, wide
 
 SMALLEST_THINNED = 64
 
@@ -121,13 +122,13 @@ class EigenBlock:
 
     def log_determinant(self) -> float:
         """log |S|."""
-        return float(self.precision.double().log().sum())
+        return float(wide(self.precision).log().sum())
 
     def merged(self, prior_precision: float, tolerance: float) -> EigenBlock:
         """The same block with eigenvalues merged that act alike within a tolerance."""
         if self.rows is None or self.columns is None or self.precision.shape[0] > 1:
             return self
-        exact = self.precision[0].double()
+        exact = wide(self.precision[0])
         energy = (exact - prior_precision).clamp(min=0)
         covariance, row_order, column_order = merge(exact.reciprocal(), energy, tolerance)
         block = EigenBlock(
@@ -186,8 +187,8 @@ class EigenBlock:
             return None
         if self.columns is None:
             return thin(self.covariance[0], self.tolerance)
-        covariance = self.covariance[0].double()
-        typical = self.precision[0].double().mean(0)
+        covariance = in_double(self.covariance[0])
+        typical = in_double(self.precision[0]).mean(0)
         gain = covariance @ typical
         share = covariance * typical / gain[:, None]
         u, singular, v = torch.linalg.svd(share, full_matrices=False)
@@ -197,7 +198,7 @@ class EigenBlock:
             return None
         left = gain[:, None] * u[:, :rank] * singular[:rank]
         right = v[:rank].mT / typical[:, None]
-        return left.to(self.precision.dtype), right.to(self.precision.dtype)
+        return left.to(self.precision), right.to(self.precision)
 
     def rotate_rows(self, rows: Tensor) -> Tensor:
         """Q_rows' r for [..., O]."""
@@ -225,11 +226,12 @@ class DenseBlock:
     @classmethod
     def factorise(cls, layout: Layout, precision: Tensor) -> DenseBlock:
         """Cholesky in float64 whatever the model's type: precisions are often ill-conditioned."""
-        factor, failed = torch.linalg.cholesky_ex(precision.double())
+        precision = in_double(precision)
+        factor, failed = torch.linalg.cholesky_ex(precision)
         if int(failed) or not torch.isfinite(factor).all():
             lowest = "not finite"
             if torch.isfinite(precision).all():
-                lowest = f"{float(torch.linalg.eigvalsh(precision.double())[0]):.3g}"
+                lowest = f"{float(torch.linalg.eigvalsh(precision)[0]):.3g}"
             raise PosteriorError(
                 "a positive-definite precision",
                 f"a matrix whose smallest eigenvalue is {lowest}",
@@ -244,14 +246,14 @@ class DenseBlock:
 
     def _apply(self, vectors: Mapping[str, Tensor], map_columns: str) -> Named:
         flat = self.layout.flatten(vectors)
-        columns = flat.reshape(-1, flat.shape[-1]).mT.to(self.cholesky.dtype)
+        columns = flat.reshape(-1, flat.shape[-1]).mT.to(self.cholesky)
         if map_columns == "solve":
             out = torch.cholesky_solve(columns, self.cholesky)
         elif map_columns == "multiply":
             out = self.cholesky @ (self.cholesky.mT @ columns)
         else:
             out = torch.linalg.solve_triangular(self.cholesky.mT, columns, upper=True)
-        return self.layout.unflatten(out.mT.reshape(flat.shape).to(flat.dtype))
+        return self.layout.unflatten(out.mT.reshape(flat.shape).to(flat))
 
     def solve(self, vectors: Mapping[str, Tensor]) -> Named:
         """S^-1 v, batched over leading dimensions."""

@@ -27,6 +27,7 @@ from engram.posteriors.affordable import (
 from engram.posteriors.blocks import Block, DenseBlock, EigenBlock, diagonal_block
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.tolerance import chosen_tolerance, sampled_share, within
+from engram.precision import wide
 
 Gradients = Sequence[Tensor | None]
 
@@ -143,7 +144,7 @@ class Fit:
         """Diagonal blocks; a parameter that no output depends on keeps the prior's precision."""
         blocks = []
         for name in names:
-            zeros = torch.zeros_like(self.parameters[name], dtype=torch.float64)
+            zeros = wide(torch.zeros_like(self.parameters[name]))
             precision = moments.by_name.get(name, zeros) + self.delta
             blocks.append(diagonal_block(name, precision.to(self.dtype)))
         return tuple(blocks)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from engram.posteriors.merging import ANY_DIRECTION
+from engram.precision import factorisable
 
 LARGEST_SHARE = 0.25  # of the shorter side; more terms do not pay
 FIRST = 32  # terms that are tried first, where the layer is wide enough
@@ -40,6 +41,7 @@ def thin(covariance: Tensor, tolerance: float) -> tuple[Tensor, Tensor] | None:
     """
     if tolerance == 0:
         return None
+    given, covariance = covariance, factorisable(covariance)
     by_row, by_column = covariance.mean(1), covariance.mean(0)
     by_column = by_column / by_column.mean()
     table = covariance / torch.outer(by_row, by_column)
@@ -52,12 +54,14 @@ def thin(covariance: Tensor, tolerance: float) -> tuple[Tensor, Tensor] | None:
         if error.max() > ANY_DIRECTION * tolerance:
             continue
         if ((weights * error).sum(1) <= allowed).all():
-            ones = torch.ones_like
-            return (
-                by_row[:, None] * torch.cat([ones(left[:, :1]), left], dim=1),
-                by_column[:, None] * torch.cat([ones(right[:, :1]), right], dim=1),
-            )
+            rows, columns = _scaled(by_row, left), _scaled(by_column, right)
+            return rows.to(given), columns.to(given)
     return None
+
+
+def _scaled(scale: Tensor, terms: Tensor) -> Tensor:
+    """The terms with the constant one in front, times a scale for every row."""
+    return scale[:, None] * torch.cat([torch.ones_like(terms[:, :1]), terms], dim=1)
 
 
 def _counts(side: int) -> list[int]:

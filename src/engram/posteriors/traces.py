@@ -27,6 +27,7 @@ from engram.errors import ArgumentError, PosteriorError
 from engram.likelihoods import Likelihood
 from engram.parameters import Layout, trainable
 from engram.posteriors.gaussian import Posterior
+from engram.precision import wide
 
 LARGEST_ITERATION = 500
 
@@ -108,7 +109,7 @@ def fitted_trace(opened: Session, posterior: Posterior, match: str) -> float:
         for r in range(roots.shape[2]):
             root = roots[:, :, r].contiguous()
             deviation = observed.trace.deviation(root, posterior)
-            total += float((root.double() * deviation.double()).sum())
+            total += float((wide(root) * wide(deviation)).sum())
     return total
 
 
@@ -157,8 +158,8 @@ def quadratic_forms(
             "a direction of negative curvature: the model is not at a minimum",
             'train further, raise the regularisation, or use curvature="ggn"',
         )
-    forms = (probes.double() * found.vectors.double()).sum(1)
-    fitted = (probes.double() * precondition(probes).double()).sum(1)
+    forms = (wide(probes) * wide(found.vectors)).sum(1)
+    fitted = (wide(probes) * wide(precondition(probes))).sum(1)
     return forms.cpu(), fitted.cpu(), float(found.residual.max())
 
 

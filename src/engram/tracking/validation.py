@@ -13,6 +13,7 @@ from engram.engine.prepare import device_of, undisturbed
 from engram.likelihoods import Likelihood
 from engram.optimizers.ivon import at_mean
 from engram.posteriors.optimizers import unwrapped
+from engram.precision import wide
 
 BATCH_SIZE = 1024
 
@@ -25,7 +26,7 @@ def mean_loss(model: nn.Module, data: Data, likelihood: Likelihood) -> float:
             here = batch.to(device_of(model))
             outputs = call(model, here.inputs)
             targets = likelihood.prepare(outputs, here.targets)
-            total += float(likelihood.loss(outputs, targets).double().sum())
+            total += float(wide(likelihood.loss(outputs, targets)).sum())
             count += len(batch)
     return total / count
 

@@ -17,6 +17,7 @@ from engram.engine.watch import Watch
 from engram.errors import ArgumentError, DataError, LikelihoodError
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
+from engram.precision import wide
 from engram.sensitivity.estimators import displaced
 
 TOLERANCE, ROUNDING = 1e-2, 1e-6  # relative, and of one entry of a residual
@@ -104,7 +105,7 @@ def visit(
 
 def _check_loss(gradient: Tensor, residual: Tensor, factor: float, likelihood: Likelihood) -> None:
     """The gradient that arrived must be the factor times the likelihood's residual."""
-    gradient, residual = gradient.double(), residual.double()
+    gradient, residual = wide(gradient), wide(residual)
     length = float(residual.norm())
     limit = TOLERANCE * length + ROUNDING * residual.numel() ** 0.5
     if float((gradient - factor * residual).norm()) <= abs(factor) * limit:
