@@ -213,7 +213,7 @@ class Newton(Recipe):
         if objective.shareable:
             allowed = max(PRODUCTS_PER_COPY * len(start), FEWEST_PRODUCTS)
             capacity = min(allowed, start.shape[1])
-            hessian = HessianAt(objective.stack, start[0], WIDTH)
+            hessian = HessianAt(objective.stack, start[0], min(WIDTH, len(start)))
             shared = SharedInverse(solve, hessian, start, capacity)
             follow(objective, state, wanted, shared, report)
         own = OwnPairs(start, self.history)
