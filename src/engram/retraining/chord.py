@@ -21,10 +21,11 @@ from engram.retraining.shared_inverse import LEFT_WAITING, SharedInverse
 
 STEPS = 12
 LARGEST_SHARE = 0.98  # of the gradient norm that a step may leave
-FAILURES = 3  # steps that do not pay before a copy is given back
+FAILURES = 4  # steps that do not pay before a copy is given back
 GOAL = 0.8  # of the wanted norm: what a step may leave of the gradient as it is foreseen
+LATER_GOAL = 0.5  # the same for the few copies for which two steps were not enough
 FORESEEN = 3  # times at most that a step is corrected for what its copy leaves out
-RIDGE = 1e-10  # of own changes that are nearly dependent
+UNTRUSTED = 0.5  # of what a step may leave: own changes below this are taken for rounding
 
 
 class _OwnChanges:
@@ -45,15 +46,14 @@ class _OwnChanges:
         full[0][rows], full[1][rows] = moves, changes
         self.pairs.append(full)
 
-    def explain(self, rows: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    def explain(self, rows: Tensor, gradient: Tensor, goals: Tensor) -> tuple[Tensor, Tensor]:
         """The move back along own moves that leaves the least gradient, and what it leaves."""
         if not self.pairs:
             return gradient.new_zeros(len(rows), self.width), gradient
         moves = torch.stack([pair[0][rows] for pair in self.pairs], dim=1)
         changes = torch.stack([pair[1][rows] for pair in self.pairs], dim=1)
         gram = (changes @ changes.mT).double()
-        size = gram.diagonal(dim1=1, dim2=2).mean(1)
-        gram += RIDGE * size[:, None, None] * torch.eye(gram.shape[1], device=gram.device)
+        gram.diagonal(dim1=1, dim2=2).add_((UNTRUSTED * goals.double()[:, None]).square())
         weights = torch.linalg.solve(gram, (changes @ gradient[:, :, None]).double())
         weights = weights.mT.to(gradient.dtype)
         return (weights @ moves)[:, 0], gradient - (weights @ changes)[:, 0]
@@ -81,12 +81,12 @@ def follow(
     rounding = 20 * torch.finfo(state.flat.dtype).eps * start_value.abs()
     report(state.settle(targets))
     failures = torch.zeros(len(state.flat), dtype=torch.long)
-    for _ in range(STEPS):
+    for number in range(STEPS):
         rows = (state.moving & (failures < FAILURES)).nonzero()[:, 0].to(state.flat.device)
         if len(rows) == 0:
             break
-        back, rest = own.explain(rows, state.gradient[rows])
-        goals = GOAL * targets[rows].to(rest.dtype)
+        goals = (GOAL if number < 2 else LATER_GOAL) * targets[rows].to(state.flat.dtype)
+        back, rest = own.explain(rows, state.gradient[rows], goals)
         part = Objective(objective.stack, tuple(objective.members[row] for row in rows.tolist()))
         step = foreseen_step(part, state.flat[rows] - back, rest, goals, shared) - back
         trial = state.flat[rows] + step
@@ -124,7 +124,7 @@ def foreseen_step(
         rows = (foreseen.norm(dim=1) > goals).nonzero()[:, 0]
         if len(rows) <= LEFT_WAITING * len(flat):
             break
-        back, rest = own.explain(rows, foreseen[rows])
+        back, rest = own.explain(rows, foreseen[rows], goals[rows])
         solved, left = shared.solve(rest, goals[rows])
         move = -(back + torch.cat([solved, rest - left], dim=1))
         total[rows] += move

@@ -24,6 +24,7 @@ from engram.posteriors.laplace import laplace
 from engram.retraining.chord import follow
 from engram.retraining.descent import Plan, adam_update, descend, momentum_update
 from engram.retraining.hessian_at import HessianAt
+from engram.retraining.layer_hessians import sharpened
 from engram.retraining.quasi_newton import Objective, begin, left_out_norms, minimise
 from engram.retraining.secants import IDENTITY, Base, OwnPairs
 from engram.retraining.shared_inverse import WIDTH, SharedInverse
@@ -34,6 +35,7 @@ DENSE_PARAMETERS = 2500  # up to here Newton fits a full precision, beyond a Kro
 TYPICAL_EXAMPLES = 64
 ROUNDINGS = 64  # of the regulariser's gradient: what a sum over many examples cannot resolve
 PRODUCTS_PER_COPY = 10  # with the Hessian that all copies share, at most
+MANY_COPIES = 24  # from here on, Hessians of the layers are worth their time
 FEWEST_PRODUCTS = 60  # that are allowed however few the copies are
 
 
@@ -214,7 +216,10 @@ class Newton(Recipe):
             allowed = max(PRODUCTS_PER_COPY * len(start), FEWEST_PRODUCTS)
             capacity = min(allowed, start.shape[1])
             hessian = HessianAt(objective.stack, start[0], min(WIDTH, len(start)))
-            shared = SharedInverse(solve, hessian, start, capacity)
+            first = solve
+            if len(start) >= MANY_COPIES and isinstance(self.posterior, Posterior):
+                first = sharpened(objective.stack, start[0], self.posterior, solve)
+            shared = SharedInverse(first, hessian, start, capacity)
             follow(objective, state, wanted, shared, report)
         own = OwnPairs(start, self.history)
         minimise(objective, state, wanted, self.iterations, own, Base(solve), report)

@@ -163,11 +163,11 @@ class Stack:
             ]
         return torch.stack(rows)
 
-    def single(self, named: Named, inputs: Any) -> Tensor:
+    def single(self, named: Named, inputs: Any, mode: Folded | None = None) -> Tensor:
         """Outputs of the model with other parameters."""
         args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
         try:
-            with Folded():
+            with mode or Folded():
                 return as_outputs(functional_call(self.model, named, args, kwargs))
         finally:
             for module in self.model.modules():
