@@ -38,7 +38,7 @@ def of_layer(dense, stack, weight, bias):
 @pytest.mark.parametrize("cut", [False, True], ids=["at once", "in parts"])
 def test_layers_equal_their_part_of_the_dense_hessian(cut, monkeypatch):
     if cut:
-        monkeypatch.setattr("engram.retraining.stack.CACHE_BYTES", 1)
+        monkeypatch.setattr(module, "CACHE_BYTES", 5 * 8 * module.MOST_DIRECTIONS**2)
     net, x, y = classifier()
     bases = {
         n: torch.eye(p.shape[1] + 1).double() for n, p in net.named_parameters() if p.dim() > 1

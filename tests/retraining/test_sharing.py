@@ -10,13 +10,13 @@ from torch.func import functional_call, vmap
 import engram
 from engram.engine.prepare import undisturbed
 from engram.likelihoods import Categorical, Gaussian
-from engram.retraining import hessian_at
+from engram.retraining import hessian_at, recipes
 from engram.retraining.chord import foreseen_step
 from engram.retraining.folding import Folded, product
 from engram.retraining.hessian_at import HessianAt
 from engram.retraining.open_stack import open_stack
 from engram.retraining.quasi_newton import Objective, begin
-from engram.retraining.recipes import Newton
+from engram.retraining.recipes import MANY_COPIES, Newton
 from engram.retraining.shared_inverse import SharedInverse
 from retraining_problems import classifier, minimised, newton_refit
 
@@ -150,6 +150,27 @@ def test_copies_equal_a_dense_newton_refit(groups):
         exact = newton_refit(copy.deepcopy(model), x, y, weights, DELTA)
         for name, parameter in exact.named_parameters():
             assert (truth.parameters[name][row] - parameter).abs().max() < 1e-7
+
+
+def test_many_copies_with_kronecker_factors_equal_a_dense_newton_refit(monkeypatch):
+    """So many that the Hessians of the layers are made."""
+    monkeypatch.setattr(recipes, "DENSE_PARAMETERS", 0)
+    model, x, y = classifier()
+    x, y = torch.cat([x + 0.3 * random(36, 4, seed=s) for s in range(4)]), y.repeat(4)
+    minimised(model, x, y, torch.ones(144), DELTA)
+    chosen = list(range(0, 144, 5))
+    assert len(chosen) >= MANY_COPIES
+    truth = engram.retrain(
+        model, (x, y), chosen, train=Newton(tolerance=1e-8), prior_precision=DELTA,
+        keep_models=True, progress=False,
+    )  # fmt: skip
+    assert truth.converged.all()
+    for row, left_out in enumerate(chosen[::4]):
+        weights = torch.ones(144)
+        weights[left_out] = 0.0
+        exact = newton_refit(copy.deepcopy(model), x, y, weights, DELTA)
+        for name, parameter in exact.named_parameters():
+            assert (truth.parameters[name][4 * row] - parameter).abs().max() < 1e-7
 
 
 def test_near_copies_take_few_gradients():

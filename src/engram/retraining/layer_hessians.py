@@ -17,17 +17,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engram.posteriors.blocks import EigenBlock
 from engram.posteriors.gaussian import Posterior
 from engram.retraining.folding import Folded
+from engram.retraining.hessian_at import pulled_back
 from engram.retraining.secants import Apply
-from engram.retraining.stack import Stack
+from engram.retraining.stack import CACHE_BYTES, Stack
 
 LARGEST = 2048  # entries of a layer, in the kept directions of its inputs
+MOST_DIRECTIONS = 64  # of its inputs that are kept
 MOST_OUTPUTS = 64  # of a layer: each takes a product with the Hessian of what follows it
 
 
@@ -46,7 +47,7 @@ class _Layer:
         if block.rows is None or block.columns is None or groups > 1 or outputs > MOST_OUTPUTS:
             return None
         order = block.precision[0].sum(0).argsort(descending=True)
-        kept = order[: min(inputs, LARGEST // outputs)]
+        kept = order[: min(inputs, LARGEST // outputs, MOST_DIRECTIONS)]
         return cls(block, block.columns[0][:, kept], block.covariance[0][:, kept])
 
     def correction(self, rows: Mapping[str, Tensor], inverse: Tensor) -> Mapping[str, Tensor]:
@@ -97,13 +98,12 @@ def sharpened(stack: Stack, at: Tensor, posterior: Posterior, solve: Apply) -> A
     Returns:
         ``solve`` itself where no layer has a Hessian of its own that is positive.
     """
-    found = {block.names[0]: _Layer.of(block) for block in posterior.blocks
-             if isinstance(block, EigenBlock)}  # fmt: skip
+    blocks = [block for block in posterior.blocks if isinstance(block, EigenBlock)]
+    found = {block.names[0]: _Layer.of(block) for block in blocks}
     layers = {name: layer for name, layer in found.items() if layer is not None}
+    columns = {name: layer.columns for name, layer in layers.items()}
     inverses: dict[str, Tensor] = {}
-    for name, hessian in layer_hessians(
-        stack, at, {n: x.columns for n, x in layers.items()}
-    ).items():
+    for name, hessian in layer_hessians(stack, at, columns).items():
         factor, failed = torch.linalg.cholesky_ex(hessian)
         if not bool(failed):
             inverses[name] = torch.cholesky_inverse(factor)
@@ -127,8 +127,7 @@ def layer_hessians(stack: Stack, at: Tensor, columns: Mapping[str, Tensor]) -> d
     read one row an example, once, have none.
     """
     totals: dict[str, Tensor] = {}
-    widest = max((stack.layout.unflatten(at)[name].shape[0] for name in columns), default=1)
-    for part in stack.slices(2 * widest):
+    for part in _slices(stack, columns):
         named = {n: v.detach().requires_grad_() for n, v in stack.layout.unflatten(at).items()}
         mode = _Perturbed({name: named[name] for name in columns})
         batch = stack.batch.select(part)
@@ -144,22 +143,29 @@ def layer_hessians(stack: Stack, at: Tensor, columns: Mapping[str, Tensor]) -> d
     return totals
 
 
+def _slices(stack: Stack, columns: Mapping[str, Tensor]) -> list[slice]:
+    """Parts of the data for which the products of pairs of directions stay in the cache."""
+    widest = max(
+        (stack.layout.unflatten(stack.start)[name].shape[0] for name in columns), default=1
+    )
+    size = stack.start.element_size() * MOST_DIRECTIONS**2
+    step = min(stack.examples_at_once(2 * widest), max(1, CACHE_BYTES // size))
+    return [slice(start, start + step) for start in range(0, stack.num_data, step)]
+
+
 def _summed(loss: Tensor, inputs: Tensor, change: Tensor, columns: Tensor) -> Tensor:
     r"""Sum over examples of the outputs' Hessian (x) inputs inputs', [O r, O r].
 
     Both factors are symmetric, so each pair is summed once.
     """
-    (gradient,) = torch.autograd.grad(loss, change, create_graph=True)
+    (gradient,) = torch.autograd.grad(loss, change, create_graph=True, materialize_grads=True)
     outputs, kept = change.shape[1], columns.shape[1]
-    units = torch.eye(outputs, dtype=change.dtype, device=change.device)
-
-    def row(unit: Tensor) -> Tensor:
-        picked = torch.autograd.grad(
-            gradient, change, unit.expand_as(gradient), retain_graph=True, materialize_grads=True
-        )
-        return picked[0]
-
-    curvature = vmap(row, out_dims=1)(units).detach()  # [n, O, O]
+    if gradient.requires_grad:
+        units = torch.eye(outputs, dtype=change.dtype, device=change.device)
+        units = units[:, None].expand(outputs, *change.shape)
+        curvature = pulled_back((gradient, change), units).detach().movedim(0, 1)  # [n, O, O]
+    else:  # the loss is linear
+        curvature = change.new_zeros(len(change), outputs, outputs)
     turned = inputs @ columns[: inputs.shape[1]]
     if len(columns) > inputs.shape[1]:
         turned = turned + columns[-1]
@@ -168,9 +174,8 @@ def _summed(loss: Tensor, inputs: Tensor, change: Tensor, columns: Tensor) -> Te
     )
     pairs = curvature[:, up, down].mT @ (turned[:, left] * turned[:, right])
     whole = pairs[_places(outputs, up, down)][:, _places(kept, left, right)]
-    return whole.unflatten(1, (kept, kept)).unflatten(0, (outputs, outputs)).movedim(2, 1).flatten(
-        0, 1
-    ).flatten(1)  # fmt: skip
+    whole = whole.unflatten(1, (kept, kept)).unflatten(0, (outputs, outputs))
+    return whole.movedim(2, 1).reshape(outputs * kept, outputs * kept)
 
 
 def _places(size: int, first: Tensor, second: Tensor) -> Tensor:
