@@ -36,7 +36,7 @@ TYPICAL_EXAMPLES = 64
 ROUNDINGS = 64  # of the regulariser's gradient: what a sum over many examples cannot resolve
 PRODUCTS_PER_COPY = 10  # with the Hessian that all copies share, at most
 MANY_COPIES = 24  # from here on, Hessians of the layers are worth their time
-FEWEST_PRODUCTS = 60  # that are allowed however few the copies are
+FEWEST_PRODUCTS = 120  # that are allowed however few the copies are
 
 
 @dataclass(frozen=True)

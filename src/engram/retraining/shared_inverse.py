@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 Apply = Callable[[Tensor], Tensor]
-WIDTH = 24  # directions a round
+WIDTH = 16  # directions a round
 SMALLEST_PART = 0.5  # of the residuals, in units of what is wanted, that is worth a direction
 NOTHING_NEW = 1e-4  # share of an image outside all others, below which it is rounding
 LEFT_WAITING = 0.1  # of the systems, which wait for others that need the same next time
