@@ -37,11 +37,13 @@ def generator() -> torch.Generator:
 
 
 def solved(block: EigenBlock, rows: Tensor, columns: Tensor) -> Tensor:
-    """The move by the definition: every gradient, every solve, every product."""
+    """The move by the definition: every gradient, every rotation, every product."""
     if len(block.names) == 2:
         columns = torch.cat([columns, torch.ones_like(columns[..., :1])], dim=-1)
     matrix = rows.mT @ columns
-    step = block.matrix(block.solve(block.named(matrix[:, None])))[:, 0]
+    step = block.from_basis(block.to_basis(matrix[:, None]) * block.covariance)[:, 0]
+    short = block.matrix(block.solve(block.named(matrix[:, None])))[:, 0]
+    torch.testing.assert_close(short, step, rtol=1e-10, atol=1e-12)
     return columns @ step.mT
 
 
@@ -70,7 +72,7 @@ def test_every_way_equals_the_solve(side: str, bias: bool, generator: torch.Gene
     by_positions = merged.move_by_positions(parts, rows, columns, bias)
     torch.testing.assert_close(by_positions, expected, rtol=1e-10, atol=1e-12)
     whole = torch.cat([columns, torch.ones(3, 5, 1)], dim=2) if bias else columns
-    step = merged.step_by_matrix(parts, rows.mT @ whole)
+    step = parts.step(rows.mT @ whole)
     torch.testing.assert_close(whole @ step.mT, expected, rtol=1e-10, atol=1e-12)
 
 

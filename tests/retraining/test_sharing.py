@@ -9,13 +9,14 @@ from torch.func import functional_call, vmap
 
 import engram
 from engram.engine.prepare import undisturbed
-from engram.likelihoods import Categorical
-from engram.retraining import hessian_at
+from engram.likelihoods import Categorical, Gaussian
+from engram.retraining import hessian_at, recipes
+from engram.retraining.chord import foreseen_step
 from engram.retraining.folding import Folded, product
 from engram.retraining.hessian_at import HessianAt
 from engram.retraining.open_stack import open_stack
 from engram.retraining.quasi_newton import Objective, begin
-from engram.retraining.recipes import Newton
+from engram.retraining.recipes import MANY_COPIES, Newton
 from engram.retraining.shared_inverse import SharedInverse
 from retraining_problems import classifier, minimised, newton_refit
 
@@ -109,7 +110,9 @@ def test_systems_share_their_directions():
     multiply, seen = counted(matrix)
     shared = SharedInverse(torch.clone, multiply, right, 60)
     goals = torch.full((12,), 1e-8, dtype=torch.float64)
-    assert (shared.solve(right, goals) @ matrix - right).norm(dim=1).max() < 1e-7
+    found, left = shared.solve(right, goals)
+    assert (found @ matrix - right).norm(dim=1).max() < 1e-7
+    assert (right - found @ matrix - left).abs().max() < 1e-12
     assert max(seen) == 3  # a round never asks for more than what the residuals span
     known = len(seen)
     shared.solve(random(4, 12, seed=3) @ right, goals[:4])
@@ -123,11 +126,12 @@ def test_the_residual_is_the_least_that_the_directions_allow():
     matrix, right = root @ root.T / 40 + torch.eye(40).double(), random(5, 40, seed=1)
     multiply, _ = counted(matrix)
     shared = SharedInverse(torch.clone, multiply, right, 10)
-    found = shared.solve(right, torch.full((5,), 1e-9, dtype=torch.float64))
+    found, left = shared.solve(right, torch.full((5,), 1e-9, dtype=torch.float64))
     assert shared.full
     images = shared.directions @ matrix
     least = torch.linalg.lstsq(images.T, right.T).solution.T @ images
     assert (found @ matrix - least).abs().max() < 1e-8
+    assert (right - least - left).abs().max() < 1e-8
 
 
 @pytest.mark.parametrize("groups", [[[i] for i in range(0, 144, 16)], [[1, 5, 9, 70], [2, 3], [8]]])
@@ -148,6 +152,27 @@ def test_copies_equal_a_dense_newton_refit(groups):
             assert (truth.parameters[name][row] - parameter).abs().max() < 1e-7
 
 
+def test_many_copies_with_kronecker_factors_equal_a_dense_newton_refit(monkeypatch):
+    """So many that the Hessians of the layers are made."""
+    monkeypatch.setattr(recipes, "DENSE_PARAMETERS", 0)
+    model, x, y = classifier()
+    x, y = torch.cat([x + 0.3 * random(36, 4, seed=s) for s in range(4)]), y.repeat(4)
+    minimised(model, x, y, torch.ones(144), DELTA)
+    chosen = list(range(0, 144, 5))
+    assert len(chosen) >= MANY_COPIES
+    truth = engram.retrain(
+        model, (x, y), chosen, train=Newton(tolerance=1e-8), prior_precision=DELTA,
+        keep_models=True, progress=False,
+    )  # fmt: skip
+    assert truth.converged.all()
+    for row, left_out in enumerate(chosen[::4]):
+        weights = torch.ones(144)
+        weights[left_out] = 0.0
+        exact = newton_refit(copy.deepcopy(model), x, y, weights, DELTA)
+        for name, parameter in exact.named_parameters():
+            assert (truth.parameters[name][4 * row] - parameter).abs().max() < 1e-7
+
+
 def test_near_copies_take_few_gradients():
     model, x, y = classifier()
     x, y = torch.cat([x + 0.3 * random(36, 4, seed=s) for s in range(4)]), y.repeat(4)
@@ -160,6 +185,28 @@ def test_near_copies_take_few_gradients():
         found = recipe.train(Objective(stack, members), start, 0, lambda count: None)
     assert (found.gradient_norm <= found.wanted_norm).all()
     assert found.evaluations.double().median() <= 5
+
+
+def test_a_step_foresees_what_its_copy_leaves_out():
+    """For squared errors of a linear model nothing else changes: one step is the refit."""
+    x, y = random(30, 4), random(30, 1, seed=1)
+    x[:3] *= 20  # leverages near 1, so that the Hessian of all the data is far from a copy's
+    model = nn.Linear(4, 1, bias=False).double()
+    gram = x.T @ x + DELTA * torch.eye(4).double()
+    with torch.no_grad():
+        model.weight.copy_(torch.linalg.solve(gram, x.T @ y).T)
+    members = tuple(torch.tensor([i]) for i in range(5))
+    with undisturbed(model):
+        stack = open_stack(model, (x, y), Gaussian(1.0), DELTA)
+        objective, start = Objective(stack, members), stack.start.expand(5, -1)
+        shared = SharedInverse(torch.clone, lambda rows: rows @ gram, start, 4)
+        gradient, goals = begin(objective, start).gradient, torch.full((5,), 1e-8).double()
+        step = foreseen_step(objective, start, gradient, goals, shared)
+    for i in range(5):
+        rest = torch.arange(30) != i
+        inner = x[rest].T @ x[rest] + DELTA * torch.eye(4).double()
+        exact = torch.linalg.solve(inner, x[rest].T @ y[rest])[:, 0]
+        assert (start[i] + step[i] - exact).abs().max() < 1e-7
 
 
 def test_a_start_that_all_share_is_visited_once():

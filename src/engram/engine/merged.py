@@ -39,19 +39,6 @@ def move_by_positions(parts: Merged, rows: Tensor, columns: Tensor, with_bias: b
     return torch.baddbmm(moved, by_columns if near is None else near + by_columns, rows)
 
 
-def step_by_matrix(parts: Merged, matrix: Tensor) -> Tensor:
-    """S^-1 G for matrices [b, O, I], the bias's column among them."""
-    turned = parts.rows.mT @ matrix
-    step = parts.both * (turned @ parts.columns) @ parts.columns.mT
-    if parts.merged_columns:
-        step = step + parts.by_row[:, None] * turned
-    step = parts.rows @ step
-    if not parts.merged_rows:
-        return step
-    step = step + (matrix @ parts.columns * parts.by_column) @ parts.columns.mT
-    return step.add_(parts.base * matrix) if parts.merged_columns else step
-
-
 def products_by_positions(parts: Merged, positions: int) -> int:
     """Multiplications per example of :func:`move_by_positions`."""
     outputs, p = parts.rows.shape
@@ -62,7 +49,7 @@ def products_by_positions(parts: Merged, positions: int) -> int:
 
 
 def products_by_matrix(parts: Merged) -> int:
-    """Multiplications per example of :func:`step_by_matrix`."""
+    """Multiplications per example of :meth:`engram.posteriors.merging.Merged.step`."""
     outputs, p = parts.rows.shape
     inputs, q = parts.columns.shape
     by_columns = 2 * outputs * inputs * q if parts.merged_rows else 0

@@ -106,7 +106,7 @@ class _Step:
         matrix = self._with_bias(torch.bmm(rows.mT, columns), rows)
         self._add_to_total(matrix.sum(0))
         assert self.block.parts is not None
-        return self._plain_product(columns, merged.step_by_matrix(self.block.parts, matrix))
+        return self._plain_product(columns, self.block.parts.step(matrix))
 
     def _move_in_basis(self, rows: Tensor, columns: Tensor) -> Tensor:
         positions, inputs = columns.shape[1:]

@@ -102,6 +102,8 @@ class EigenBlock:
 
     def solve(self, vectors: Mapping[str, Tensor]) -> Named:
         """S^-1 v, batched over leading dimensions."""
+        if self.parts is not None:
+            return self.named(self.parts.step(self.matrix(vectors)))
         return self._scaled(vectors, self.covariance)
 
     def multiply(self, vectors: Mapping[str, Tensor]) -> Named:

@@ -89,6 +89,18 @@ class Merged:
         every = length * self.base + (squares @ self.by_column)[:, None]
         return every, torch.addmm(length * self.by_row, squares, self.both.mT)
 
+    def step(self, matrix: Tensor) -> Tensor:
+        """S^-1 G for matrices [..., O, I], the bias's column among them."""
+        turned = self.rows.mT @ matrix
+        step = self.both * (turned @ self.columns) @ self.columns.mT
+        if self.merged_columns:
+            step = step + self.by_row[:, None] * turned
+        step = self.rows @ step
+        if not self.merged_rows:
+            return step
+        step = step + (matrix @ self.columns * self.by_column) @ self.columns.mT
+        return step.add_(self.base * matrix) if self.merged_columns else step
+
 
 def _num_distinct(table: Tensor) -> int:
     """How many columns come before those that equal the last one; all where merging is idle."""

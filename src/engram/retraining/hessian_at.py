@@ -37,7 +37,7 @@ class HessianAt:
         product = self.stack.prior_precision * vectors
         for graph in self.graphs or map(self._graph, self.slices):
             if graph[0].requires_grad:  # otherwise the loss is linear
-                product += _pulled_back(graph, vectors)
+                product += pulled_back(graph, vectors)
         return product
 
     def _graph(self, part: slice | Tensor) -> Graph:
@@ -48,7 +48,9 @@ class HessianAt:
             return torch.autograd.grad(loss, leaf, create_graph=True)[0], leaf
 
 
-def _pulled_back(graph: Graph, vectors: Tensor) -> Tensor:
+def pulled_back(graph: Graph, vectors: Tensor) -> Tensor:
+    """Derivatives of <gradient, v> for each of the vectors [A, ...], in the shape of the point."""
+
     def row(vector: Tensor) -> Tensor:
         return torch.autograd.grad(*graph, vector, retain_graph=True)[0]
 

@@ -24,8 +24,9 @@ from engram.posteriors.laplace import laplace
 from engram.retraining.chord import follow
 from engram.retraining.descent import Plan, adam_update, descend, momentum_update
 from engram.retraining.hessian_at import HessianAt
+from engram.retraining.layer_hessians import sharpened
 from engram.retraining.quasi_newton import Objective, begin, left_out_norms, minimise
-from engram.retraining.secants import IDENTITY, Base, OwnPairs
+from engram.retraining.secants import IDENTITY, Apply, Base, OwnPairs
 from engram.retraining.shared_inverse import WIDTH, SharedInverse
 from engram.retraining.stack import Stack
 
@@ -34,7 +35,8 @@ DENSE_PARAMETERS = 2500  # up to here Newton fits a full precision, beyond a Kro
 TYPICAL_EXAMPLES = 64
 ROUNDINGS = 64  # of the regulariser's gradient: what a sum over many examples cannot resolve
 PRODUCTS_PER_COPY = 10  # with the Hessian that all copies share, at most
-FEWEST_PRODUCTS = 60  # that are allowed however few the copies are
+MANY_COPIES = 24  # from here on, Hessians of the layers are worth their time
+FEWEST_PRODUCTS = 120  # that are allowed however few the copies are
 
 
 @dataclass(frozen=True)
@@ -175,8 +177,10 @@ class Newton(Recipe):
     Copies that leave out little share nearly the same Hessian, the one where they all start. It is
     inverted for all of them at once, by block generalised conjugate residuals preconditioned with
     the posterior: a direction whose product with the Hessian is known serves every copy, and every
-    later step. A copy for which such steps do not pay, and copies that leave out large groups, go
-    on with the posterior, their own pairs of steps and gradient changes, and step control.
+    later step. What a copy leaves out is taken from that Hessian exactly, as the change of those
+    examples' gradient. For many copies the posterior is sharpened with the Hessians of the linear
+    layers. A copy for which such steps do not pay, and copies that leave out large groups, go on
+    with the posterior, their own pairs of steps and gradient changes, and step control.
 
     Args:
         posterior: of the trained model, for the refit with everything; fitted when not given, with
@@ -213,14 +217,21 @@ class Newton(Recipe):
         if objective.shareable:
             allowed = max(PRODUCTS_PER_COPY * len(start), FEWEST_PRODUCTS)
             capacity = min(allowed, start.shape[1])
-            hessian = HessianAt(objective.stack, start[0], WIDTH)
-            shared = SharedInverse(solve, hessian, start, capacity)
+            hessian = HessianAt(objective.stack, start[0], min(WIDTH, len(start)))
+            first = self._sharpened(objective.stack, start, solve)
+            shared = SharedInverse(first, hessian, start, capacity)
             follow(objective, state, wanted, shared, report)
         own = OwnPairs(start, self.history)
         minimise(objective, state, wanted, self.iterations, own, Base(solve), report)
         return Trained(state.flat, state.norm, wanted, state.evaluations)
 
-    def _solve_with(self, stack: Stack) -> Callable[[Tensor], Tensor]:
+    def _sharpened(self, stack: Stack, start: Tensor, solve: Apply) -> Apply:
+        if len(start) < MANY_COPIES:
+            return solve
+        assert isinstance(self.posterior, Posterior)
+        return sharpened(stack, start[0], self.posterior, solve)
+
+    def _solve_with(self, stack: Stack) -> Apply:
         posterior = self.posterior
         assert isinstance(posterior, Posterior)
         block = posterior.blocks[0] if posterior.blocks else None

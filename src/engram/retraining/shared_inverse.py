@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 Apply = Callable[[Tensor], Tensor]
-WIDTH = 24  # directions a round
+WIDTH = 16  # directions a round
 SMALLEST_PART = 0.5  # of the residuals, in units of what is wanted, that is worth a direction
 NOTHING_NEW = 1e-4  # share of an image outside all others, below which it is rounding
 LEFT_WAITING = 0.1  # of the systems, which wait for others that need the same next time
-CANCELLED = 0.3  # share outside all others, below which it is made orthogonal twice
+CANCELLED = 0.1  # share outside all others, below which it is made orthogonal twice
 
 
 class SharedInverse:
@@ -46,11 +46,10 @@ class SharedInverse:
         """Whether there is no place for another direction."""
         return self.count == len(self.directions)
 
-    def solve(self, right: Tensor, goals: Tensor) -> Tensor:
-        """Approximate H^-1 r for rows [A, P], until their residual norms are below ``goals`` [A].
+    def solve(self, right: Tensor, goals: Tensor) -> tuple[Tensor, Tensor]:
+        """x, about H^-1 r for rows [A, P], and what it leaves, r - H x.
 
-        What the last few rows and a full capacity leave, the caller meets again as the gradient
-        after its step.
+        It leaves less than ``goals`` [A], but in the last few rows and where capacity is full.
         """
         weights = right @ self.images[: self.count].mT
         residual = right - weights @ self.images[: self.count]
@@ -66,7 +65,7 @@ class SharedInverse:
             parts.append(residual @ images.mT)
             residual -= parts[-1] @ images
         weights = torch.cat(parts, dim=1).double() @ self.combine[: self.count, : self.count]
-        return weights.to(right.dtype) @ self.directions[: self.count]
+        return weights.to(right.dtype) @ self.directions[: self.count], residual
 
     def _grow(self, residual: Tensor) -> int:
         """Directions where these residuals are largest together; how many are new."""
@@ -86,9 +85,11 @@ class SharedInverse:
         inside = images @ known.mT
         images = images - inside @ known
         share = images.norm(dim=1) / before
-        if bool((share < CANCELLED).any()):
-            again = images @ known.mT
-            images, inside = images - again @ known, inside + again
+        poor = share < CANCELLED
+        if bool(poor.any()):
+            again = images[poor] @ known.mT
+            images[poor] -= again @ known
+            inside[poor] += again
             share = images.norm(dim=1) / before
         good = share > NOTHING_NEW
         if not good.any():

@@ -21,7 +21,7 @@ from engram.likelihoods import Likelihood
 from engram.parameters import Layout, Named
 from engram.retraining.folding import Folded
 
-CACHE_BYTES = 24 * 2**20  # activations of one part of the data, over all copies
+CACHE_BYTES = 64 * 2**20  # activations of one part of the data, over all copies
 MEMORY_SHARE = 0.25
 LARGEST_STACK = 128
 VECTORS_PER_COPY = 128  # parameters, gradients, curvature pairs and temporaries of a recipe
@@ -163,11 +163,11 @@ class Stack:
             ]
         return torch.stack(rows)
 
-    def single(self, named: Named, inputs: Any) -> Tensor:
+    def single(self, named: Named, inputs: Any, mode: Folded | None = None) -> Tensor:
         """Outputs of the model with other parameters."""
         args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
         try:
-            with Folded():
+            with mode or Folded():
                 return as_outputs(functional_call(self.model, named, args, kwargs))
         finally:
             for module in self.model.modules():
