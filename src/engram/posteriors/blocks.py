@@ -42,12 +42,16 @@ class EigenBlock:
         layout: the parameter, or the weight and its bias, with their shapes.
         precision: eigenvalues of the precision, [G, O, I].
         rows, columns: eigenvectors [G, O, O] and [G, I, I]; None stands for the identity.
+        row_share: of Kronecker factors, the row eigenvalues over the number of positions, [O]: the
+            curvature that one position with a column c adds is row_share times c c'. None where it
+            is not known.
     """
 
     layout: Layout
     precision: Tensor
     rows: Tensor | None = None
     columns: Tensor | None = None
+    row_share: Tensor | None = None
     covariance: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -132,6 +136,7 @@ class EigenBlock:
             covariance.reciprocal()[None].to(self.precision.dtype),
             self.rows[:, :, row_order],
             self.columns[:, :, column_order],
+            None if self.row_share is None else self.row_share[row_order],
         )
         return self if block.parts is None else block
 
@@ -146,7 +151,7 @@ class EigenBlock:
         """S^-1 (r c') c for rows [B, O] and columns [B, I], [B, O]."""
         if self.parts is None:
             return self.unrotate_rows(self.rotate_rows(rows) * self.rank_one_gain(columns))
-        every, kept = self.parts.gains(columns)
+        every, kept = self.merged_gains(self.parts, columns)
         moved = (rows @ self.parts.rows * kept) @ self.parts.rows.mT
         return moved.addcmul_(rows, every) if self.parts.merged_rows else moved
 
@@ -155,7 +160,7 @@ class EigenBlock:
         if self.parts is None:
             turned = self.rotate_rows(rows)
             return (turned * self.rank_one_gain(columns)[:, None, :]) @ turned.mT
-        every, kept = self.parts.gains(columns)
+        every, kept = self.merged_gains(self.parts, columns)
         turned = rows @ self.parts.rows
         products = (turned * kept[:, None, :]) @ turned.mT
         return products + every[:, :, None] * (rows @ rows.mT)
@@ -169,6 +174,10 @@ class EigenBlock:
             return squares @ self.covariance[0].mT
         left, right = self.gain_factors
         return (squares @ right) @ left.mT
+
+    def merged_gains(self, parts: Merged, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """The same where eigenvalues are merged: of all rows [B, 1], and what kept ones add."""
+        return parts.gains(columns)
 
     @cached_property
     def gain_factors(self) -> tuple[Tensor, Tensor] | None:
