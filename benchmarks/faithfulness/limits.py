@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-SECONDS = 120.0  # of processor time; a method that ends in one long call may take more
+SECONDS = 60.0  # of processor time; a method that ends in one long call may take more
 BYTES = 8 * 2**30  # of address space beside what the process has already
 PAGES_FILE = "/proc/self/statm"
 

@@ -1,4 +1,4 @@
-"""Kronecker factors without the example itself, against factors built by hand and against refits."""
+"""Kronecker factors without the example itself, against factors by hand and against refits."""
 
 import pytest
 import torch
