@@ -80,6 +80,12 @@ def _fashion_large() -> Arrays:
     return images.reshape(len(images), -1), labels
 
 
+def _mnist_large() -> Arrays:
+    with np.load(data_file("mnist.npz")) as arrays:
+        images, labels = arrays["x_train"][:NUM_DATA], arrays["y_train"][:NUM_DATA]
+    return images.reshape(len(images), -1) / 255, labels
+
+
 def _usps_large() -> Arrays:
     with np.load(data_file("usps.npz")) as arrays:
         images, labels = arrays["x_train"][:NUM_LARGE], arrays["y_train"][:NUM_LARGE]
@@ -164,6 +170,12 @@ SETTINGS: dict[str, Setting] = {
         _fashion,
         lambda: _perceptron(196, 16, 10),
         Adam(learning_rate=1e-2, epochs=8, batch_size=50),
+    ),
+    "mnist-large": Setting(
+        "MNIST, 28 x 28, MLP 784-16-10",
+        _mnist_large,
+        lambda: _perceptron(784, 16, 10),
+        Adam(learning_rate=3e-3, epochs=8, batch_size=50),
     ),
     "fashion-large": Setting(
         "Fashion-MNIST, 28 x 28, MLP 784-32-16-10",

@@ -70,6 +70,7 @@ WAYS = (
     Way("full", _laplace("full")),
     Way("full, corrected", _laplace("full"), "corrected"),
     Way("kronecker", _laplace("kronecker")),
+    Way("kronecker, downdated", _laplace("kronecker"), "downdated"),
     Way("diagonal", _laplace("diagonal")),
     Way("Adam", _optimizer(torch.optim.Adam)),
     Way("SGD", _optimizer(torch.optim.SGD)),
