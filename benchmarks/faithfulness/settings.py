@@ -64,20 +64,11 @@ def _digits() -> Arrays:
     return images[:NUM_DATA] / 16, labels[:NUM_DATA]
 
 
-def _fashion_images(count: int) -> Arrays:
-    with np.load(data_file("fmnist.npz")) as arrays:
-        return arrays["x_train"][:count] / 255, arrays["y_train"][:count]
-
-
 def _fashion() -> Arrays:
-    images, labels = _fashion_images(NUM_DATA)
+    with np.load(data_file("fmnist.npz")) as arrays:
+        images, labels = arrays["x_train"][:NUM_DATA] / 255, arrays["y_train"][:NUM_DATA]
     pooled = images.reshape(-1, 14, 2, 14, 2).mean((2, 4))
     return pooled.reshape(len(pooled), -1), labels
-
-
-def _fashion_large() -> Arrays:
-    images, labels = _fashion_images(NUM_LARGE)
-    return images.reshape(len(images), -1), labels
 
 
 def _mnist_large() -> Arrays:
@@ -176,12 +167,6 @@ SETTINGS: dict[str, Setting] = {
         _mnist_large,
         lambda: _perceptron(784, 16, 10),
         Adam(learning_rate=3e-3, epochs=8, batch_size=50),
-    ),
-    "fashion-large": Setting(
-        "Fashion-MNIST, 28 x 28, MLP 784-32-16-10",
-        _fashion_large,
-        lambda: _perceptron(784, 32, 16, 10),
-        Adam(learning_rate=3e-3, epochs=5, batch_size=50),
     ),
     "usps-large": Setting(
         "USPS, ten digits, convolutions 8-16, dense 24-10",
