@@ -25,7 +25,7 @@ def own_score(problem: Problem) -> Estimate:
     if count <= LARGEST_PLAIN:
         projector = NoOpProjector(count, count, 0, "rademacher", "cpu")
     else:
-        projector = BasicProjector(count, DIMENSIONS, 0, "rademacher", "cpu", DIMENSIONS)
+        projector = BasicProjector(count, DIMENSIONS, 0, "rademacher", "cpu")
     inputs, targets = problem.inputs.float(), problem.targets
     with tempfile.TemporaryDirectory() as folder:
         traker = TRAKer(
