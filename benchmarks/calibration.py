@@ -143,7 +143,7 @@ class Study:
         return {"ways": compared, "calibration": {**record, **cost}}
 
     def exact(self) -> dict[str, Any]:
-        """The full Hessian, with the two rules for the remaining data; the second is the default."""
+        """The full Hessian with two rules for the remaining data; the second is the default."""
         posterior = engram.laplace(
             self.known.model,
             self.known.data,

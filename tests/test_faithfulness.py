@@ -129,10 +129,14 @@ def test_a_run_of_some_settings_keeps_what_an_earlier_one_has_measured() -> None
     ]
 
 
+def forever() -> None:
+    while True:
+        pass
+
+
 def test_a_method_that_takes_too_long_or_too_much_is_stopped() -> None:
     with pytest.raises(TimeoutError, match="processor time"), limited(seconds=0.05):
-        while True:
-            pass
+        forever()
     with pytest.raises(RuntimeError, match="memory"), limited(size=2**28):
         torch.empty(2**30, dtype=torch.uint8)
     assert len(torch.empty(2**30, dtype=torch.uint8)) == 2**30
