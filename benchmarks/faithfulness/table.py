@@ -104,8 +104,8 @@ as they were. Peers' rows are kept with the nets and truths, and not measured ag
 with the same version; a run with `--settings` measures these and keeps the page's other rows.
 
 A method has {SECONDS:g} s of processor time and {BYTES / 2**30:g} GiB of memory on a problem; one
-that needs more says so in its row, and "ahead of every peer" is then said of the others only: on
-the larger nets these are mostly the exact solvers. Nets with more than some thousand parameters are too large for
+that needs more says so in its row, and "ahead of every peer" is then said without it: on the larger
+nets most exact solvers are missing. Nets with more than some thousand parameters are too large for
 full matrices, ours and others'; TRAK's gradients are projected there, as its authors do.
 
 The regulariser was not fixed in advance: the estimates on the digits with a prior precision of 2
