@@ -84,7 +84,7 @@ def test_a_larger_one_gets_kronecker_factors_and_the_linear_rule(monkeypatch) ->
     posterior = engram.laplace(model, data)
     result = engram.sensitivities(model, data, posterior)
     assert posterior.structure == "kronecker"
-    assert result.provenance["settings"]["estimator"] == "linear"
+    assert result.provenance["settings"]["estimator"] == "downdated"
 
 
 def test_many_parameters_get_kronecker_factors_however_few_the_examples(monkeypatch) -> None:

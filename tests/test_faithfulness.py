@@ -12,8 +12,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.faithfulness.bars import BARS, bars
+from benchmarks.faithfulness.__main__ import merged
+from benchmarks.faithfulness.bars import SECTIONS, bars
 from benchmarks.faithfulness.estimates import Estimate, measure, metrics
+from benchmarks.faithfulness.limits import limited
 from benchmarks.faithfulness.ours import DEFAULT, KRONECKER, METHODS, REFINED
 from benchmarks.faithfulness.table import best, shortfalls
 
@@ -82,7 +84,7 @@ def test_best_is_closest_to_the_truth_not_largest() -> None:
 
 
 def test_what_misses_a_bar_is_bold_and_nothing_else() -> None:
-    assert set(BARS) <= set(METHODS)
+    assert {section.row for section in SECTIONS} <= set(METHODS)
     row = {
         "score_spearman": 0.9949,
         "score_pearson": 0.96,
@@ -93,7 +95,14 @@ def test_what_misses_a_bar_is_bold_and_nothing_else() -> None:
         {
             "title": "Some",
             "regime": "converged",
+            "default_structure": "full",
             "methods": {DEFAULT: row, REFINED: row, KRONECKER: {"error": "none | here"}},
+        },
+        {
+            "title": "Large",
+            "regime": "converged",
+            "default_structure": "kronecker",
+            "methods": {DEFAULT: row, REFINED: row, KRONECKER: row},
         },
         {"title": "Other", "regime": "early-stopped", "methods": {}},
     ]
@@ -102,3 +111,32 @@ def test_what_misses_a_bar_is_bold_and_nothing_else() -> None:
     assert "| Some | **0.9949** | **0.9600** | 0.5000 | **0.86** |" in text
     assert "| Some | none / here |  |  |  |" in text
     assert "Other" not in text
+    large = text.split("where that is Kronecker factors")[1].split("###")[0]
+    assert "| Large | 0.9949 | 0.9600 | **0.5000** | 0.86 |" in large
+    assert "Some" not in large
+
+
+def test_a_run_of_some_settings_keeps_what_an_earlier_one_has_measured() -> None:
+    def found(setting: str, **rest: Any) -> dict[str, Any]:
+        return {"setting": setting, "regime": "converged", **rest}
+
+    earlier = {(n, "converged"): found(n, run=1) for n in ("usps", "digits")}
+    new = [found("questions", error="ended"), found("usps", run=2), found("digits", error="ended")]
+    assert merged(earlier, new) == [
+        found("digits", run=1),
+        found("usps", run=2),
+        found("questions", error="ended"),
+    ]
+
+
+def forever() -> None:
+    while True:
+        pass
+
+
+def test_a_method_that_takes_too_long_or_too_much_is_stopped() -> None:
+    with pytest.raises(TimeoutError, match="processor time"), limited(seconds=0.05):
+        forever()
+    with pytest.raises(RuntimeError, match="memory"), limited(size=2**28):
+        torch.empty(2**30, dtype=torch.uint8)
+    assert len(torch.empty(2**30, dtype=torch.uint8)) == 2**30

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import sys
 from collections.abc import Iterator
@@ -50,7 +51,7 @@ def measured(chosen: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
 
     Converged ones are begun first: a run that is cut short lacks the less important half.
     """
-    keys = [(name, regime) for name in chosen.settings for regime in REGIMES]
+    keys = [(name, regime) for name in chosen.settings for regime in chosen.regimes]
     found: dict[tuple[str, str], dict[str, Any]] = {}
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(chosen.processes, mp_context=spawn) as pool:
@@ -62,26 +63,45 @@ def measured(chosen: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
             yield [found.get(key) or unfinished(*key) for key in keys]
 
 
+def kept(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """What an earlier run has left in the JSON file."""
+    path = folder / "faithfulness.json"
+    problems = json.loads(path.read_text())["problems"] if path.is_file() else []
+    return {(p["setting"], p["regime"]): p for p in problems}
+
+
+def merged(
+    earlier: dict[tuple[str, str], dict[str, Any]], problems: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """These problems and, in the order of the settings, those of an earlier run beside them."""
+    new = {(p["setting"], p["regime"]): p for p in problems}
+    found = new | earlier | {key: p for key, p in new.items() if "error" not in p}
+    keys = [(name, regime) for name in SETTINGS for regime in REGIMES]
+    return [found[key] for key in keys if key in found]
+
+
 def main() -> None:
     """Measure, then write the JSON file, the page and the figure."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faithfulness", description=__doc__)
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
+    parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=list(REGIMES))
     parser.add_argument("--processes", type=int, default=2, help="with one thread each")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of nets and truths")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the three files")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    described = environment(chosen.seed)
-    for problems in measured(chosen):
+    described, earlier = environment(chosen.seed), kept(chosen.output)
+    for found in measured(chosen):
+        problems = merged(earlier, found)
         record: dict[str, Any] = {
             "environment": described,
             "versions": {p: installed(p) for p in PEERS.values() if p != "torch"},
             "num_left_out": NUM_LEFT_OUT,
             "problems": problems,
         }
-        kept = record | {"problems": [without_values(problem) for problem in problems]}
-        write(chosen.output, "faithfulness", kept, page(record))
+        small = record | {"problems": [without_values(problem) for problem in problems]}
+        write(chosen.output, "faithfulness", small, page(record))
         draw(problems, chosen.output / "faithfulness.png")
 
 

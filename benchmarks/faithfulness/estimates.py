@@ -14,6 +14,7 @@ from scipy.stats import pearsonr, spearmanr
 from torch import Tensor
 
 import engram
+from benchmarks.faithfulness.limits import limited
 from benchmarks.faithfulness.truths import Problem
 
 CORRELATIONS = ("score_spearman", "score_pearson", "deviation_pearson", "increase_pearson")
@@ -78,7 +79,8 @@ def measure(method: Method, problem: Problem) -> dict[str, Any]:
     """Metrics and seconds, or the first line of what went wrong."""
     began = time.perf_counter()
     try:
-        estimate = method(problem)
+        with limited():
+            estimate = method(problem)
         found = metrics(estimate, problem.truth)
     except Exception as error:  # whatever a library raises is its row in the table
         first = (str(error).strip() or "no message").splitlines()[0]

@@ -7,9 +7,10 @@ from functools import lru_cache, partial
 import engram
 from benchmarks.faithfulness.estimates import Estimate, Method
 from benchmarks.faithfulness.truths import Problem
+from engram.posteriors.affordable import default_structure
 
 DEFAULT = "engram, no options"
-KRONECKER = "engram, kronecker, linear"
+KRONECKER = "engram, kronecker, downdated"
 REFINED = "engram, no options, refined by retraining"
 ROUNDS = 5
 
@@ -44,7 +45,9 @@ def calibrated(problem: Problem, structure: str) -> Estimate:
 def chosen(
     problem: Problem, structure: str, estimator: str, curvature: str | None = None
 ) -> Estimate:
-    """A structure and an estimator by name."""
+    """A structure and an estimator by name; the full matrix only where it takes seconds."""
+    if structure == "full" and default_structure(problem.model, problem.data) != "full":
+        raise ValueError("the full matrix of so many parameters takes more than seconds")
     posterior = _posterior(problem, structure, curvature)
     return _sensitivities(problem, posterior, estimator=estimator, rounds=ROUNDS)
 
@@ -73,7 +76,8 @@ def _sensitivities(problem: Problem, posterior: engram.Posterior, **options: obj
 METHODS: dict[str, Method] = {
     DEFAULT: default,
     REFINED: refined,
-    KRONECKER: partial(chosen, structure="kronecker", estimator="linear"),
+    KRONECKER: partial(chosen, structure="kronecker", estimator="downdated"),
+    "engram, kronecker, linear": partial(chosen, structure="kronecker", estimator="linear"),
     "engram, kronecker, calibrated": partial(calibrated, structure="kronecker"),
     **{
         f"engram, {structure}, {estimator}": partial(

@@ -15,6 +15,7 @@ from benchmarks.faithfulness.estimates import measure, methods_of
 from benchmarks.faithfulness.peers import PEERS
 from benchmarks.faithfulness.settings import SETTINGS
 from benchmarks.faithfulness.truths import Problem, problem
+from engram.posteriors.affordable import default_structure
 
 
 def run(name: str, regime: str, seed: int, cache: Path) -> dict[str, Any]:
@@ -42,7 +43,7 @@ def peer_rows(given: Problem, module: str, package: str) -> dict[str, Any]:
         rows: dict[str, Any] = json.loads(kept.read_text())
         return rows
     rows = {title: measure(method, given) for title, method in found.items()}
-    if not any("error" in row for row in rows.values()):
+    if not any("error" in row and not row["error"].startswith("Timeout") for row in rows.values()):
         kept.write_text(json.dumps(rows))
     return rows
 
@@ -60,6 +61,7 @@ def describe(name: str, given: Problem) -> dict[str, Any]:
         "prior_precision": given.prior_precision,
         "num_data": len(given.inputs),
         "num_params": sum(p.numel() for p in given.model.parameters()),
+        "default_structure": default_structure(given.model, given.data),
         "train_accuracy": float(right.double().mean()),
         "relative_gradient": relative_gradient(given),
         "left_out": given.left_out.tolist(),

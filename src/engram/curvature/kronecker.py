@@ -56,12 +56,14 @@ class Factors:
         column_values, column_vectors = self._eigen(columns)
         if self.counts is not None:
             row_values, row_vectors = self.counts[None], None
-        products = row_values[:, :, None] * column_values[:, None, :] / max(self.positions, 1)
+        shares = row_values / max(self.positions, 1)
+        products = shares[:, :, None] * column_values[:, None, :]
         return EigenBlock(
             self.layout,
             (products + prior_precision).to(dtype),
             None if row_vectors is None else row_vectors.to(dtype),
             None if column_vectors is None else column_vectors.to(dtype),
+            None if row_vectors is None or len(shares) > 1 else shares[0].to(dtype),
         )
 
     @staticmethod

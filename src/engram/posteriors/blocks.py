@@ -44,6 +44,9 @@ class EigenBlock:
         layout: the parameter, or the weight and its bias, with their shapes.
         precision: eigenvalues of the precision, [G, O, I].
         rows, columns: eigenvectors [G, O, O] and [G, I, I]; None stands for the identity.
+        row_share: of Kronecker factors, the row eigenvalues over the number of positions, [O]: the
+            curvature that one position with a column c adds is row_share times c c'. None where it
+            is not known.
         tolerance: how far the gains of a diagonal block may be off, for speed.
     """
 
@@ -51,6 +54,7 @@ class EigenBlock:
     precision: Tensor
     rows: Tensor | None = None
     columns: Tensor | None = None
+    row_share: Tensor | None = None
     tolerance: float = 0.0
     covariance: Tensor = field(init=False, repr=False)
 
@@ -138,6 +142,7 @@ class EigenBlock:
             covariance.reciprocal()[None].to(self.precision.dtype),
             self.rows[:, :, row_order],
             self.columns[:, :, column_order],
+            None if self.row_share is None else self.row_share[row_order],
         )
         return self if block.parts is None else block
 
@@ -152,7 +157,7 @@ class EigenBlock:
         """S^-1 (r c') c for rows [B, O] and columns [B, I], [B, O]."""
         if self.parts is None:
             return self.unrotate_rows(self.rotate_rows(rows) * self.rank_one_gain(columns))
-        every, kept = self.parts.gains(columns)
+        every, kept = self.merged_gains(self.parts, columns)
         moved = (rows @ self.parts.rows * kept) @ self.parts.rows.mT
         return moved.addcmul_(rows, every) if self.parts.merged_rows else moved
 
@@ -161,7 +166,7 @@ class EigenBlock:
         if self.parts is None:
             turned = self.rotate_rows(rows)
             return (turned * self.rank_one_gain(columns)[:, None, :]) @ turned.mT
-        every, kept = self.parts.gains(columns)
+        every, kept = self.merged_gains(self.parts, columns)
         turned = rows @ self.parts.rows
         products = (turned * kept[:, None, :]) @ turned.mT
         return products + every[:, :, None] * (rows @ rows.mT)
@@ -175,6 +180,10 @@ class EigenBlock:
             return squares @ self.covariance[0].mT
         left, right = self.gain_factors
         return (squares @ right) @ left.mT
+
+    def merged_gains(self, parts: Merged, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """The same where eigenvalues are merged: of all rows [B, 1], and what kept ones add."""
+        return parts.gains(columns)
 
     @cached_property
     def gain_factors(self) -> tuple[Tensor, Tensor] | None:

@@ -13,9 +13,11 @@ from engram.engine.totals import GradientSum
 from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
 from engram.posteriors.convert import as_posterior
+from engram.posteriors.downdating import can_be_downdated
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.columns import Columns
 from engram.sensitivity.diagnostics import Leverages, diagnose, sampled_leverages
+from engram.sensitivity.downdated import DOWNDATED, DowndatedStep
 from engram.sensitivity.estimators import (
     Estimator,
     Setting,
@@ -25,6 +27,8 @@ from engram.sensitivity.estimators import (
 from engram.sensitivity.newton import NEWTON, NewtonStep, has_own_hessians
 from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import Result
+
+FITTING = (NEWTON, DOWNDATED)  # rules that ask for a kind of posterior
 
 
 def sensitivities(
@@ -46,9 +50,10 @@ def sensitivities(
         data: the training data.
         posterior: of this model at its present weights; a fitted laplace-torch object works too.
         likelihood: a name or an object.
-        estimator: ``linear``, ``corrected``, ``iterated``, ``paper``, or ``newton`` for posteriors
-            with the exact Hessian. If not given, ``newton`` with these, ``corrected`` with other
-            dense precisions (``full``, ``last_layer``), else ``linear``.
+        estimator: ``linear``, ``corrected``, ``iterated``, ``paper``, ``newton`` for posteriors
+            with the exact Hessian, or ``downdated`` for those with Kronecker factors. If not given,
+            ``newton`` and ``downdated`` with these, ``corrected`` with other dense precisions
+            (``full``, ``last_layer``), else ``linear``.
         rounds: of ``iterated``.
         batch_size: most examples at a time; chosen from the free memory if not given.
         seed: of the choice of examples whose leverage is computed.
@@ -65,8 +70,8 @@ def sensitivities(
     """
     if rounds < 0:
         raise ArgumentError("rounds of 0 or more", repr(rounds), "use rounds=3")
-    if estimator not in (None, NEWTON):
-        estimator_named(estimator, also=(NEWTON,))
+    if estimator not in (None, *FITTING):
+        estimator_named(estimator, also=FITTING)
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
     chosen = estimator or _default_rule(posterior)
@@ -75,7 +80,7 @@ def sensitivities(
         posterior.check_likelihood(opened.likelihood)
         total = GradientSum()
         setting = Setting(opened.likelihood, posterior, rounds, total)
-        rule = NewtonStep(opened, posterior) if chosen == NEWTON else estimator_named(chosen)
+        rule = _rule(chosen, opened, posterior)
         tensors = _estimates(opened, rule, setting)
         eigenvalues = tensors.pop("eigenvalues", None)
         if eigenvalues is None:
@@ -107,7 +112,16 @@ def sensitivities(
 
 
 def _default_rule(posterior: Posterior) -> str:
-    return NEWTON if has_own_hessians(posterior) else default_estimator(posterior)
+    if has_own_hessians(posterior):
+        return NEWTON
+    return DOWNDATED if can_be_downdated(posterior) else default_estimator(posterior)
+
+
+def _rule(name: str, opened: Session, posterior: Posterior) -> Estimator | NewtonStep:
+    """The rule with this name, made ready for the posterior where it needs that."""
+    if name == NEWTON:
+        return NewtonStep(opened, posterior)
+    return DowndatedStep(posterior) if name == DOWNDATED else estimator_named(name)
 
 
 def _estimates(

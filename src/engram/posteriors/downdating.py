@@ -1,0 +1,87 @@
+r"""Kronecker factors without the example in question: each example has the posterior of the others.
+
+A layer's factors say :math:`S = R \otimes \sum_j c_j c_j' + \delta`, with R the mean curvature at
+the layer's output and c_j its inputs. Without example i the second factor loses
+:math:`c_i c_i'`, and nothing else is needed: in an eigendirection of R with eigenvalue r the gain
+:math:`q = c_i' (r \sum_j c_j c_j' + \delta)^{-1} c_i` of a gradient at one position becomes
+
+.. math:: c_i' \Big(r \sum_{j \ne i} c_j c_j' + \delta\Big)^{-1} c_i = \frac{q}{1 - r q}.
+
+What is taken out is in the factor as it stands, so that r q is below 1 and the gain at most
+:math:`|c_i|^2 / \delta`, the prior's alone. Subtracting the example's own Gauss-Newton matrix
+from S instead takes out what the factors have averaged over all examples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from engram.posteriors.blocks import Block, EigenBlock
+from engram.posteriors.gaussian import Posterior
+from engram.posteriors.merging import Merged
+
+
+@dataclass(frozen=True)
+class DowndatedBlock(EigenBlock):
+    """A Kronecker block that leaves every example's own input out, at layers with one position.
+
+    Where a layer acts at many positions, no example has much of the factor, and none is taken out.
+
+    Args:
+        smallest: precision that is left in any direction, the prior's.
+    """
+
+    smallest: float = 0.0
+
+    def rank_one_gain(self, columns: Tensor) -> Tensor:
+        """q / (1 - r q), [B, O]."""
+        assert self.row_share is not None
+        length = columns.square().sum(1, keepdim=True)
+        return self._without_own(super().rank_one_gain(columns), self.row_share, length)
+
+    def merged_gains(self, parts: Merged, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for the merged rows together, [B, 1], and what kept ones add, [B, p]."""
+        assert self.row_share is not None
+        length = columns.square().sum(1, keepdim=True)
+        if columns.shape[1] < parts.columns.shape[0]:
+            length = length + 1
+        every, added = parts.gains(columns)
+        kept = parts.rows.shape[1]
+        own = self._without_own(every + added, self.row_share[:kept], length)
+        if not parts.merged_rows:
+            return every, own - every
+        every = self._without_own(every, self.row_share[kept:].mean(), length)
+        return every, own - every
+
+    def _without_own(self, gain: Tensor, share: Tensor, length: Tensor) -> Tensor:
+        """Bounded by the prior's gain, also where merged eigenvalues are not quite consistent."""
+        left = 1 - share * gain
+        largest = (length / self.smallest).expand_as(gain)
+        return torch.where(left * largest > gain, gain / left, largest)
+
+
+def can_be_downdated(posterior: Posterior) -> bool:
+    """Whether some layer's factors are known as such."""
+    return any(_has_share(block) for block in posterior.blocks)
+
+
+def downdated(posterior: Posterior) -> Posterior:
+    """The same posterior, with every example left out of the factors that its gradient meets."""
+    blocks = tuple(_downdated_block(block, posterior) for block in posterior.blocks)
+    return replace(posterior, blocks=blocks)
+
+
+def _has_share(block: Block) -> bool:
+    return isinstance(block, EigenBlock) and block.row_share is not None
+
+
+def _downdated_block(block: Block, posterior: Posterior) -> Block:
+    if not isinstance(block, EigenBlock) or block.row_share is None:
+        return block
+    smallest = min(posterior.prior_of(name) for name in block.names)
+    return DowndatedBlock(
+        block.layout, block.precision, block.rows, block.columns, block.row_share, smallest
+    )
