@@ -90,13 +90,13 @@ class Witness:
             raise EngineError(
                 "a call of the model inside the step",
                 "none",
-                "write outputs = model(inputs) inside `with tracker.step(indices):`",
+                "write outputs = model(inputs) inside `with tracker.step(indices):` (or follow)",
             )
         if self.raw is None or self.gradient is None:
             raise EngineError(
                 "a backward pass inside the step",
                 "none that reached the model's outputs",
-                "call loss.backward() inside `with tracker.step(indices):`",
+                "call loss.backward() inside `with tracker.step(indices):` (or follow)",
             )
         if len(self.outputs) != self.num_examples:
             raise EngineError(

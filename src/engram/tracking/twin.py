@@ -57,6 +57,7 @@ class Twin:
         self.buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
         self.missed = 0
         self._length: float | None = None  # of the leader's gradient; None without one of ours
+        self._apart = True  # whether backward comes before the step, not inside of it
         own = weakref.ref(self)  # the hooks must not keep the twin alive
         hooks = (
             self.leader.register_step_pre_hook(lambda *_: _alive(own)._before_step()),
@@ -126,23 +127,30 @@ class Twin:
             self.optimizer.add_param_group({**group, "params": fresh})
 
     def _before_step(self) -> None:
-        if self._length is None:
-            return
-        factor = _length(p for p, _ in self._pairs()) / (self._length or 1.0)
-        if math.isfinite(factor) and abs(factor - 1) > ROUNDING and self._length:
-            for _, own in self._pairs():
-                if own.grad is not None:
-                    own.grad.mul_(factor)
+        self._apart = self._length is not None  # else the step has a closure, not called yet
+        if self._apart:
+            self._scale()
 
     def _after_step(self) -> None:
         if self._length is None:
             self.missed += 1
             return
-        for group, own in zip(self.leader.param_groups, self.optimizer.param_groups, strict=True):
+        groups = self.leader.param_groups
+        if not self._apart and not any(group.get("nesterov") for group in groups):
+            self._scale()  # Nesterov's step may have written to the gradients
+        for group, own in zip(groups, self.optimizer.param_groups, strict=True):
             own |= {key: value for key, value in group.items() if key != "params"}
         self.optimizer.step()
         self.optimizer.zero_grad()
         self._length = None
+
+    def _scale(self) -> None:
+        """By the factor that the leader's gradient was scaled by since its backward pass."""
+        factor = _length(p for p, _ in self._pairs()) / (self._length or math.inf)
+        if factor > 0 and math.isfinite(factor) and abs(factor - 1) > ROUNDING:
+            for _, own in self._pairs():
+                if own.grad is not None:
+                    own.grad.mul_(factor)
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of everything that a restart needs; keys are words."""
