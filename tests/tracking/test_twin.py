@@ -24,6 +24,23 @@ from engram.tracking.twin import Twin
 from streamed import BATCH, MODELS, NUM_DATA, batches, data
 
 COUNT = 7
+
+
+class SignDescent(optim.Optimizer):
+    """A user's own, with something that is not in its state."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+        self.sharpness = 3.0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    move = torch.tanh(self.sharpness * parameter.grad)
+                    parameter.sub_(group["lr"] * move)
+
+
 OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
     "SGD": lambda p: optim.SGD(p, lr=0.1, weight_decay=0.01),
     "Nesterov": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
@@ -36,6 +53,7 @@ OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
     "NAdam": lambda p: optim.NAdam(p, lr=0.01),
     "RAdam": lambda p: optim.RAdam(p, lr=0.01),
     "Adamax": lambda p: optim.Adamax(p, lr=0.01),
+    "a user's own": lambda p: SignDescent(p, 0.01),
 }
 
 

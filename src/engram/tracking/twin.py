@@ -52,7 +52,7 @@ class Twin:
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self.model, self.leader = model, unwrapped(optimizer)
         check_copied(self.leader)
-        self.optimizer = copy.deepcopy(self.leader)
+        self.optimizer = _copied(self.leader)
         self.optimizer.zero_grad()
         self.buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
         self.missed = 0
@@ -193,12 +193,23 @@ def check_copied(optimizer: Optimizer) -> None:
         )
 
 
+def _copied(optimizer: Optimizer) -> Optimizer:
+    """The optimizer over copies of its parameters, with what torch's own copy leaves behind."""
+    memo: dict[int, Any] = {}
+    twin = copy.deepcopy(optimizer, memo)
+    for name, value in vars(optimizer).items():
+        if name not in vars(twin) and not callable(value):  # a scheduler wraps step
+            setattr(twin, name, copy.deepcopy(value, memo))
+    return twin
+
+
 def _length(parameters: Iterable[Tensor]) -> float:
     """Norm of all gradients together."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return 0.0
-    return float(torch.stack([g.norm().to("cpu", torch.float64) for g in gradients]).norm())
+    place = gradients[0].device
+    return float(torch.stack([gradient.norm().to(place) for gradient in gradients]).norm())
 
 
 def _alive(reference: weakref.ref[Twin]) -> Twin:
