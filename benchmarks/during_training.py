@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,8 @@ BUILD = {"lenet5": lenet5, "mlp-32-16": small_mlp}
 HESSIAN_START = 0.1
 # squared gradients as Adam keeps them, and scaled from batches to single examples
 BOTH = ("optimizer", "optimizer, per example")
-# leave-one-out weights of some examples, along the path of the training
-PATH, FOLLOWED = "followed", 1000
+# a twin of the training that leaves some examples out: a twentieth, and enough for their mean
+PATH, FOLLOWED, SHARE = "followed", 1000, 20
 ALL = (*BOTH, PATH)
 
 
@@ -90,14 +91,19 @@ def make_optimizer(run: Run, model: nn.Module, num_data: int) -> optim.Optimizer
     return kinds[run.optimizer](model.parameters(), lr=rate, weight_decay=decay)  # type: ignore[call-arg]
 
 
-def train_epoch(model: nn.Module, optimizer: optim.Optimizer, batches: Iterator[Any]) -> None:
-    """One epoch over shuffled batches."""
-    for inputs, targets in batches:
+def train_epoch(
+    model: nn.Module,
+    optimizer: optim.Optimizer,
+    batches: Iterator[Any],
+    tracker: engram.Tracker | None,
+) -> None:
+    """One epoch over shuffled batches, told to the tracker that follows examples."""
+    for indices, inputs, targets in batches:
         optimizer.zero_grad()
+        around: Any = nullcontext() if tracker is None else tracker.follow(indices, targets)
         if isinstance(optimizer, IVON):
-            with optimizer.sampled_params(train=True):
-                functional.cross_entropy(model(inputs), targets).backward()
-        else:
+            around = optimizer.sampled_params(train=True)
+        with around:
             functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
 
@@ -106,7 +112,7 @@ def shuffled(data: Images, size: int, generator: torch.Generator) -> Iterator[tu
     """Batches in a new order, each example once."""
     order = torch.randperm(len(data.targets), generator=generator)
     for some in order.split(size):
-        yield data.inputs[some], data.targets[some]
+        yield some, data.inputs[some], data.targets[some]
 
 
 def figures_on(model: nn.Module, test: Images) -> dict[str, float]:
@@ -138,14 +144,15 @@ def follow(name: str, seed: int) -> dict[str, Any]:
             prior_precision=run.prior_precision,
             batch_size=run.batch_size,
             squares="example" if kind == BOTH[1] else "batch",
-            follow=FOLLOWED if kind == PATH else None,
+            follow=max(FOLLOWED, num_data // SHARE) if kind == PATH else None,
         )
         for kind in run.posteriors
     }
     generator = torch.Generator().manual_seed(seed)
     rows, started = [], time.perf_counter()
     for epoch in tqdm(range(1, run.epochs + 1), name):
-        train_epoch(model, optimizer, shuffled(train, run.batch_size, generator))
+        batches = shuffled(train, run.batch_size, generator)
+        train_epoch(model, optimizer, batches, trackers.get(PATH))
         schedule.step()
         if epoch > 1 and epoch % run.every:
             continue

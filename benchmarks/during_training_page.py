@@ -72,9 +72,10 @@ Losses in nats, at the last epoch. *Mean gap* is the mean over the evaluated epo
 stopping there* is the test loss where the estimate is lowest over the lowest test loss, less one.
 The estimate sees the training data alone. The *gap of the training loss* is what one would get by
 taking that for the test loss. *Posterior* `optimizer` is the state as it stands, `per example` the
-same with squares scaled to single examples, and `followed` the leave-one-out weights of 1,000
-examples along the path of the training (`Tracker(..., follow=1000)`). The IVON runs are short and
-hardly overfit: on MNIST the training loss is the closer of the two, on Fashion-MNIST the estimate.
+same with squares scaled to single examples, and `followed` a twin of the training that leaves a
+twentieth of the data out, but at least 1,000 examples (`Tracker(..., follow=...)`). The IVON runs
+are short and hardly overfit: on MNIST the training loss is the closer of the two, on Fashion-MNIST
+the estimate.
 Settings (rates, prior precision, batch size) are in the JSON file and follow the paper, with fewer
 epochs.
 {conditions(first["environment"])}

@@ -53,7 +53,7 @@ def trainer(run: Run, data: Any, seed: int) -> Any:
         optimizer = torch.optim.Adam(model.parameters(), run.rate, weight_decay=decay)
         schedule = CosineAnnealingLR(optimizer, run.epochs)
         for _ in range(run.epochs):
-            for inputs, targets in shuffled(data, run.batch_size, generator):
+            for _, inputs, targets in shuffled(data, run.batch_size, generator):
                 optimizer.zero_grad()
                 functional.cross_entropy(model(inputs), targets).backward()
                 optimizer.step()

@@ -156,6 +156,13 @@ class Batches:
             item = collate([data[int(i)] for i in indices])
         return _to_batch(item, 0, indices)
 
+    def targets(self, indices: Tensor) -> Tensor:
+        """The targets of the examples with these indices; inputs are read only where they must."""
+        if _is_tensors(self.data):
+            target: Tensor = self.data[-1]
+            return target[indices.to(target.device)]
+        return self.take(indices).targets
+
     def subset(self, indices: Tensor, batch_size: int | None = None) -> Iterator[Batch]:
         """Batches of the examples with these indices."""
         for chunk in indices.split(batch_size or self.batch_size):

@@ -104,6 +104,26 @@ def test_lightning_streams_with_accumulated_batches(tmp_path: Path) -> None:
     assert callback.tracker.history.to_frame().index.tolist() == [0, 1]
 
 
+def test_lightning_follows_examples_and_resumes(tmp_path: Path) -> None:
+    pytest.importorskip("lightning.pytorch")
+    from engram.tracking.lightning import TrackerCallback
+
+    def callback() -> TrackerCallback:
+        return TrackerCallback(data(), indices=lambda batch: batch[0], follow=4)
+
+    whole, second = callback(), callback()
+    lightning_run(tmp_path / "whole", whole, 4)
+    lightning_run(tmp_path / "parts", callback(), 2)
+    lightning_run(tmp_path / "parts", second, 4, ckpt_path=tmp_path / "parts" / "last.ckpt")
+    assert whole.tracker is not None
+    assert second.tracker is not None
+    expected, found = whole.tracker.history.to_frame(), second.tracker.history.to_frame()
+    assert found["estimate"].tolist() == pytest.approx(expected["estimate"].tolist(), rel=1e-5)
+    untold = TrackerCallback(data(), follow=4)
+    with pytest.raises(ArgumentError, match="every step of the training inside"):
+        lightning_run(tmp_path / "untold", untold, 1)
+
+
 def test_lightning_stops_when_the_tracker_says_so(tmp_path: Path) -> None:
     pytest.importorskip("lightning.pytorch")
     from engram.tracking.lightning import TrackerCallback

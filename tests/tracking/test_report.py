@@ -121,12 +121,13 @@ def test_leverages_are_kept_as_quantiles() -> None:
 def test_a_page_says_where_the_estimate_comes_from(tmp_path: Path) -> None:
     model, optimizer = build()
     tracker = engram.Tracker(model, optimizer, data(), follow=7)
-    backward(model, torch.arange(NUM_DATA))
+    with tracker.follow(torch.arange(NUM_DATA)):
+        backward(model, torch.arange(NUM_DATA))
     optimizer.step()
     tracker.update(step=1)
     text = Parsed(tracker.report(tmp_path / "page.html").read_text()).text
-    assert "7 examples followed along the training" in text
-    assert "followed along" not in Parsed(tracked().report(tmp_path / "two.html").read_text()).text
+    assert "a second training without 7 of the examples" in text
+    assert "second training" not in Parsed(tracked().report(tmp_path / "two.html").read_text()).text
 
 
 def test_a_result_shows_its_verdict_before_its_figures(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         with (
             torch.random.fork_rng(devices=list(devices)),
             torch.autocast(device_of(model).type, enabled=False),
-            _own_forward(model),
+            own_forward(model),
         ):
             model.eval()
             yield
@@ -57,7 +57,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _own_forward(model: nn.Module) -> Iterator[None]:
+def own_forward(model: nn.Module) -> Iterator[None]:
     """The modules' own forward, where ``module.compile()`` or accelerate's autocast replaced it."""
     replaced: list[tuple[dict[str, Any], str, Any]] = []
     for module in model.modules():

@@ -15,19 +15,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from engram.batches import as_outputs, logits_of
+from engram.batches import as_outputs
 from engram.engine.buffers import Buffers
 from engram.engine.passes import trace
 from engram.engine.prepare import Engine
-from engram.engine.randomness import RandomState
 from engram.engine.tape import Tape
+from engram.engine.witness import UPDATE, Witness
 from engram.errors import EngineError
 from engram.posteriors.gaussian import Posterior
 
 _BatchNorm = nn.modules.batchnorm._BatchNorm
-UPDATE = "use tracker.update() at chosen times instead: it looks at the model in eval mode"
 
 
 def mixing_layers(model: nn.Module) -> list[_BatchNorm]:
@@ -46,54 +44,32 @@ class Watch:
 
     def __init__(self, engine: Engine, mixing: Sequence[_BatchNorm], num_examples: int) -> None:
         self.engine, self.mixing, self.num_examples = engine, mixing, num_examples
+        self.witness = Witness(engine.model, num_examples)
         self.tape = Tape(engine.model, engine.plan, num_examples)
-        self.raw: Tensor | None = None
-        self.gradient: Tensor | None = None
-        self._handle: RemovableHandle | None = None
-        self._inputs: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
-        self._random: RandomState | None = None
         self._buffers: Buffers | None = None
-        self._weights: list[tuple[int, int]] = []
 
     @contextmanager
     def watching(self) -> Iterator[Watch]:
         """Run the user's step inside; hooks are gone afterwards, also after an exception."""
         model = self.engine.model
         handles = (
-            model.register_forward_pre_hook(self._begin, prepend=True, with_kwargs=True),
-            model.register_forward_hook(self._end, with_kwargs=True, always_call=True),
+            model.register_forward_pre_hook(self._begin, prepend=True),
+            model.register_forward_hook(self._end, always_call=True),
         )
         try:
-            with self.tape:
+            with self.witness.watching(), self.tape:
                 yield self
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._random is not None:
-            raise EngineError(
-                "one call of the model in a streamed step",
-                "a second one",
-                f"put every call into a step of its own, or {UPDATE}",
-            )
+    def _begin(self, model: nn.Module, args: tuple[Any, ...]) -> None:
         self._check_mode()
-        self._random = RandomState.now({p.device for p in model.parameters()})
         self._buffers = Buffers.now(model)
-        self._weights = _marks(model)
-        self._inputs = args, kwargs
         self.tape.recording = True
 
-    def _end(self, model: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+    def _end(self, model: nn.Module, args: Any, result: Any) -> None:
         self.tape.recording = False
-        logits = logits_of(result)
-        if isinstance(logits, Tensor) and logits.requires_grad:
-            self.raw = logits
-            self._handle = logits.register_hook(self._arrived)
-
-    def _arrived(self, gradient: Tensor) -> None:
-        seen = gradient.detach()
-        self.gradient = seen if self.gradient is None else self.gradient + seen
 
     def _check_mode(self) -> None:
         for module in self.mixing:
@@ -114,63 +90,36 @@ class Watch:
 
     def check(self) -> None:
         """The step must have had one forward and one backward pass over this batch."""
-        if self._random is None:
-            raise EngineError(
-                "a call of the model inside the step",
-                "none",
-                "write outputs = model(inputs) inside `with tracker.step(indices):`",
-            )
-        if self.raw is None or self.gradient is None:
-            raise EngineError(
-                "a backward pass inside the step",
-                "none that reached the model's outputs",
-                "call loss.backward() inside `with tracker.step(indices):`",
-            )
-        if len(self.outputs) != self.num_examples:
-            raise EngineError(
-                f"{self.num_examples} examples, as many as there are indices",
-                f"outputs for {len(self.outputs)}",
-                "give the indices of exactly the examples in the batch",
-            )
-        if _marks(self.engine.model) != self._weights:
-            raise EngineError(
-                "the same weights from the model's call to the end of the step",
-                "weights that were changed inside `with tracker.step(...)`",
-                "call optimizer.step() after the block; with IVON, open the step inside of "
-                "engram.optimizers.ivon.sampled(optimizer)",
-            )
+        self.witness.check()
 
     def release(self) -> None:
         """Let go of the user's graph and of everything that was noted down."""
-        if self._handle is not None:
-            self._handle.remove()
+        self.witness.release()
         self.tape.release()
-        self.raw = self.gradient = None
-        self._inputs, self._buffers = ((), {}), None
+        self._buffers = None
 
     @property
     def outputs(self) -> Tensor:
         """f, [B, K], as the user's forward pass gave them."""
-        assert self.raw is not None
-        return as_outputs(self.raw.detach())
+        return self.witness.outputs
 
     @property
     def output_gradient(self) -> Tensor:
         """Gradient of the user's loss by the outputs, [B, K]."""
-        assert self.gradient is not None
-        return as_outputs(self.gradient)
+        return self.witness.output_gradient
 
     def deviation(self, residual: Tensor, posterior: Posterior, scale: float) -> Tensor:
         """J S^-1 J' e, [B, K], with the user's gradients being scale times those of e."""
-        assert self.raw is not None
+        seen = self.witness
+        assert seen.raw is not None
         if self.way == "tape":
-            return as_outputs(self.tape.deviation(self.raw, posterior, scale))
-        assert self._random is not None
+            return as_outputs(self.tape.deviation(seen.raw, posterior, scale))
+        assert seen.random is not None
         assert self._buffers is not None
         model = self.engine.model
         try:
-            with self._random.again(), self._buffers.again():
-                inputs = _as_inputs(model, *self._inputs)
+            with seen.random.again(), self._buffers.again():
+                inputs = _as_inputs(model, seen.args, seen.kwargs)
                 again = trace(model, self.engine.plan, inputs, len(residual))
         except EngineError as error:
             if not model.training:
@@ -182,11 +131,6 @@ class Watch:
                 f"{UPDATE}; or set the dropout inside of those layers to 0",
             ) from error
         return again.deviation(residual, posterior)
-
-
-def _marks(model: nn.Module) -> list[tuple[int, int]]:
-    """What changes with the weights, cheap to look at: where they lie, and their version."""
-    return [(p.data_ptr(), p._version) for p in model.parameters()]
 
 
 def _as_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

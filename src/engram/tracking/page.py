@@ -20,8 +20,8 @@ UNITS = (
 
 BY_ALL = "The estimate uses training data only."
 BY_FOLLOWED = (
-    "The estimate uses training data only: {:,} examples followed along the training. The scores "
-    "and losses of single examples below are the posterior's at each update, not the path's."
+    "The estimate uses training data only: a second training without {:,} of the examples. The "
+    "scores and losses of single examples below are the posterior's at each update."
 )
 
 
@@ -46,7 +46,7 @@ def training_page(
     Args:
         history: with at least one update.
         details: one row per example of the last update, with a column ``score``.
-        followed: examples along the training; None if the estimate is the posterior's.
+        followed: examples left out of a twin; None if the estimate is the posterior's.
         count: how many of the top examples are listed.
         path: of the file.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,8 +21,9 @@ from engram.optimizers.ivon import at_mean
 from engram.parameters import trainable
 from engram.posteriors.optimizers import unwrapped
 from engram.tracking.epoch import Epoch
+from engram.tracking.followed import Followed
 from engram.tracking.sources import Source, training_lost
-from engram.tracking.visits import Visit, check_indices, visit
+from engram.tracking.visits import Indices, Visit, check_indices, visit
 
 
 def check_streamable(optimizer: Optimizer, estimator: str, samples: int) -> None:
@@ -50,6 +51,7 @@ class Stream:
         likelihood: whose loss is trained with.
         source: of the posterior.
         reduction: of the user's loss over a batch, ``mean`` or ``sum``.
+        followed: examples whose twin takes every step as well.
     """
 
     def __init__(
@@ -60,10 +62,12 @@ class Stream:
         likelihood: Likelihood,
         source: Source,
         reduction: str,
+        followed: Followed | None,
     ) -> None:
         self.model, self.optimizer = model, optimizer
         self.batches = Batches(data, 1)
         self.likelihood, self.source, self.reduction = likelihood, source, reduction
+        self.followed = followed
         self.epoch = Epoch.empty(self.batches.num_data)
         self.steps = 0
         self.way = "none yet"
@@ -72,14 +76,14 @@ class Stream:
         self._mixing: list[nn.modules.batchnorm._BatchNorm] = []
 
     @contextmanager
-    def step(
-        self, indices: Tensor | Sequence[int] | None, targets: Tensor | None, scale: float
-    ) -> Iterator[None]:
+    def step(self, indices: Indices, targets: Tensor | None, scale: float) -> Iterator[None]:
         """Watch the step that runs inside."""
         chosen = check_indices(indices, self.batches.num_data)
         engine = self._prepared()
         if self.epoch.seen == 0:
             self._begin_epoch()
+        if self.followed is not None:
+            self.followed.twin.begin()
         watch = Watch(engine, self._mixing, len(chosen))
         try:
             with watch.watching():
@@ -87,8 +91,10 @@ class Stream:
             watch.check()
             self.way = watch.way
             factor = scale / len(chosen) if self.reduction == "mean" else scale
-            given = self._targets(chosen) if targets is None else targets
+            given = self.batches.targets(chosen) if targets is None else targets
             self.epoch.add(chosen, self._visit(watch, given, factor), self.steps)
+            if self.followed is not None:
+                self.followed.learn(watch.witness, chosen, given, factor)
         finally:
             watch.release()
         self.steps += 1
@@ -120,13 +126,6 @@ class Stream:
                 self._engine = prepare(self.model, self.batches)
             self._names, self._mixing = names, mixing_layers(self.model)
         return self._engine
-
-    def _targets(self, indices: Tensor) -> Tensor:
-        data = self.batches.data
-        if isinstance(data, Sequence) and all(isinstance(t, Tensor) for t in data):
-            target: Tensor = data[-1]
-            return target[indices.to(target.device)]
-        return self.batches.take(indices).targets
 
     def finish(self) -> Epoch:
         """The epoch so far; a new one begins."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,11 @@ from engram.errors import ArgumentError, NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood, resolve
 from engram.parameters import uncompiled
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.optimizers import loss_scale
 from engram.sensitivity.estimators import estimator_named
 from engram.sensitivity.result import Result
 from engram.tracking.epoch import Epoch, ended
 from engram.tracking.figures import leverage_figure, loss_figure, score_figure
-from engram.tracking.followed import Followed
+from engram.tracking.followed import Followed, given_followed
 from engram.tracking.history import History, Record
 from engram.tracking.indexed import Indexed
 from engram.tracking.page import training_page
@@ -33,14 +32,14 @@ from engram.tracking.sources import Wanted, source_of, training_lost
 from engram.tracking.stream import Stream, check_streamable
 from engram.tracking.tensorboard import BoardWriter
 from engram.tracking.validation import validation_loss
+from engram.tracking.visits import Indices
 
 
 class Tracker:
     """Sensitivities of the training data at chosen times or streamed, and what follows from them.
 
     Args:
-        model: the model in training.
-        optimizer: whose state gives the posterior.
+        model, optimizer: in training; the optimizer's state gives the posterior.
         data: the training data, in fixed order.
         likelihood: a name or an object.
         prior_precision: delta; taken from the optimizer's weight decay if not given.
@@ -48,17 +47,15 @@ class Tracker:
             ``diagonal`` fits it at every update, for instance with SGD.
         average: beta of a running average of that curvature over updates, such as 0.9.
         estimator: as in :func:`engram.sensitivities`.
-        samples: weights drawn from the posterior at every update, over which the deviations are
-            averaged; 0 takes them at the mean.
+        samples: weights drawn from the posterior, over which deviations are averaged; 0 for none.
         reduction, batch_size, squares: of the training loss and of what the optimizer keeps of it,
             as in :func:`engram.posterior_of`; with Adam, pass the batch size and
             ``squares="example"`` for estimates that do not grow with the batch.
         validation: data whose loss is recorded beside the estimate; never used for it.
-        follow: examples whose leave-one-out weights are followed along the training, such as 500;
-            the history's estimate is then theirs; make the tracker before the first step.
+        follow: examples that a twin of the training leaves out, such as a tenth of the data; the
+            history's estimate is then theirs; see :meth:`follow`.
         patience: updates without a better estimate before ``should_stop``.
-        folder: where every example's score is written at every update; without one, a temporary
-            file is used once they are large.
+        folder: where all scores are written; without one, in a temporary file once they are large.
 
     Example:
         >>> model = nn.Linear(3, 2)
@@ -107,11 +104,11 @@ class Tracker:
             Batches(validation, 1)  # complains about what it cannot read
         wanted = Wanted(posterior, prior_precision, average, reduction, batch_size, squares)
         self.source = source_of(wanted, model, optimizer, data, self.likelihood, self.num_data)
-        self.stream = Stream(model, optimizer, data, self.likelihood, self.source, reduction)
         self.followed: Followed | None = None
         if follow is not None:
-            scale = loss_scale(optimizer, self.num_data, reduction, batch_size)
-            self.followed = Followed(model, optimizer, data, self.likelihood, follow, scale)
+            self.followed = Followed(model, optimizer, data, self.likelihood, follow, reduction)
+        streamed = (model, optimizer, data, self.likelihood, self.source, reduction)
+        self.stream = Stream(*streamed, self.followed)
         self.history = History(folder)
         self.listeners: list[Callable[[Record, Tensor], None]] = []
         self.last_epoch: Epoch | None = None
@@ -128,10 +125,7 @@ class Tracker:
     def update(
         self, step: int | None = None, *, samples: int | None = None, **settings: Any
     ) -> Result | None:
-        """Estimate now, over all data; the result is also added to the history.
-
-        A loss or weight that is not finite is recorded as such and gives None: training is not
-        interrupted by its observer.
+        """Estimate now, over all data, and add it to the history; None where it is not finite.
 
         Args:
             step: epoch or iteration; counted from 0 if not given.
@@ -148,16 +142,17 @@ class Tracker:
             if not training_lost(error, self.model, self.optimizer):
                 raise
             nothing = torch.full((self.num_data,), math.nan)
-            self._add(Record(number, math.nan, math.nan), nothing)
+            self._add(Record(number, math.nan, math.nan), nothing, nothing)
             return None
-        self._add(Record.of_result(number, result, self._validation_loss()), result.score)
+        record = Record.of_result(number, result, self._validation_loss())
+        self._add(record, result.score, result.loss)
         self._latest = result
         return result
 
     @contextmanager
     def step(
         self,
-        indices: Tensor | Sequence[int] | None = None,
+        indices: Indices = None,
         targets: Tensor | None = None,
         *,
         scale: float = 1.0,
@@ -169,20 +164,18 @@ class Tracker:
 
         The user's gradients and weights are what they would be without it. When every example has
         been visited, the epoch is added to the history by itself; with a loader that drops or
-        repeats examples, call :meth:`finish_epoch`. The model stays in train mode: with dropout,
-        the sensitivity is that of the thinned net that made the step.
+        repeats examples, call :meth:`finish_epoch`. With dropout, the sensitivity is that of the
+        thinned net that made the step.
 
         Args:
             indices: position of each example of the batch in the data.
             targets: of the batch, where they are not the data's or reading them again is slow.
             scale: factor on the loss before ``backward``, such as 1/4 with four accumulated
                 batches, or that of a gradient scaler.
-            epoch: the step of the history under which the epoch is recorded when this step
-                completes it; counted from 0 if not given.
+            epoch: the step of the history for an epoch that this step completes; else counted.
 
         Example:
-            >>> model = nn.Linear(3, 2)
-            >>> x, y = torch.randn(40, 3), torch.randint(0, 2, (40,))
+            >>> model, x, y = nn.Linear(3, 2), torch.randn(40, 3), torch.randint(0, 2, (40,))
             >>> optimizer = torch.optim.Adam(model.parameters(), weight_decay=0.1)
             >>> tracker = Tracker(model, optimizer, (x, y))
             >>> for batch in torch.arange(80).remainder(40).split(10):
@@ -199,12 +192,20 @@ class Tracker:
         if self.stream.epoch.all_seen:
             self._record_epoch(len(self.history) if epoch is None else epoch)
 
+    def follow(
+        self, indices: Indices = None, targets: Tensor | None = None, scale: float = 1.0
+    ) -> AbstractContextManager[None]:
+        """Run the forward and backward pass of every step inside, if made with ``follow``.
+
+        The twin takes the step as well. :meth:`step` does the same and streams; arguments as there.
+        """
+        return given_followed(self.followed).step(indices, targets, scale)
+
     def finish_epoch(self, step: int | None = None) -> Record:
         """Add the streamed epoch to the history, also where not every example was visited.
 
-        Nothing is added twice: after an epoch that ended by itself, its record comes back, with
-        ``step`` as its step. Where others were told of it already, as TensorBoard is, the step has
-        to be the one they were told: see ``epoch`` of :meth:`step`.
+        After an epoch that ended by itself, its record comes back, with ``step`` as its step. Where
+        others were told of it, as TensorBoard is, that has to be ``epoch`` of :meth:`step`.
         """
         if self.stream.epoch.seen:
             return self._record_epoch(len(self.history) if step is None else step)
@@ -216,15 +217,14 @@ class Tracker:
 
     def _record_epoch(self, number: int) -> Record:
         done = self.last_epoch = self._latest = self.stream.finish()
-        record = Record(
-            number, done.train_nll, done.loo_nll, self._validation_loss(), streamed=True
-        )
-        self._epoch_record = self._add(record, done.score)
+        losses = (done.train_nll, done.loo_nll, self._validation_loss())
+        record = Record(number, *losses, streamed=True)
+        self._epoch_record = self._add(record, done.score, done.loss)
         return self._epoch_record
 
-    def _add(self, record: Record, scores: Tensor) -> Record:
+    def _add(self, record: Record, scores: Tensor, losses: Tensor) -> Record:
         if self.followed is not None:
-            record = self.followed.estimated(record)
+            record = self.followed.estimated(record, losses)
         self.history.add(record, scores)
         for listener in self.listeners:
             listener(record, scores)

@@ -20,6 +20,7 @@ from engram.posteriors.gaussian import Posterior
 from engram.precision import wide
 from engram.sensitivity.estimators import displaced
 
+Indices = Tensor | Sequence[int] | None
 TOLERANCE, ROUNDING = 1e-2, 1e-6  # relative, and of one entry of a residual
 
 
@@ -33,7 +34,7 @@ class Visit:
     complete: bool
 
 
-def check_indices(indices: Tensor | Sequence[int] | None, num_data: int) -> Tensor:
+def check_indices(indices: Indices, num_data: int) -> Tensor:
     """Indices as a tensor on the CPU; DataError where they name no examples of the data."""
     if indices is None:
         raise DataError(
@@ -95,7 +96,7 @@ def visit(
     if not torch.isfinite(loss).all() or not torch.isfinite(watch.output_gradient).all():
         return Visit(loss, nothing, nothing, complete=True)
     residual = likelihood.residual(outputs, prepared).detach()
-    _check_loss(watch.output_gradient, residual, factor, likelihood)
+    check_loss(watch.output_gradient, residual, factor, likelihood)
     if posterior is None:
         return Visit(loss, nothing, nothing, complete=False)
     deviation = watch.deviation(residual, posterior, factor)
@@ -103,7 +104,7 @@ def visit(
     return Visit(loss, loo_loss, change.abs().sum(1), complete=True)
 
 
-def _check_loss(gradient: Tensor, residual: Tensor, factor: float, likelihood: Likelihood) -> None:
+def check_loss(gradient: Tensor, residual: Tensor, factor: float, likelihood: Likelihood) -> None:
     """The gradient that arrived must be the factor times the likelihood's residual."""
     gradient, residual = wide(gradient), wide(residual)
     length = float(residual.norm())
