@@ -83,5 +83,10 @@ def _downdated_block(block: Block, posterior: Posterior) -> Block:
         return block
     smallest = min(posterior.prior_of(name) for name in block.names)
     return DowndatedBlock(
-        block.layout, block.precision, block.rows, block.columns, block.row_share, smallest
+        block.layout,
+        block.precision,
+        block.rows,
+        block.columns,
+        block.row_share,
+        smallest=smallest,
     )
