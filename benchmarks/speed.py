@@ -29,7 +29,7 @@ TRAIN_EXAMPLES = 16_384  # before anything is timed
 FIT_EXAMPLES = 4096  # of the posteriors
 PRIOR_PRECISION = 60.0  # with all examples
 LEVERAGE_EXAMPLES = 256  # sizes below this would not carry the whole fixed cost
-EXAMPLES = {"mlp": FULL_SIZE, "lenet5": FULL_SIZE, "transformer": 4096, "resnet20": 1024}
+EXAMPLES = {"mlp": FULL_SIZE, "lenet5": FULL_SIZE, "transformer": 4096, "resnet20": 2048}
 FEW = {"jacobian": 16, "functional": 64}  # examples for the ways too slow for an epoch
 
 # structure and tolerance: Kronecker factors as they are by default, and with nothing merged
@@ -144,7 +144,7 @@ def measure(net: str, data: Images, count: int, chosen: argparse.Namespace) -> d
     small = max(LEVERAGE_EXAMPLES, count // 4 // BATCH_SIZE * BATCH_SIZE)
     if count <= small:
         raise SystemExit(f"expected more than {small} examples, got {count}")
-    before = data.first(min(TRAIN_EXAMPLES, 4 * count))
+    before = data.first(TRAIN_EXAMPLES)
     model = trained(net, 10, before, chosen.seed)
     tasks = passes(model, data, count)
     for name, (curvature, tolerance) in FITS.items():

@@ -33,9 +33,7 @@ class NoDouble(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if (
-            func.overloadpacket is torch.ops.aten.randn
-        ):  # drawn on the processor
+        if func.overloadpacket is torch.ops.aten.randn:  # drawn on the processor
             return result
         if any(isinstance(x, Tensor) and x.dtype == torch.float64 for x in tree_leaves(result)):
             file = _calling_file()
