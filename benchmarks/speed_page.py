@@ -91,7 +91,7 @@ sizes (the number of examples shown and about a quarter of it).
 
 `engram.sensitivities` as a user calls it, diagnostics included. The fixed cost (planning, leverages
 of 256 examples) is in epochs of {FULL_SIZE:,} examples. Posteriors are fitted after training on
-up to 16,384 examples, with eigenvalues to the prior's as with {FULL_SIZE:,} examples and a prior
+16,384 examples, with eigenvalues to the prior's as with {FULL_SIZE:,} examples and a prior
 precision of 60: how many eigenvalues of the Kronecker factors can be merged, and so what a pass
 costs, depends on it ([what that changes](tolerance.md)). The last column is with `tolerance=0`.
 
