@@ -136,7 +136,7 @@ class Followed:
         self._check_told()
         if not math.isfinite(record.train):
             return record
-        own = losses[self.indices].double().cpu()
+        own = losses[self.indices].cpu().double()
         seen = own.isfinite()
         if not seen.any():
             return replace(record, estimate=math.nan)

@@ -107,7 +107,7 @@ class Twin:
                 named = isinstance(inputs, dict)
                 outputs = self._called(() if named else inputs, inputs if named else {})
                 targets = likelihood.prepare(outputs, batch.targets.to(outputs.device))
-                found.append(likelihood.loss(outputs, targets).double().cpu())
+                found.append(likelihood.loss(outputs, targets).cpu().double())
         return torch.cat(found)
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
