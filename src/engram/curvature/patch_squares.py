@@ -45,7 +45,7 @@ def patch_squares(call: Call) -> tuple[Tensor, Tensor, int]:
     num_patches = 0
     for part in image.split(_chunk(image, kernel)):
         rows = _unfolded_rows(part, call)
-        found, total = _row_products(rows, kernel[0]), rows.sum(2)
+        found, total = _row_products(rows, kernel[0]), rows[: image.shape[2]].sum(2)
         products = found if products is None else products + found
         sums = total if sums is None else sums + total
         num_patches += height * rows.shape[2]
@@ -63,21 +63,23 @@ def _chunk(image: Tensor, kernel: tuple[int, int]) -> int:
 
 
 def _unfolded_rows(image: Tensor, call: Call) -> Tensor:
-    """U, [rows, C * kernel width, B * positions in a row]."""
+    """U, [rows, C * kernel width, B * positions in a row]; what lies below the image is zero."""
     width, stride, dilation = (call.settings[k][1] for k in ("kernel", "stride", "dilation"))
     view = image.unfold(3, dilation * (width - 1) + 1, stride)[..., ::dilation]
-    return view.permute(2, 1, 4, 0, 3).reshape(image.shape[2], image.shape[1] * width, -1)
+    view = view.permute(2, 1, 4, 0, 3)
+    height, below = view.shape[0], call.settings["kernel"][0] - 1
+    rows = image.new_empty(height + below, *view.shape[1:])
+    rows[:height] = view
+    rows[height:] = 0
+    return rows.flatten(1, 2).flatten(2)
 
 
 def _row_products(rows: Tensor, kernel_height: int) -> Tensor:
-    """U_y times U_y to U_(y + k - 1), [rows, W, k * W]; what lies below the image is zero."""
-    count, width, inner = rows.shape
-    below = rows.new_zeros(kernel_height - 1, width, inner)
-    tall = torch.cat([rows, below])
-    windows = tall.as_strided(
-        (count, kernel_height * width, inner), (width * inner, inner, 1), tall.storage_offset()
-    )
-    return torch.bmm(rows, windows.mT)
+    """U_y times U_y to U_(y + k - 1), [rows of the image, W, k * W]."""
+    below, width, inner = rows.shape
+    count = below - kernel_height + 1
+    windows = rows.as_strided((count, kernel_height * width, inner), (width * inner, inner, 1))
+    return torch.bmm(rows[:count], windows.mT)
 
 
 def _assembled(products: Tensor, kernel_height: int, height: int, channels: int) -> Tensor:

@@ -9,7 +9,7 @@ Since :math:`g_l = (\partial f / \partial z_l)' e` is linear in e, that sum is t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -24,7 +24,7 @@ from engram.engine.recorder import Recorder, Site
 from engram.engine.steps import add_total, deviations
 from engram.engine.totals import GradientSum
 from engram.engine.units import replaced
-from engram.parameters import Layout, Named
+from engram.parameters import Layout, Named, trainable
 from engram.posteriors.gaussian import Posterior
 
 
@@ -167,9 +167,15 @@ def _kernels() -> Iterator[None]:
         yield
 
 
-def trace(model: nn.Module, plan: Plan, inputs: Inputs, num_examples: int) -> Trace:
-    """Run the model once and record its sites."""
-    recorder = Recorder(model, plan, num_examples)
+def trace(
+    model: nn.Module,
+    plan: Plan,
+    inputs: Inputs,
+    num_examples: int,
+    parameters: Mapping[str, nn.Parameter] | None = None,
+) -> Trace:
+    """Run the model once and record its sites; its parameters, where they are at hand."""
+    recorder = Recorder(parameters or trainable(model), plan, num_examples)
     with (
         torch.enable_grad(),
         _kernels(),

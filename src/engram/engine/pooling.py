@@ -21,7 +21,7 @@ class _Average(torch.autograd.Function):
         ctx.window, ctx.divisor = window, divisor
         height, width = window
         rows = _added([input[..., first::height, :] for first in range(height)])
-        return _added([rows[..., first::width] for first in range(width)]) / divisor
+        return _added([rows[..., first::width] for first in range(width)]).div_(divisor)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -85,7 +85,10 @@ def _pair(value: int | Sequence[int] | None) -> tuple[int, int]:
 
 
 def _added(slices: Sequence[Tensor]) -> Tensor:
-    total = slices[0]
-    for part in slices[1:]:
-        total = total + part
+    """A new tensor; a copy where there is nothing to add."""
+    if len(slices) == 1:
+        return slices[0].clone()
+    total = slices[0] + slices[1]
+    for part in slices[2:]:
+        total += part
     return total

@@ -96,10 +96,11 @@ class Engine:
     model: nn.Module
     plan: Plan
     coverage: Coverage
+    parameters: dict[str, nn.Parameter]
 
     def trace(self, batch: Batch) -> Trace:
         """Forward pass over a batch, recorded."""
-        return trace(self.model, self.plan, batch.inputs, len(batch))
+        return trace(self.model, self.plan, batch.inputs, len(batch), self.parameters)
 
 
 def prepare(model: nn.Module, batches: Batches) -> Engine:
@@ -143,7 +144,7 @@ def _prepare(model: nn.Module, batches: Batches) -> Engine:
             plan = replace(plan, own_kernels=False)
             wrong, used = _disagreements(model, plan, probe)
         if not wrong:
-            return Engine(model, plan, _coverage(model, plan, used))
+            return Engine(model, plan, _coverage(model, plan, used), parameters)
         if set(plan.units) == {""}:
             raise EngineError(
                 "per-example gradients that agree with autograd",

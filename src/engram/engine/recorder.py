@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ from engram.engine.pooling import average_pool
 from engram.engine.registry import RULES, bind
 from engram.engine.rules import Bound, Call, Copies, Function, Rule
 from engram.errors import EngineError
-from engram.parameters import trainable
 
 COPIES = Copies()
 
@@ -76,11 +75,13 @@ class Derived:
 class Recorder(Interceptor):
     """Follows the plan, touch by touch."""
 
-    def __init__(self, model: nn.Module, plan: Plan, num_examples: int) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], plan: Plan, num_examples: int
+    ) -> None:
         super().__init__()
         self.plan = plan
         self.num_examples = num_examples
-        self.parameters = trainable(model)
+        self.parameters = parameters
         self.name_of = {id(p): name for name, p in self.parameters.items()}
         self.derived: dict[int, Derived] = {}
         self.copies: dict[str, Tensor] = {}

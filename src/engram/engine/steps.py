@@ -6,7 +6,6 @@ The question here is how each site's output moves, :math:`J S^{-1} J' e`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -223,7 +222,7 @@ def is_rank_one(site: Site, blocks: Sequence[Block]) -> bool:
         return False
     if not isinstance(rule, (Linear, Convolution)) or rule.groups(site.call) != 1:
         return False
-    if Counter(n for b in blocks for n in b.names) != Counter(site.names):
+    if sorted(n for b in blocks for n in b.names) != sorted(site.names):
         return False
     return num_positions(site) == 1
 

@@ -20,6 +20,7 @@ from engram.engine.session import Session
 from engram.parameters import Layout, Named, trainable
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.traces import prior_vector
+from engram.precision import wide
 from engram.sensitivity.effects import outputs_at
 
 
@@ -31,12 +32,12 @@ class Agreement:
         parameters = {name: trainable(opened.model)[name] for name in layout.names}
         self.start = layout.flatten({n: p.detach() for n, p in parameters.items()})
         self.prior = prior_vector(posterior, layout).to(self.start.device)
-        self.gradient = torch.zeros_like(self.start, dtype=torch.float64)
+        self.gradient = wide(torch.zeros_like(self.start))
         losses = []
         for observed in opened.passes("objective"):
             pulled = opened.pull_back(observed.batch, observed.residual, parameters)
-            self.gradient += layout.flatten(pulled).double()
-            losses.append(observed.loss.double())
+            self.gradient += wide(layout.flatten(pulled))
+            losses.append(wide(observed.loss))
         self.losses = torch.cat(losses)
 
     def of_steps(self, chosen: Tensor, steps: Tensor, promised: Tensor) -> Tensor:
@@ -51,8 +52,8 @@ class Agreement:
         for i, step, half in zip(chosen.tolist(), steps, promised, strict=True):
             change = self._losses_at(self.layout.unflatten(self.start + step)) - self.losses
             change[i] = 0.0
-            wide = step.double()
-            found = change.sum() + 0.5 * (self.prior * wide**2).sum() - self.gradient @ wide
+            widened = wide(step)
+            found = change.sum() + 0.5 * (self.prior * widened**2).sum() - self.gradient @ widened
             ratios.append(found / -half if half > 0 else torch.ones_like(found))
         return torch.stack(ratios)
 
@@ -63,5 +64,5 @@ class Agreement:
             on_device = batch.to(device_of(model))
             outputs = outputs_at(model, parameters, on_device)
             targets = likelihood.prepare(outputs, on_device.targets)
-            losses.append(likelihood.loss(outputs, targets).double())
+            losses.append(wide(likelihood.loss(outputs, targets)))
         return torch.cat(losses)

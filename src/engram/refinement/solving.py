@@ -22,6 +22,7 @@ from engram.engine.session import Observed, Session, available_bytes
 from engram.parameters import Layout
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.traces import covered_layout, prior_vector
+from engram.precision import wide
 from engram.refinement.agreement import Agreement
 
 LARGEST_ITERATION = 300
@@ -115,7 +116,7 @@ def _solve_as(
         deviations.append(own.tangents(solution.vectors).cpu())
         found.append(solution)
         right = own.gradients(own.observed.residual)
-        promised = 0.5 * (right.double() * solution.vectors.double()).sum(1)
+        promised = 0.5 * (wide(right) * wide(solution.vectors)).sum(1)
         kept = objective.of_steps(block, solution.vectors, promised)
         refused.append((solution.indefinite | ~(kept >= SMALLEST_AGREEMENT)).cpu())
         own.observed.trace.release()

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from engram.precision import wide
 from engram.retraining.quasi_newton import Objective, Progress
 from engram.retraining.shared_inverse import LEFT_WAITING, SharedInverse
 
@@ -52,9 +53,9 @@ class _OwnChanges:
             return gradient.new_zeros(len(rows), self.width), gradient
         moves = torch.stack([pair[0][rows] for pair in self.pairs], dim=1)
         changes = torch.stack([pair[1][rows] for pair in self.pairs], dim=1)
-        gram = (changes @ changes.mT).double()
-        gram.diagonal(dim1=1, dim2=2).add_((UNTRUSTED * goals.double()[:, None]).square())
-        weights = torch.linalg.solve(gram, (changes @ gradient[:, :, None]).double())
+        gram = wide(changes @ changes.mT)
+        gram.diagonal(dim1=1, dim2=2).add_((UNTRUSTED * wide(goals)[:, None]).square())
+        weights = torch.linalg.solve(gram, wide(changes @ gradient[:, :, None]))
         weights = weights.mT.to(gradient.dtype)
         return (weights @ moves)[:, 0], gradient - (weights @ changes)[:, 0]
 
@@ -92,7 +93,7 @@ def follow(
         trial = state.flat[rows] + step
         value, gradient = objective.stack.value_and_gradient(trial, weights[rows])
         state.evaluations[rows.cpu()] += 1
-        norm, before = gradient.double().norm(dim=1), state.norm[rows]
+        norm, before = wide(gradient).norm(dim=1), state.norm[rows]
         good = (norm <= LARGEST_SHARE * before) & (value <= (start_value + rounding)[rows])
         own.add(rows, step, gradient - state.gradient[rows])
         kept = rows[good]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engram.precision import wide
 from engram.retraining.secants import Base, OwnPairs
 from engram.retraining.stack import Stack
 
@@ -63,7 +64,7 @@ class Progress:
     @property
     def norm(self) -> Tensor:
         """Gradient norm of each copy, [C]."""
-        return self.gradient.double().norm(dim=1)
+        return wide(self.gradient).norm(dim=1)
 
     def settle(self, targets: Tensor) -> int:
         """Let copies rest that have reached their gradient norms; how many these are."""
@@ -150,7 +151,7 @@ def _search(
     A step is good where the value falls enough, or, where the fall is below rounding, where the
     slope along the step has shrunk and the value has not risen beyond rounding.
     """
-    slope = (state.gradient[rows] * direction).double().sum(1)
+    slope = wide(state.gradient[rows] * direction).sum(1)
     length = torch.ones_like(slope)
     waiting = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
     steps, changes = torch.zeros_like(direction), torch.zeros_like(direction)
@@ -165,7 +166,7 @@ def _search(
         value, gradient = objective.stack.value_and_gradient(trial, weights[copies])
         state.evaluations[copies.cpu()] += 1
         fall, first = value - state.value[copies], length[left] * slope[left]
-        final = (gradient * step).double().sum(1)
+        final = wide(gradient * step).sum(1)
         slack = rounding * state.value[copies].abs()
         good = (fall <= SUFFICIENT * first) | (
             (fall <= slack) & (final <= (2 * SUFFICIENT - 1) * first) & (final.abs() <= -first)
@@ -187,4 +188,4 @@ def _search(
 def left_out_norms(stack: Stack, flat: Tensor, members: Sequence[Tensor]) -> Tensor:
     """Norm of the gradient of each copy's left-out examples: what a refit has to undo, [C]."""
     expanded = flat.expand(len(members), -1)
-    return stack.left_out(expanded, members)[1].double().norm(dim=1)
+    return wide(stack.left_out(expanded, members)[1]).norm(dim=1)

@@ -21,6 +21,7 @@ from engram.posteriors.blocks import DenseBlock
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import laplace
+from engram.precision import wide
 from engram.retraining.chord import follow
 from engram.retraining.descent import Plan, adam_update, descend, momentum_update
 from engram.retraining.hessian_at import HessianAt
@@ -82,7 +83,7 @@ def _fixed_time(objective: Objective, flat: Tensor, epochs: int) -> Trained:
     copies = len(flat)
     return Trained(
         flat,
-        gradient.double().norm(dim=1),
+        wide(gradient).norm(dim=1),
         torch.full((copies,), torch.inf, dtype=torch.float64),
         torch.full((copies,), epochs),
     )
@@ -279,7 +280,7 @@ def wanted_norms(objective: Objective, start: Tensor, tolerance: float) -> Tenso
         spread = torch.linspace(0, stack.num_data - 1, min(TYPICAL_EXAMPLES, stack.num_data)).long()
         typical = left_out_norms(stack, start[:1], [i[None] for i in spread.unique()])
         norms[none] = float(typical.median())
-    regulariser = stack.prior_precision * start.double().norm(dim=1).cpu()
+    regulariser = stack.prior_precision * wide(start).norm(dim=1).cpu()
     rounding = ROUNDINGS * torch.finfo(start.dtype).eps * regulariser
     return torch.maximum(tolerance * norms, rounding)
 

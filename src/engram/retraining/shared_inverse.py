@@ -15,6 +15,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from engram.precision import eigh, wide, widest
+
 Apply = Callable[[Tensor], Tensor]
 WIDTH = 16  # directions a round
 SMALLEST_PART = 0.5  # of the residuals, in units of what is wanted, that is worth a direction
@@ -39,7 +41,7 @@ class SharedInverse:
         self.directions = like.new_empty(capacity, like.shape[1])
         self.images = torch.empty_like(self.directions)
         # row j combines directions into the one whose image is images[j]
-        self.combine = like.new_zeros(capacity, capacity, dtype=torch.float64)
+        self.combine = like.new_zeros(capacity, capacity, dtype=widest(like.device))
 
     @property
     def full(self) -> bool:
@@ -64,12 +66,12 @@ class SharedInverse:
             images = self.images[self.count - new : self.count]
             parts.append(residual @ images.mT)
             residual -= parts[-1] @ images
-        weights = torch.cat(parts, dim=1).double() @ self.combine[: self.count, : self.count]
+        weights = wide(torch.cat(parts, dim=1)) @ self.combine[: self.count, : self.count]
         return weights.to(right.dtype) @ self.directions[: self.count], residual
 
     def _grow(self, residual: Tensor) -> int:
         """Directions where these residuals are largest together; how many are new."""
-        values, vectors = torch.linalg.eigh((residual @ residual.mT).double())
+        values, vectors = eigh(residual @ residual.mT)
         room = min(WIDTH, len(self.directions) - self.count)
         rounding = len(values) * torch.finfo(residual.dtype).eps * float(values[-1])
         found = int((values > max(SMALLEST_PART**2, rounding)).sum())
@@ -99,7 +101,7 @@ class SharedInverse:
         short = turn.to(images.dtype)
         self.directions[old:new] = short @ directions[good]
         self.images[old:new] = short @ images[good]
-        self.combine[old:new, :old] = -(turn @ inside[good].double()) @ combine
+        self.combine[old:new, :old] = -(turn @ wide(inside[good])) @ combine
         self.combine[range(old, new), range(old, new)] = 1.0
         self.count = new
         return new - old
@@ -107,8 +109,8 @@ class SharedInverse:
 
 def _orthonormalising(rows: Tensor) -> Tensor:
     """T with T rows orthonormal, [K, A]; what rows have in common counts once."""
-    inverse = 1.0 / rows.norm(dim=1).double()
+    inverse = 1.0 / wide(rows.norm(dim=1))
     unit = rows * inverse[:, None].to(rows.dtype)
-    values, vectors = torch.linalg.eigh((unit @ unit.mT).double())
+    values, vectors = eigh(unit @ unit.mT)
     kept = values > NOTHING_NEW * values[-1]
     return (vectors[:, kept] * values[kept].rsqrt()).mT * inverse

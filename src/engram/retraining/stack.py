@@ -19,6 +19,7 @@ from engram.batches import Batch, as_outputs
 from engram.engine.session import available_bytes
 from engram.likelihoods import Likelihood
 from engram.parameters import Layout, Named
+from engram.precision import wide, widest
 from engram.retraining.folding import Folded
 
 CACHE_BYTES = 64 * 2**20  # activations of one part of the data, over all copies
@@ -73,14 +74,14 @@ class Stack:
         """The copies' objectives [C] and their gradients [C, P]; weights are [C, N]."""
         value, gradient = self.loss_and_gradient(flat, weights, self.slices(len(flat)))
         gradient += self.prior_precision * flat
-        value += 0.5 * self.prior_precision * (flat.double() ** 2).sum(1)
+        value += 0.5 * self.prior_precision * (wide(flat) ** 2).sum(1)
         return value, gradient
 
     def loss_and_gradient(
         self, flat: Tensor, weights: Tensor, slices: Sequence[slice | Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Weighted sums of the losses of some examples [C], and their gradients [C, P]."""
-        value = torch.zeros(len(flat), dtype=torch.float64, device=flat.device)
+        value = torch.zeros(len(flat), dtype=widest(flat.device), device=flat.device)
         gradient = torch.zeros_like(flat)
         for part in slices:
             leaf = flat.detach().requires_grad_()
@@ -88,13 +89,13 @@ class Stack:
                 losses = self._losses(self.outputs(leaf, self.batch.select(part)), part)
                 total = (losses * weights[:, part]).sum(1)
             gradient += torch.autograd.grad(total.sum(), leaf)[0]
-            value += total.detach().double()
+            value += wide(total.detach())
         return value, gradient
 
     def left_out(self, flat: Tensor, members: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Sums of the losses of each copy's own left-out examples [C], and gradients [C, P]."""
         longest = max(len(chosen) for chosen in members)
-        value = torch.zeros(len(flat), dtype=torch.float64, device=flat.device)
+        value = torch.zeros(len(flat), dtype=widest(flat.device), device=flat.device)
         gradient = torch.zeros_like(flat)
         if longest == 0:
             return value, gradient
@@ -115,7 +116,7 @@ class Stack:
                 losses = self.likelihood.loss(outputs.flatten(0, 1), targets)
                 weighted = losses * share[:, start : start + step].flatten().to(losses.device)
             gradient += torch.autograd.grad(weighted.sum(), leaf)[0]
-            value += weighted.detach().double().unflatten(0, rows.shape).sum(1)
+            value += wide(weighted.detach()).unflatten(0, rows.shape).sum(1)
         return value, gradient
 
     def predict(self, flat: Tensor) -> Tensor:
