@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 import engram
 from engram import precision
 
+SOURCE = Path(engram.__file__).parent
 # what these files handle has left the device, or is a factorisation on the processor
 ON_THE_PROCESSOR = {
     "batches.py",
@@ -44,9 +46,9 @@ class NoDouble(TorchDispatchMode):
 def _calling_file() -> str:
     frame: Any = sys._getframe()
     while frame is not None:
-        path = frame.f_code.co_filename.replace("\\", "/")
-        if "/engram/" in path and "/tests/" not in path:
-            return path.rsplit("/", 1)[-1]
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(SOURCE):
+            return path.name
         frame = frame.f_back
     return "none of ours"
 
