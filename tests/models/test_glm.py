@@ -67,7 +67,7 @@ CASES = {
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
-def close(left, right, tolerance=1e-8):
+def assert_close(left, right, tolerance=1e-8):
     np.testing.assert_allclose(np.asarray(left), np.asarray(right), rtol=tolerance, atol=tolerance)
 
 
@@ -86,28 +86,28 @@ def test_derivatives_are_those_of_the_loss(case):
     loss = response.kernel(eta, targets)
     first = torch.autograd.grad(loss.sum(), eta, create_graph=True)[0]
     second = torch.autograd.grad(first.sum(), eta)[0]
-    close(response.residual(eta, targets).detach(), first.detach())
-    close(response.curvature(eta, targets).detach(), second)
+    assert_close(response.residual(eta, targets).detach(), first.detach())
+    assert_close(response.curvature(eta, targets).detach(), second)
     slope = response.link.slope(eta)
     expected = slope.square() / response.variance(response.link.mean(eta))
-    close(response.expected_curvature(eta).detach(), expected.detach())
+    assert_close(response.expected_curvature(eta).detach(), expected.detach())
 
 
 @pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
 def test_links(link):
     mean = torch.linspace(0.05, 0.95, 19, dtype=torch.float64)
     eta = link.predictor(mean).clone().requires_grad_()
-    close(link.mean(eta).detach(), mean)
+    assert_close(link.mean(eta).detach(), mean)
     slope = torch.autograd.grad(link.mean(eta).sum(), eta, create_graph=True)[0]
-    close(link.slope(eta).detach(), slope.detach())
+    assert_close(link.slope(eta).detach(), slope.detach())
     bend = torch.zeros_like(mean)
     if slope.requires_grad:
         bend = torch.autograd.grad(slope.sum(), eta)[0] / slope
-    close(link.bend(eta).detach(), bend.detach())
-    close(link.rise(eta).detach(), (slope / mean).detach())
-    close(link.fall(eta).detach(), (slope / (1 - mean)).detach())
-    close(link.log_mean(eta).detach(), mean.log())
-    close(link.log_complement(eta).detach(), torch.log1p(-mean))
+    assert_close(link.bend(eta).detach(), bend.detach())
+    assert_close(link.rise(eta).detach(), (slope / mean).detach())
+    assert_close(link.fall(eta).detach(), (slope / (1 - mean)).detach())
+    assert_close(link.log_mean(eta).detach(), mean.log())
+    assert_close(link.log_complement(eta).detach(), torch.log1p(-mean))
 
 
 @pytest.mark.parametrize("link", ["logit", "probit"])
@@ -123,26 +123,28 @@ def test_losses_stay_finite_far_out(link):
 def test_fit(case):
     peer = theirs(case)
     fit = fit_glm(X, case[1], case[0], hessian="observed")
-    close(fit.coefficients[0], peer.params, 1e-6)
+    assert_close(fit.coefficients[0], peer.params, 1e-6)
     assert sensitivities_of(fit).diagnostics.relative_gradient < 1e-9
     if case[0].has_dispersion:
-        close(fit.dispersion, peer.scale, 1e-6)
+        assert_close(fit.dispersion, peer.scale, 1e-6)
     if case[0].name in ("bernoulli", "poisson", "negative_binomial", "gamma"):
         total = float(fit.likelihood.loss(fit.outputs, fit.targets).sum())
-        close(total, -case[2].loglike(case[1], peer.fittedvalues, scale=fit.dispersion), 1e-7)
+        assert_close(
+            total, -case[2].loglike(case[1], peer.fittedvalues, scale=fit.dispersion), 1e-7
+        )
 
 
 @every_case
 def test_influence_with_the_expected_hessian(case):
     influence = theirs(case).get_influence(observed=False)
     ours = glm_measures(fit_glm(X, case[1], case[0], hessian="expected"))
-    close(ours.leverage, influence.hat_matrix_diag, 1e-6)
-    close(ours.studentised, influence.resid_studentized, 1e-6)
-    close(ours.cooks_distance, influence.cooks_distance[0], 1e-6)
+    assert_close(ours.leverage, influence.hat_matrix_diag, 1e-6)
+    assert_close(ours.studentised, influence.resid_studentized, 1e-6)
+    assert_close(ours.cooks_distance, influence.cooks_distance[0], 1e-6)
     # statsmodels takes Pearson residuals, whose sign is wrong for a link that falls
     sign = -1 if case[0].link.name == "inverse" else 1
-    close(sign * ours.dfbeta, influence.d_params, 1e-6)
-    close(sign * ours.predictor_change, influence.d_linpred, 1e-6)
+    assert_close(sign * ours.dfbeta, influence.d_params, 1e-6)
+    assert_close(sign * ours.predictor_change, influence.d_linpred, 1e-6)
 
 
 @every_case
@@ -155,9 +157,9 @@ def test_influence_with_the_observed_hessian(case):
     factor = model.hessian_factor(peer.params, observed=True)
     leverage = factor * np.einsum("np,pq,nq->n", model.exog, np.linalg.inv(hessian), model.exog)
     ours = glm_measures(fit_glm(X, case[1], case[0]))
-    close(ours.leverage, leverage, 1e-5)
+    assert_close(ours.leverage, leverage, 1e-5)
     steps = np.linalg.solve(hessian, scores.T).T / (1 - leverage)[:, None]
-    close(ours.dfbeta, steps, 1e-5)
+    assert_close(ours.dfbeta, steps, 1e-5)
 
 
 def test_probit_against_the_likelihood_influence_of_statsmodels():
@@ -165,7 +167,7 @@ def test_probit_against_the_likelihood_influence_of_statsmodels():
     ours = glm_measures(fit_glm(X, BINARY, "bernoulli", link="probit"))
     influence = MLEInfluence(peer)
     raw = influence.d_params * (1 - influence.hat_matrix_diag)[:, None]
-    close(ours.dfbeta * (1 - ours.leverage)[:, None], raw, 1e-7)
+    assert_close(ours.dfbeta * (1 - ours.leverage)[:, None], raw, 1e-7)
 
 
 @pytest.mark.parametrize("name", ["logit", "poisson", "gamma log"])
@@ -173,15 +175,15 @@ def test_offset_and_weights(name):
     case = CASES[name]
     peer = theirs(case, offset=OFFSET, var_weights=WEIGHTS)
     fit = fit_glm(X, case[1], case[0], offset=OFFSET, weights=WEIGHTS)
-    close(fit.coefficients[0], peer.params, 1e-6)
+    assert_close(fit.coefficients[0], peer.params, 1e-6)
     ours, influence = glm_measures(fit), peer.get_influence(observed=True)
-    close(ours.leverage, influence.hat_matrix_diag, 1e-6)
+    assert_close(ours.leverage, influence.hat_matrix_diag, 1e-6)
 
 
 def test_dfbetas_use_the_fits_standard_errors():
     fit = fit_glm(X, COUNTS, "poisson")
     influence = theirs(CASES["poisson"]).get_influence()
-    close(glm_measures(fit).dfbetas, influence.dfbetas, 1e-7)
+    assert_close(glm_measures(fit).dfbetas, influence.dfbetas, 1e-7)
 
 
 def test_sas_values_for_finneys_data():
@@ -213,8 +215,8 @@ def test_r_values_for_grouped_trials():
            0.6281303543027403]  # fmt: skip
     cooks = [0.25220202795934726, 0.26107981497746285, 1.28985614424132389, 0.08449722285516942,
              0.36362110845918005]  # fmt: skip
-    close(ours.leverage, hat, 5e-6)
-    close(ours.cooks_distance, cooks, 1e-5)
+    assert_close(ours.leverage, hat, 5e-6)
+    assert_close(ours.cooks_distance, cooks, 1e-5)
 
 
 def test_r_values_for_least_squares():
@@ -235,7 +237,7 @@ def test_r_values_for_least_squares():
         ],
         1,
     )
-    close(found, table.to_numpy(), 1e-8)
+    assert_close(found, table.to_numpy(), 1e-8)
 
 
 @pytest.mark.parametrize("link", ["inverse", "inverse_squared"])
