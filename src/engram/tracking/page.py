@@ -31,7 +31,8 @@ def top_examples(history: History, details: pd.DataFrame | None, count: int) -> 
         finite = [i for i, record in enumerate(history) if record.finite]
         scores = history.scores[finite[-1]].numpy()
         details = pd.DataFrame({"score": scores}).rename_axis("example")
-    return details.sort_values("score", ascending=False, kind="stable").head(count)
+    shown = details.drop(columns="status", errors="ignore")  # a number for code; all have a score
+    return shown.sort_values("score", ascending=False, kind="stable").head(count)
 
 
 def training_page(
