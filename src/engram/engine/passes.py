@@ -21,7 +21,7 @@ from engram.batches import Inputs, call
 from engram.engine.plan import Plan
 from engram.engine.products import inner_products
 from engram.engine.recorder import Recorder, Site
-from engram.engine.steps import add_total, deviations
+from engram.engine.steps import Moves, add_total
 from engram.engine.totals import GradientSum
 from engram.engine.units import replaced
 from engram.parameters import Layout, Named, trainable
@@ -83,8 +83,9 @@ class Trace:
             ]
             for site in self.sites:
                 site.check_fresh()
-            moves = deviations(self.sites, arranged, posterior, total or GradientSum())
-        return self._push(leaf, found, moves)
+            moves = Moves(self.sites, arranged, posterior, total or GradientSum())
+            taken = [moves.take(number) for number in range(len(self.sites))]
+        return self._push(leaf, found, taken)
 
     def add_gradient(self, seed: Tensor, posterior: Posterior, total: GradientSum) -> None:
         """Add the sum over examples of J' seed to ``total``, where the posterior covers it."""

@@ -124,15 +124,20 @@ class ShapeLog(Interceptor):
 
 def tensors(tree: Any) -> list[Tensor]:
     """Tensors in nested arguments, in order; plain containers are walked here, which is quicker."""
+    found: list[Tensor] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Any, found: list[Tensor]) -> None:
     if isinstance(tree, Tensor):
-        return [tree]
-    if isinstance(tree, PLAIN):
-        return []
-    if isinstance(tree, (list, tuple)):
-        return [found for item in tree for found in tensors(item)]
-    if isinstance(tree, dict):
-        return [found for item in tree.values() for found in tensors(item)]
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+        found.append(tree)
+    elif isinstance(tree, (list, tuple, dict)):
+        for item in tree.values() if isinstance(tree, dict) else tree:
+            if not isinstance(item, PLAIN):
+                _collect(item, found)
+    elif not isinstance(tree, PLAIN):
+        found += [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def scaling(two: torch.Size, three: torch.Size) -> Scaling | None:

@@ -78,11 +78,8 @@ def _shifted(input: Tensor, settings: dict[str, tuple[int, int]], width: int) ->
     shifts = settings["kernel"][1]
     if above or beside:
         input = functional.pad(input, (beside, beside, above, above))
-    count, channels, height = input.shape[:3]
-    fields = input.new_empty(count, channels, shifts, height, width)
-    for shift in range(shifts):
-        fields[:, :, shift] = input[..., shift : shift + width]
-    return fields.reshape(count, channels * shifts, height * width)
+    fields = input.unfold(3, width, 1).transpose(2, 3)  # [B, C, kw, padded height, width]
+    return fields.reshape(len(input), input.shape[1] * shifts, -1)
 
 
 def _add_products(

@@ -65,13 +65,10 @@ def _blocks_of(site: Site, posterior: Posterior) -> list[Block]:
     return found
 
 
-def deviations(
-    sites: Sequence[Site],
-    gradients: Sequence[Tensor | None],
-    posterior: Posterior,
-    total: Totals,
-) -> list[Tensor | None]:
-    """How each site's output moves when every example takes its step S^-1 grad; None for no move.
+class Moves:
+    """How each site's output moves when every example takes its step S^-1 grad.
+
+    A move is computed when it is asked for: pushed on at once, it is still in the cache.
 
     Args:
         sites: as recorded.
@@ -79,20 +76,38 @@ def deviations(
         posterior: gives S.
         total: the sum of all gradients is added to it, by name.
     """
-    moves: list[Tensor | None] = [None] * len(sites)
-    for group in group_sites(sites, posterior):
-        members = [(sites[p], gradients[p]) for p in group.positions]
+
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        gradients: Sequence[Tensor | None],
+        posterior: Posterior,
+        total: Totals,
+    ) -> None:
+        self.sites, self.gradients, self.total = sites, gradients, total
+        groups = group_sites(sites, posterior)
+        self._group_of = {position: group for group in groups for position in group.positions}
+        self._waiting: dict[int, Tensor | None] = {}
+
+    def take(self, position: int) -> Tensor | None:
+        """The move of one site, once; None for no move."""
+        group = self._group_of.get(position)
+        if group is None:
+            return None
+        if position not in self._waiting:
+            self._waiting |= zip(group.positions, self._of_group(group), strict=True)
+        return self._waiting.pop(position)
+
+    def _of_group(self, group: SiteGroup) -> list[Tensor | None]:
+        members = [(self.sites[p], self.gradients[p]) for p in group.positions]
         alive = [(site, g) for site, g in members if g is not None]
         if not alive:
-            continue
+            return [None] * len(members)
         if len(members) == 1:
-            single = _single_move(alive[0][0], alive[0][1], group.blocks, total)
+            single = _single_move(alive[0][0], alive[0][1], group.blocks, self.total)
             if single is not None:
-                moves[group.positions[0]] = single
-                continue
-        for position, move in zip(group.positions, _long_moves(members, group, total), strict=True):
-            moves[position] = move
-    return moves
+                return [single]
+        return _long_moves(members, group, self.total)
 
 
 def _add(total: Named, name: str, value: Tensor) -> None:

@@ -9,7 +9,7 @@ needs only the result, and with a dual number through the operation otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -30,9 +30,8 @@ from engram.engine.randomness import RandomState
 from engram.engine.recorder import Site
 from engram.engine.registry import RULES, bind
 from engram.engine.rules import Call, Function
-from engram.engine.steps import deviations
+from engram.engine.steps import Moves
 from engram.engine.totals import NoSum
-from engram.parameters import trainable
 from engram.posteriors.gaussian import Posterior
 
 aten = torch.ops.aten
@@ -70,15 +69,16 @@ class Entry:
 
 
 class Tape(TorchFunctionMode):
-    """Notes down the operations of a model while :attr:`recording` is set.
+    """Notes down the operations on some parameters while :attr:`recording` is set.
 
     ``obstacle`` says why the tape cannot be used, where it cannot; the user's pass goes on.
     """
 
-    def __init__(self, model: nn.Module, plan: Plan, num_examples: int) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], plan: Plan, num_examples: int
+    ) -> None:
         super().__init__()
-        self.plan, self.num_examples = plan, num_examples
-        self.parameters = trainable(model)
+        self.parameters, self.plan, self.num_examples = parameters, plan, num_examples
         self.name_of = {id(p): name for name, p in self.parameters.items()}
         self.recording = False
         self.obstacle: str | None = None
@@ -180,10 +180,10 @@ class Tape(TorchFunctionMode):
                 None if g is None else site.arrange(g)
                 for site, g in zip(self.sites, self.gradients, strict=True)
             ]
-            moves = deviations(self.sites, arranged, posterior, NoSum())
+            moves = Moves(self.sites, arranged, posterior, NoSum())
             return self._push(outputs, moves) / scale
 
-    def _push(self, outputs: Tensor, moves: list[Tensor | None]) -> Tensor:
+    def _push(self, outputs: Tensor, moves: Moves) -> Tensor:
         last = max((i for i, e in enumerate(self.entries) if _makes(e, outputs)), default=-1)
         entries = self.entries[: last + 1]
         uses = {id(t): i for i, e in enumerate(entries) for t in e.leaves}
@@ -202,11 +202,9 @@ class Tape(TorchFunctionMode):
                     carried[id(result)] = tangent
         return carried.get(id(outputs), torch.zeros_like(outputs))
 
-    def _with_move(
-        self, number: int, tangent: Tensor | None, moves: list[Tensor | None]
-    ) -> Tensor | None:
+    def _with_move(self, number: int, tangent: Tensor | None, moves: Moves) -> Tensor | None:
         """What comes from before the site, and the site's own move."""
-        move, moves[number] = moves[number], None
+        move = moves.take(number)
         if move is None:
             return tangent
         own = self.sites[number].restore(move)

@@ -45,7 +45,7 @@ class Watch:
     def __init__(self, engine: Engine, mixing: Sequence[_BatchNorm], num_examples: int) -> None:
         self.engine, self.mixing, self.num_examples = engine, mixing, num_examples
         self.witness = Witness(engine.model, num_examples)
-        self.tape = Tape(engine.model, engine.plan, num_examples)
+        self.tape = Tape(engine.parameters, engine.plan, num_examples)
         self._buffers: Buffers | None = None
 
     @contextmanager

@@ -48,6 +48,7 @@ class Witness:
         self.args: tuple[Any, ...] = ()
         self.kwargs: dict[str, Any] = {}
         self._handle: RemovableHandle | None = None
+        self._parameters = list(model.parameters())  # walking the model takes longer than looking
         self._weights: list[tuple[int, int]] = []
 
     @contextmanager
@@ -70,8 +71,8 @@ class Witness:
                 "a second one",
                 f"put every call into a step of its own, or {UPDATE}",
             )
-        self.random = RandomState.now({p.device for p in model.parameters()})
-        self._weights = _marks(model)
+        self.random = RandomState.now({p.device for p in self._parameters})
+        self._weights = self._marks()
         self.args, self.kwargs = args, kwargs
 
     def _end(self, model: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
@@ -104,7 +105,7 @@ class Witness:
                 f"outputs for {len(self.outputs)}",
                 "give the indices of exactly the examples in the batch",
             )
-        if _marks(self.model) != self._weights:
+        if self._marks() != self._weights:
             raise EngineError(
                 "the same weights from the model's call to the end of the step",
                 "weights that were changed inside `with tracker.step(...)`",
@@ -131,7 +132,6 @@ class Witness:
         assert self.gradient is not None
         return as_outputs(self.gradient)
 
-
-def _marks(model: nn.Module) -> list[tuple[int, int]]:
-    """What changes with the weights, cheap to look at: where they lie, and their version."""
-    return [(p.data_ptr(), p._version) for p in model.parameters()]
+    def _marks(self) -> list[tuple[int, int]]:
+        """What changes with the weights, cheap to look at: where they lie, and their version."""
+        return [(p.data_ptr(), p._version) for p in self._parameters]

@@ -72,7 +72,6 @@ class Stream:
         self.steps = 0
         self.way = "none yet"
         self._engine: Engine | None = None
-        self._names: tuple[str, ...] = ()
         self._mixing: list[nn.modules.batchnorm._BatchNorm] = []
 
     @contextmanager
@@ -119,12 +118,13 @@ class Stream:
 
     def _prepared(self) -> Engine:
         """The plan of the passes, made again when other parameters are trained."""
-        names = tuple(trainable(self.model))
-        if self._engine is None or names != self._names:
+        found = trainable(self.model)
+        known = {} if self._engine is None else self._engine.parameters
+        if self._engine is None or _identities(found) != _identities(known):
             with undisturbed(self.model):
                 keep_freed_memory()
                 self._engine = prepare(self.model, self.batches)
-            self._names, self._mixing = names, mixing_layers(self.model)
+            self._mixing = mixing_layers(self.model)
         return self._engine
 
     def finish(self) -> Epoch:
@@ -140,3 +140,7 @@ class Stream:
         """Go on in the middle of an epoch."""
         self.epoch = Epoch.of_state(state["epoch"], self.batches.num_data)
         self.steps = state["steps"]
+
+
+def _identities(parameters: Mapping[str, nn.Parameter]) -> list[tuple[str, int]]:
+    return [(name, id(parameter)) for name, parameter in parameters.items()]
