@@ -2,8 +2,8 @@ r"""The sum of all examples' gradients, exact where it is cheap and sketched whe
 
 For a large matrix at one position the exact sum :math:`\sum_i r_i c_i'` costs as much as the weight
 gradients of a training step. Its norm, which is all that the diagnosis needs, is estimated from
-:math:`P' (\sum_i r_i c_i') Q` with random P, Q of a few columns: unbiased for the squared norm,
-zero when the sum is zero, and within some 30 % otherwise.
+:math:`P' \sum_i r_i c_i'` with a random P of a few columns: unbiased for the squared norm, zero when
+the sum is zero, and within some 30 % otherwise.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class GradientSum(Totals):
     def __init__(self, seed: int = 0) -> None:
         self.exact: Named = {}
         self.sketched: Named = {}
-        self._probes: dict[str, tuple[Tensor, Tensor]] = {}
+        self._probes: Named = {}
         self._generator = torch.Generator().manual_seed(seed)
 
     def add(self, name: str, value: Tensor) -> None:
@@ -54,17 +54,13 @@ class GradientSum(Totals):
         if outputs * inputs <= 4 * SKETCH * (outputs + inputs):
             self.add(name, (rows.mT @ columns).reshape(shape))
             return
-        left, right = self._probe(name, rows, columns)
-        value = (rows @ left).mT @ (columns @ right)
+        value = (rows @ self._probe(name, rows)).mT @ columns
         self.sketched[name] = self.sketched[name] + value if name in self.sketched else value
 
-    def _probe(self, name: str, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    def _probe(self, name: str, rows: Tensor) -> Tensor:
         if name not in self._probes:
-            sides = [
-                torch.randn(size, SKETCH, generator=self._generator).to(rows) / math.sqrt(SKETCH)
-                for size in (rows.shape[1], columns.shape[1])
-            ]
-            self._probes[name] = (sides[0], sides[1])
+            drawn = torch.randn(rows.shape[1], SKETCH, generator=self._generator)
+            self._probes[name] = drawn.to(rows) / math.sqrt(SKETCH)
         return self._probes[name]
 
     def square_norms(
@@ -101,9 +97,8 @@ class GradientSum(Totals):
         for name, parameter in parameters.items():
             delta = prior_of(name)
             if name in self.sketched:
-                left, right = self._probes[name]
-                value = self.sketched[name]
-                regulariser = delta * left.mT @ parameter.reshape(left.shape[0], -1) @ right
+                probe, value = self._probes[name], self.sketched[name]
+                regulariser = delta * probe.mT @ parameter.reshape(len(probe), -1)
             else:
                 value = self.exact.get(name, torch.zeros_like(parameter))
                 regulariser = delta * parameter
