@@ -39,7 +39,7 @@ class _Transpose(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(weight)
         ctx.options = options
-        like = gradient.new_empty(1).expand(shape)  # only its shape is read
+        like = gradient.new_empty(shape)  # only its shape is read; a view would be copied
         stride, padding, dilation, groups = options
         parts = torch.ops.aten.convolution_backward(
             gradient, like, weight, None, stride, padding, dilation, False,

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from engram.engine.convolve import convolve
 from engram.engine.extremes import own_extreme
 from engram.engine.layers import Convolution
+from engram.engine.mean_square import own_moment
 from engram.engine.plan import Interceptor, Plan, Scaling, Touch, tensors
 from engram.engine.pooling import average_pool
 from engram.engine.registry import RULES, bind
@@ -184,8 +185,10 @@ class Recorder(Interceptor):
         self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Function:
         """The function, or one of the same values whose backward pass is quicker."""
-        own = own_extreme(function, args, kwargs) if self.plan.own_kernels else None
-        return function if own is None else own
+        if not self.plan.own_kernels:
+            return function
+        own = own_extreme(function, args, kwargs) or own_moment(function, args, kwargs)
+        return own or function
 
     def _check_examples(self, found: int) -> None:
         if found != self.num_examples:
