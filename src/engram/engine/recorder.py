@@ -12,6 +12,7 @@ from torch.func import vmap
 from torch.nn import functional
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from engram.engine import elementwise
 from engram.engine.convolve import convolve
 from engram.engine.extremes import own_extreme
 from engram.engine.layers import Convolution
@@ -259,6 +260,10 @@ class Recorder(Interceptor):
         self, touch: Touch, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         quicker = self._quicker(function, args, kwargs)
+        if function in elementwise.FUNCTIONS and not kwargs and touch.output == elementwise.FIRST:
+            pair = elementwise.beside_data(args, touch.inputs, self._per_example)
+            if pair is not None:
+                return quicker(*pair)
         return self._mapped(quicker, args, kwargs, touch.inputs, touch.output)
 
     def _derive(
