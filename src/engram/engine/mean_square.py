@@ -8,7 +8,7 @@ backward several times through one forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -47,7 +47,7 @@ def square(input: Tensor, exponent: float = 2) -> Tensor:
     return result
 
 
-def mean(input: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
+def mean(input: Tensor, dim: int | list[int] | tuple[int, ...], keepdim: bool = False) -> Tensor:
     """What ``input.mean(dim, keepdim)`` gives: the quotient is taken after the sum."""
     total = input.sum(dim, keepdim=keepdim)
     return total / prod(input.shape[d] for d in ([dim] if isinstance(dim, int) else dim))

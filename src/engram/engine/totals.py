@@ -2,8 +2,8 @@ r"""The sum of all examples' gradients, exact where it is cheap and sketched whe
 
 For a large matrix at one position the exact sum :math:`\sum_i r_i c_i'` costs as much as the weight
 gradients of a training step. Its norm, which is all that the diagnosis needs, is estimated from
-:math:`P' \sum_i r_i c_i'` with a random P of a few columns: unbiased for the squared norm, zero when
-the sum is zero, and within some 30 % otherwise.
+:math:`P' \sum_i r_i c_i'` with a random P of a few columns: unbiased for the squared norm, zero
+when the sum is zero, and within some 30 % otherwise.
 """
 
 from __future__ import annotations
