@@ -46,7 +46,7 @@ class Categorical(Likelihood):
                 f"{int(targets[where])} at position {where} of the batch",
                 "renumber the classes, or give the model as many outputs as there are classes",
             )
-        return self.form(outputs, targets)
+        return targets.long()
 
     def form(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if targets.is_floating_point():
@@ -72,10 +72,15 @@ class Categorical(Likelihood):
         return targets
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return -(self.form(outputs, targets) * outputs.log_softmax(1)).sum(1)
+        if targets.is_floating_point():
+            return -(targets * outputs.log_softmax(1)).sum(1)
+        return -outputs.log_softmax(1).gather(1, targets.reshape(-1, 1))[:, 0]
 
     def residual(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return outputs.softmax(1) - self.form(outputs, targets)
+        probability = outputs.softmax(1)
+        if targets.is_floating_point():
+            return probability - targets
+        return probability.scatter_add(1, targets.reshape(-1, 1), _minus_ones(probability))
 
     def hessian_times(self, outputs: Tensor, targets: Tensor, vector: Tensor) -> Tensor:
         probability = outputs.softmax(1)
@@ -106,7 +111,7 @@ class Categorical(Likelihood):
         head = _leading_columns(probability[:, :, None], tail, count)
         rest = probability[:, count:] / tail[:, count, None]
         label = torch.multinomial(rest, 1, generator=generator)
-        drawn = rest.scatter_add(1, label, -torch.ones_like(rest[:, :1]))
+        drawn = rest.scatter_add(1, label, _minus_ones(rest))
         last = torch.cat([torch.zeros_like(probability[:, :count]), drawn], dim=1)
         factor = torch.cat([head, (last * tail[:, count, None].sqrt())[:, :, None]], dim=2)
         return torch.empty_like(factor).scatter_(1, order[:, :, None].expand_as(factor), factor)
@@ -116,7 +121,7 @@ class Categorical(Likelihood):
     ) -> Tensor:
         probability = outputs.softmax(1)
         label = torch.multinomial(probability, 1, generator=generator)
-        return probability.scatter_add(1, label, -torch.ones_like(probability[:, :1]))
+        return probability.scatter_add(1, label, _minus_ones(probability))
 
     def mean(self, outputs: Tensor) -> Tensor:
         return outputs.softmax(1)
@@ -124,6 +129,10 @@ class Categorical(Likelihood):
     def mean_derivative(self, outputs: Tensor) -> Tensor:
         probability = outputs.softmax(1)
         return probability * (1 - probability)
+
+
+def _minus_ones(rows: Tensor) -> Tensor:
+    return torch.full_like(rows[:, :1], -1.0)
 
 
 def _tail_sums(values: Tensor) -> Tensor:
