@@ -30,6 +30,7 @@ def loss_figure(history: History) -> Figure:
     _whole_steps(axes)
     best = history.best
     _draw_losses(axes, frame, None if best is None else best.step)
+    _name_lines(figure)
     return figure
 
 
@@ -38,6 +39,7 @@ def tuning_figure(frame: pd.DataFrame, best: float) -> Figure:
     figure, axes = _axes("Choice of the regulariser", "prior precision", "nats per example")
     axes.set_xscale("log")
     _draw_losses(axes, frame, best)
+    _name_lines(figure)
     return figure
 
 
@@ -49,7 +51,6 @@ def _draw_losses(axes: Axes, frame: pd.DataFrame, best: float | None) -> None:
     axes.plot(frame.index, frame["estimate"], "-o", ms=3, color=INK, label="estimate")
     if best is not None:
         axes.axvline(best, color=PALE, lw=0.8, ls=":")
-    axes.legend(frameon=False)
 
 
 def score_figure(history: History, groups: int) -> Figure:
@@ -74,7 +75,7 @@ def score_figure(history: History, groups: int) -> Figure:
             alpha=shade,
             label=f"step {history.records[update].step}",
         )
-    axes.legend(frameon=False)
+    _name_lines(figure)
     return figure
 
 
@@ -93,8 +94,13 @@ def leverage_figure(history: History) -> Figure:
     axes.fill_between(steps, lower, upper, color=PALE, alpha=0.5, lw=0, label="50 % of examples")
     axes.plot(steps, middle, "-o", ms=3, color=INK, label="median")
     axes.axhline(1, color=ACCENT, lw=0.8, ls=":")
-    axes.legend(frameon=False)
+    _name_lines(figure)
     return figure
+
+
+def _name_lines(figure: Figure) -> None:
+    """Below the axes, where no line can be."""
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
 
 
 def _whole_steps(axes: Axes) -> None:
