@@ -25,7 +25,7 @@ LARGEST_SHARE = 0.98  # of the gradient norm that a step may leave
 FAILURES = 4  # steps that do not pay before a copy is given back
 GOAL = 0.8  # of the wanted norm: what a step may leave of the gradient as it is foreseen
 LATER_GOAL = 0.5  # the same for the few copies for which two steps were not enough
-FORESEEN = 3  # times at most that a step is corrected for what its copy leaves out
+FORESEEN = 3  # solves for a step, the later ones with what its copy leaves out
 UNTRUSTED = 0.5  # of what a step may leave: own changes below this are taken for rounding
 
 

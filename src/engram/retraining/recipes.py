@@ -181,7 +181,8 @@ class Newton(Recipe):
     later step. What a copy leaves out is taken from that Hessian exactly, as the change of those
     examples' gradient. For many copies the posterior is sharpened with the Hessians of the linear
     layers. A copy for which such steps do not pay, and copies that leave out large groups, go on
-    with the posterior, their own pairs of steps and gradient changes, and step control.
+    with the posterior (sharpened or not), their own pairs of steps and gradient changes, and step
+    control.
 
     Args:
         posterior: of the trained model, for the refit with everything; fitted when not given, with
@@ -219,8 +220,8 @@ class Newton(Recipe):
             allowed = max(PRODUCTS_PER_COPY * len(start), FEWEST_PRODUCTS)
             capacity = min(allowed, start.shape[1])
             hessian = HessianAt(objective.stack, start[0], min(WIDTH, len(start)))
-            first = self._sharpened(objective.stack, start, solve)
-            shared = SharedInverse(first, hessian, start, capacity)
+            solve = self._sharpened(objective.stack, start, solve)
+            shared = SharedInverse(solve, hessian, start, capacity)
             follow(objective, state, wanted, shared, report)
         own = OwnPairs(start, self.history)
         minimise(objective, state, wanted, self.iterations, own, Base(solve), report)
