@@ -55,6 +55,7 @@ CALLS = {
     "kronecker": _fit(structure="kronecker"),
     "ekfac": _fit(structure="ekfac"),
     "full": _fit(structure="full"),
+    "low_rank": _fit(structure="low_rank"),
     "sampled": _fit(structure="diagonal", curvature="fisher"),
     "hessian": _fit(structure="last_layer", curvature="hessian", prior_precision=100.0),
     "linear": _estimate("linear"),

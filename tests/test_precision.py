@@ -91,7 +91,7 @@ def streamed() -> Tensor:
 
 RUNS = {
     name: fitted(name)
-    for name in ("isotropic", "diagonal", "kronecker", "ekfac", "full", "last_layer")
+    for name in ("isotropic", "diagonal", "kronecker", "ekfac", "low_rank", "full", "last_layer")
 }
 RUNS["streamed"] = streamed
 

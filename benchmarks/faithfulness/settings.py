@@ -1,6 +1,7 @@
 """Data sets and the nets that are trained on them, in float64: small ones, and larger ones.
 
-The larger ones have too many parameters for a full matrix: engram takes Kronecker factors there.
+The larger ones have too many parameters for a full matrix: engram takes the Hessian in some
+directions there.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from engram.engine.totals import Totals
 from engram.parameters import Named
 from engram.posteriors.blocks import Block, DenseBlock, EigenBlock
 from engram.posteriors.gaussian import Posterior
+from engram.posteriors.low_rank import LowRankBlock
 
 # Temporaries of this size stay in the processor's cache and are reused by the allocator; measured
 # 2 to 3 times faster on convolutions than one buffer for the whole batch.
@@ -129,7 +130,7 @@ def add_total(
 
 def chunks(sites: Sequence[Site], blocks: Sequence[Block], copies: int = 1) -> Iterator[slice]:
     """Slices of the batch whose temporaries fit the budget."""
-    dense = any(isinstance(block, DenseBlock) for block in blocks)
+    dense = any(isinstance(block, (DenseBlock, LowRankBlock)) for block in blocks)
     budget = DENSE_CHUNK_BYTES if dense else CHUNK_BYTES
     per_example = copies * sum(site.rule.bytes_per_example(site.call) for site in sites)
     size = max(1, budget // max(per_example, 1))

@@ -7,14 +7,19 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from engram.batches import Batches, Data, call
-from engram.engine.prepare import device_of
+from engram.engine.prepare import device_of, undisturbed
 from engram.engine.session import Session, available_bytes
 from engram.parameters import trainable
+from engram.posteriors.low_rank_fit import LEADING, MOST_OWN
 
 FULL_WORK = 2e10  # N P^2 up to which the full matrix is the default
 FULL_PARAMETERS = 6000  # beyond, factorising it takes more than seconds, however few the examples
 OPERATIONS_PER_PARAMETER = 3  # of a forward pass; a weight that is used once costs two
 SHARED_WORK = 5e9  # N P times the operations of a forward pass, where weights are used more often
+LOW_RANK_WORK = 7.3e10  # N times the operations of a forward pass times the explored directions
+LARGEST_BASIS = 3e10  # P times the square of their number, for making them orthogonal
+FEWEST_DIRECTIONS = 500  # fewer leave too much of the examples' own curvature out
+LOW_RANK_COPIES = 6  # of the basis that are held during a fit
 SMALLEST_SHARE = 0.01  # of the prior precision that the Hessian may come down to
 COPIES = 3  # of a dense matrix that are held during a fit
 
@@ -25,12 +30,29 @@ def dense_bytes(num_params: int) -> int:
 
 
 def default_structure(model: nn.Module, data: Data) -> str:
-    """``full`` where that takes seconds and fits, else ``kronecker``."""
+    """``full`` where that takes seconds and fits, else ``low_rank`` or ``kronecker``."""
     num_params = sum(p.numel() for p in trainable(model).values())
-    work = Batches(data, 1).num_data * num_params**2
-    quick = work <= FULL_WORK and num_params <= FULL_PARAMETERS
-    fits = dense_bytes(num_params) <= available_bytes(device_of(model))
-    return "full" if quick and fits else "kronecker"
+    batches = Batches(data, 1)
+    quick = batches.num_data * num_params**2 <= FULL_WORK and num_params <= FULL_PARAMETERS
+    if quick and dense_bytes(num_params) <= available_bytes(device_of(model)):
+        return "full"
+    return "low_rank" if affordable_directions(model, batches) else "kronecker"
+
+
+def affordable_directions(model: nn.Module, batches: Batches) -> int:
+    """In how many directions the Hessian can be explored, a pass over the data each; 0 if too few.
+
+    Where every weight is used once per example that takes some ten seconds, where they are used at
+    many positions up to a minute.
+    """
+    num_params = sum(p.numel() for p in trainable(model).values())
+    budget = 0.25 * available_bytes(device_of(model)) / (LOW_RANK_COPIES * 8 * num_params)
+    budget = min(budget, (LARGEST_BASIS / num_params) ** 0.5, LEADING + MOST_OWN)
+    if budget < FEWEST_DIRECTIONS:  # before the model is called at all
+        return 0
+    work = batches.num_data * max(1, _forward_operations(model, batches))
+    budget = min(budget, LOW_RANK_WORK / work)
+    return int(budget) if budget >= FEWEST_DIRECTIONS else 0
 
 
 def hessian_is_affordable(session: Session) -> bool:
@@ -40,17 +62,17 @@ def hessian_is_affordable(session: Session) -> bool:
     at every position: only small ones are affordable.
     """
     num_params = sum(p.numel() for p in trainable(session.model).values())
-    operations = _forward_operations(session)
+    operations = _forward_operations(session.model, session.batches)
     if operations <= OPERATIONS_PER_PARAMETER * num_params:
         return True
     return session.batches.num_data * num_params * operations <= SHARED_WORK
 
 
-def _forward_operations(session: Session) -> int:
+def _forward_operations(model: nn.Module, batches: Batches) -> int:
     """Multiplications and additions that the model takes for one example."""
-    one = session.batches.take(torch.zeros(1, dtype=torch.long)).to(device_of(session.model))
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        call(session.model, one.inputs)
+    one = batches.take(torch.zeros(1, dtype=torch.long)).to(device_of(model))
+    with undisturbed(model), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        call(model, one.inputs)
     return int(counter.get_total_flops())
 
 

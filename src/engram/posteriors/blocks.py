@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engram.errors import PosteriorError
 from engram.parameters import Layout, Named
+from engram.posteriors.low_rank import LowRankBlock
 from engram.posteriors.merging import Merged, merge
 from engram.posteriors.thinning import thin
 from engram.precision import in_double, wide
@@ -288,4 +289,4 @@ class DenseBlock:
         return 2 * float(self.cholesky.diagonal().log().sum())
 
 
-Block = EigenBlock | DenseBlock
+Block = EigenBlock | DenseBlock | LowRankBlock

@@ -15,6 +15,7 @@ from engram.likelihoods import Likelihood
 from engram.posteriors.blocks import Block, DenseBlock, EigenBlock
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
+from engram.posteriors.low_rank import LowRankBlock
 from engram.posteriors.traces import (
     Traces,
     check_match,
@@ -119,6 +120,8 @@ def scaled(posterior: Posterior, scale: float, record: dict[str, Any]) -> Poster
 def _scaled_block(block: Block, scale: float) -> Block:
     if isinstance(block, DenseBlock):
         return DenseBlock(block.layout, block.cholesky * scale**0.5)
+    if isinstance(block, LowRankBlock):
+        return block.scaled(scale)
     return EigenBlock(block.layout, block.precision * scale, block.rows, block.columns)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from engram.batches import Data
 from engram.curvature.hessian import hessian
@@ -14,22 +14,23 @@ from engram.curvature.kronecker import KroneckerFactors
 from engram.curvature.moments import OuterMoments, SquareMoments
 from engram.curvature.seeds import check_curvature, seeds
 from engram.engine.prepare import device_of
-from engram.engine.session import Observed, Session, available_bytes, session
+from engram.engine.session import Observed, available_bytes, session
 from engram.errors import ArgumentError, PosteriorError
 from engram.likelihoods import Likelihood
 from engram.parameters import Layout, Named, trainable
 from engram.posteriors.affordable import (
+    SMALLEST_SHARE,
+    affordable_directions,
     default_structure,
     dense_bytes,
     hessian_is_affordable,
     is_safely_definite,
 )
 from engram.posteriors.blocks import Block, DenseBlock, EigenBlock, diagonal_block
+from engram.posteriors.fit import Fit, Gradients
 from engram.posteriors.gaussian import Posterior, check_prior_precision
-from engram.posteriors.tolerance import chosen_tolerance, sampled_share, within
-from engram.precision import wide
-
-Gradients = Sequence[Tensor | None]
+from engram.posteriors.low_rank_fit import fit_low_rank
+from engram.posteriors.tolerance import chosen_tolerance, within
 
 
 def laplace(
@@ -49,26 +50,29 @@ def laplace(
 
     Without a structure and a curvature the most faithful way is taken that costs seconds: the full
     matrix up to N P^2 = 2e10 and P = 6000, of the exact Hessian where that is positive definite and
-    affordable (weights used once per example), else of the Gauss-Newton matrix; Kronecker factors
-    above. The posterior's ``structure`` and ``settings["curvature"]`` say what it was.
+    affordable (weights used once per example), else of the Gauss-Newton matrix; above, the exact
+    Hessian in up to 1206 directions, where it is positive definite and that takes some tens of
+    seconds; else Kronecker factors. The posterior's ``structure`` and ``settings["curvature"]``
+    say what it was.
 
     Args:
         model: trained; it is not changed.
         data: the training data.
         likelihood: a name or an object.
         structure: ``isotropic``, ``diagonal``, ``kronecker`` (K-FAC), ``ekfac`` (K-FAC with
-            eigenvalues corrected, two passes), ``full``, or ``last_layer`` (full over it).
+            eigenvalues corrected, two passes), ``low_rank`` (exact in the directions that matter,
+            found by products with the curvature), ``full``, or ``last_layer`` (full over it).
         prior_precision: delta of the regulariser delta/2 |theta|^2 on the sum of the losses.
         curvature: ``ggn`` exact, ``fisher`` with one sampled label per example, ``empirical``, or
-            ``hessian`` (exact Hessian; ``full`` and ``last_layer``; an error where it is not
-            positive definite). With a structure, ``ggn`` if not given.
+            ``hessian`` (exact Hessian; ``full``, ``last_layer`` and ``low_rank``; an error where
+            it is not positive definite). With a structure, ``ggn`` if not given.
         tolerance: how far an average example's sensitivity may change for speed. Eigenvalues of
             wide Kronecker factors are merged, wide diagonals at one position are taken as a short
             sum of products, and of the exact curvature the classes with the last 3 tolerance of
-            the outputs' variance are sampled (not in ``full``, ``last_layer``). If not given, 0.03
-            in single precision and 0, everything exact, in double.
+            the outputs' variance are sampled (not in ``full``, ``last_layer``, ``low_rank``). If
+            not given, 0.03 in single precision and 0, everything exact, in double.
         batch_size: most examples at a time; chosen from the free memory if not given.
-        seed: of the sampled labels.
+        seed: of the sampled labels, and of the random directions of ``low_rank``.
         progress: show a bar when it takes longer than a few seconds.
 
     Example:
@@ -84,21 +88,20 @@ def laplace(
     undecided = structure is None and curvature is None
     if structure is None:
         structure = "full" if curvature == "hessian" else default_structure(model, data)
+        if structure == "low_rank" and not undecided:  # it pays with the Hessian and its rule only
+            structure = "kronecker"
     fit_blocks = STRUCTURES.get(structure) if isinstance(structure, str) else None
     if fit_blocks is None:
         raise ArgumentError(
             f"structure to be one of {', '.join(STRUCTURES)}", repr(structure), 'use "kronecker"'
         )
-    if curvature == "hessian" and structure not in ("full", "last_layer"):
-        raise ArgumentError(
-            'structure "full" or "last_layer" with curvature="hessian"',
-            repr(structure),
-            'use curvature="ggn" for the other structures',
-        )
+    _check_combination(structure, curvature)
     with session(model, data, likelihood, batch_size, progress) as opened:
         fit = Fit(opened, prior_precision, curvature or "ggn", seed, tolerance)
         if undecided and structure == "full" and hessian_is_affordable(opened):
             fit_blocks = _full_hessian_first
+        elif undecided and structure == "low_rank":
+            fit_blocks = _low_rank_hessian_first
         blocks = within(fit_blocks(fit), prior_precision, tolerance)
         mean = {name: p.detach().clone() for name, p in trainable(model).items()}
         settings: dict[str, Any] = {
@@ -107,47 +110,26 @@ def laplace(
             "likelihood": repr(opened.likelihood),
             "tolerance": tolerance,
             "seed": seed,
+            **fit.record,
         }
         num_data = opened.batches.num_data
-    return Posterior(structure, mean, blocks, prior_precision, num_data, settings)
+    return Posterior(fit.structure or structure, mean, blocks, prior_precision, num_data, settings)
 
 
-class Fit:
-    """One fit under way: the session and its settings."""
-
-    def __init__(
-        self, session: Session, delta: float, curvature: str, seed: int, tolerance: float = 0.0
-    ) -> None:
-        self.session, self.delta, self.curvature, self.seed = session, delta, curvature, seed
-        self.sampled_share = sampled_share(tolerance)
-        self.parameters = trainable(session.model)
-        self.dtype = next(iter(self.parameters.values())).dtype
-
-    def passes(self, description: str, each: Callable[[Observed, Gradients, int], None]) -> None:
-        """Call ``each`` with the gradients of every output vector of every batch."""
-        generator = torch.Generator(device=device_of(self.session.model)).manual_seed(self.seed)
-        for observed in self.session.passes(description):
-            vectors = seeds(
-                observed, self.session.likelihood, self.curvature, generator, self.sampled_share
-            )
-            with torch.no_grad():
-                for r in range(vectors.shape[2]):
-                    each(observed, observed.trace.arranged(vectors[:, :, r].contiguous()), r)
-
-    def square_moments(self, names: set[str], blocks: Sequence[EigenBlock] = ()) -> SquareMoments:
-        """Squared gradients of these parameters over the data."""
-        moments = SquareMoments(blocks)
-        self.passes("curvature", lambda o, g, r: moments.update(o.trace, g, names))
-        return moments
-
-    def diagonal(self, moments: SquareMoments, names: Sequence[str]) -> tuple[EigenBlock, ...]:
-        """Diagonal blocks; a parameter that no output depends on keeps the prior's precision."""
-        blocks = []
-        for name in names:
-            zeros = wide(torch.zeros_like(self.parameters[name]))
-            precision = moments.by_name.get(name, zeros) + self.delta
-            blocks.append(diagonal_block(name, precision.to(self.dtype)))
-        return tuple(blocks)
+def _check_combination(structure: str, curvature: str | None) -> None:
+    """Some structures have the Hessian, and one has nothing but exact products."""
+    if curvature == "hessian" and structure not in ("full", "last_layer", "low_rank"):
+        raise ArgumentError(
+            'structure "full", "last_layer" or "low_rank" with curvature="hessian"',
+            repr(structure),
+            'use curvature="ggn" for the other structures',
+        )
+    if curvature in ("fisher", "empirical") and structure == "low_rank":
+        raise ArgumentError(
+            'curvature "ggn" or "hessian" with structure="low_rank"',
+            repr(curvature),
+            'use structure="kronecker" for sampled labels',
+        )
 
 
 def _diagonal(fit: Fit) -> tuple[Block, ...]:
@@ -262,6 +244,27 @@ def _full_hessian_first(fit: Fit) -> tuple[Block, ...]:
     return (DenseBlock.factorise(layout, matrix),)
 
 
+def _low_rank(fit: Fit) -> tuple[Block, ...]:
+    block, record = fit_low_rank(fit.session, fit.delta, fit.curvature, fit.seed)
+    fit.record = {"low_rank": record}
+    return (block,)
+
+
+def _low_rank_hessian_first(fit: Fit) -> tuple[Block, ...]:
+    """The exact Hessian where it is safely positive definite, else Kronecker factors."""
+    most = affordable_directions(fit.session.model, fit.session.batches)
+    try:
+        block, record = fit_low_rank(fit.session, fit.delta, "hessian", fit.seed, most)
+        definite = float(block.inside.min()) > SMALLEST_SHARE * fit.delta
+    except (RuntimeError, PosteriorError):  # no second derivative, or not positive definite
+        definite = False
+    if not definite:
+        fit.structure = "kronecker"
+        return _kronecker(fit)
+    fit.curvature, fit.record = "hessian", {"low_rank": record}
+    return (block,)
+
+
 def _last_layer(fit: Fit) -> tuple[Block, ...]:
     """The layer whose result is the model's output, or comes last before it."""
     first = next(fit.session.passes("curvature"))
@@ -279,6 +282,7 @@ STRUCTURES: dict[str, Callable[[Fit], tuple[Block, ...]]] = {
     "diagonal": _diagonal,
     "kronecker": _kronecker,
     "ekfac": _ekfac,
+    "low_rank": _low_rank,
     "full": _full,
     "last_layer": _last_layer,
 }

@@ -22,8 +22,9 @@ from engram.engine.session import session
 from engram.errors import ArgumentError, DataError
 from engram.likelihoods import Likelihood
 from engram.parameters import trainable
+from engram.posteriors.fit import Fit
 from engram.posteriors.gaussian import Posterior, check_prior_precision
-from engram.posteriors.laplace import Fit, kronecker_blocks, kronecker_sums
+from engram.posteriors.laplace import kronecker_blocks, kronecker_sums
 
 AVERAGED = ("diagonal", "kronecker")
 SQUARES, SUMS = ("rows", "columns"), ("column_sum", "counts")

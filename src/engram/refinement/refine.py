@@ -16,7 +16,9 @@ from engram.errors import ArgumentError, DataError
 from engram.likelihoods import Likelihood
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
+from engram.posteriors.low_rank import LowRankBlock
 from engram.refinement.solving import solve_left_out
+from engram.retraining.recipes import Newton
 from engram.retraining.retrain import Train, retrain
 from engram.selection import check_group
 from engram.sensitivity.estimators import displaced
@@ -139,11 +141,14 @@ def _retrain(request: Request) -> Obtained:
             "a posterior with a different one by parameter",
             "pass train=fit, the function that trained the model",
         )
+    train = request.train
+    if train == "newton" and _is_nearly_exact(posterior):
+        train = Newton(posterior=posterior)
     truth = retrain(
         request.opened.model,
         request.data,
         request.chosen,
-        train=request.train,
+        train=train,
         likelihood=request.opened.likelihood,
         prior_precision=posterior.prior_precision,
         refits=2,
@@ -156,6 +161,12 @@ def _retrain(request: Request) -> Obtained:
         "evaluations": int(truth.evaluations.sum()),
     }
     return Obtained(truth.deviation, ~truth.converged, record)
+
+
+def _is_nearly_exact(posterior: Posterior) -> bool:
+    """Whether steps with it need few products with the Hessian besides."""
+    exact = posterior.settings.get("curvature") == "hessian"
+    return exact and all(isinstance(block, LowRankBlock) for block in posterior.blocks)
 
 
 def _default_choice(result: Result) -> Tensor:

@@ -211,6 +211,8 @@ class Newton(Recipe):
         return replace(self, posterior=_fitted(model, data, likelihood, prior, progress))
 
     def rebind(self, model: nn.Module, data: Data, likelihood: Likelihood, prior: float) -> Newton:
+        if isinstance(self.posterior, Posterior) and self.posterior.structure == "low_rank":
+            return self  # dear to fit, and as good a preconditioner a small step away
         return replace(self, posterior=_fitted(model, data, likelihood, prior, False))
 
     def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:

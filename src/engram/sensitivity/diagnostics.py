@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from engram.engine.totals import GradientSum
 from engram.parameters import Named, square_norm, trainable
 from engram.parameters import count as count_entries
 from engram.posteriors.gaussian import Posterior
+from engram.posteriors.low_rank import LowRankBlock
 from engram.sensitivity.estimators import eigen
 
 LEVERAGE_SAMPLE = 256
@@ -131,8 +132,7 @@ def _leverage(
     outputs, targets = observed.outputs, observed.targets
     if outputs.shape[1] <= EXACT_RANK:
         vectors = likelihood.hessian_factor(outputs, targets)
-        products = observed.trace.inner_products(vectors, posterior)
-        eigenvalues = eigen(products)[0]
+        eigenvalues = _consistent_eigenvalues(observed, vectors, posterior)
         return eigenvalues.sum(1), eigenvalues.amax(1)
     generator = torch.Generator(device=outputs.device).manual_seed(seed)
     total = torch.zeros(len(outputs), dtype=outputs.dtype, device=outputs.device)
@@ -140,6 +140,23 @@ def _leverage(
         probe = likelihood.sampled_residual(outputs, targets, generator)[:, :, None]
         total += observed.trace.inner_products(probe, posterior)[:, 0, 0]
     return total / PROBES, torch.full_like(total, math.nan)
+
+
+def _consistent_eigenvalues(observed: Observed, vectors: Tensor, posterior: Posterior) -> Tensor:
+    r"""Eigenvalues of F' V F, [B, R], with the example's own curvature in the precision.
+
+    A low-rank precision does not hold it outside the kept directions: there :math:`L` becomes
+    :math:`L (I + L)^{-1}`, as if it did.
+    """
+    products = observed.trace.inner_products(vectors, posterior)
+    blocks = [block for block in posterior.blocks if isinstance(block, LowRankBlock)]
+    if not blocks:
+        return eigen(products)[0]
+    within = replace(posterior, blocks=tuple(block.only_kept() for block in blocks))
+    kept = observed.trace.inner_products(vectors, within)
+    values, turn = eigen(products - kept)
+    values = values.clamp(min=0)
+    return eigen(kept + (turn * (values / (1 + values))[:, None]) @ turn.mT)[0]
 
 
 def diagnose(

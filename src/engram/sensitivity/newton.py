@@ -5,7 +5,8 @@ r"""A fifth rule: the Newton step of the remaining data, for posteriors with the
 ``corrected`` takes only the Gauss-Newton part of the example's own Hessian :math:`H_i` out of S.
 Where S is the Hessian of the objective, all of it can be taken out: what is left is the Hessian of
 the remaining data, and the step is Newton's towards their minimum. The system is solved by
-conjugate gradients preconditioned with S, a few products with :math:`H_i` each.
+conjugate gradients preconditioned with S, a few products with :math:`H_i` each; where S is known in
+some directions only, as in :mod:`engram.sensitivity.kept_newton`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from engram.errors import ArgumentError
 from engram.parameters import Layout
 from engram.posteriors.blocks import DenseBlock
 from engram.posteriors.gaussian import Posterior
+from engram.posteriors.low_rank import LowRankBlock
 from engram.posteriors.traces import covered_layout
 from engram.sensitivity.estimators import Estimate, Setting, corrected, displaced
+from engram.sensitivity.kept_newton import KeptSystems, cautious_step
 
 NEWTON = "newton"
 TOLERANCE = 1e-2  # ten times smaller changed the fourth digit of correlations with the truth
@@ -33,7 +36,7 @@ LARGEST_GAIN = 2.0  # of a step over that of `corrected`; beyond, S - H_i is all
 
 def has_own_hessians(posterior: Posterior) -> bool:
     """Whether every example's own Hessian is in the precision, so that it can be taken out."""
-    dense = all(isinstance(block, DenseBlock) for block in posterior.blocks)
+    dense = all(isinstance(block, (DenseBlock, LowRankBlock)) for block in posterior.blocks)
     scaled = "calibration" in posterior.settings
     return dense and not scaled and posterior.settings.get("curvature") == "hessian"
 
@@ -58,10 +61,12 @@ class NewtonStep:
             )
         self.opened, self.posterior = opened, posterior
         self.layout: Layout = covered_layout(posterior)
+        block = posterior.blocks[0]
+        self.kept = block if isinstance(block, LowRankBlock) else None
 
     def __call__(self, observed: Observed, setting: Setting) -> Estimate:
         """d of every example of a batch."""
-        cautious = corrected(observed, setting)
+        cautious = (corrected if self.kept is None else cautious_step)(observed, setting)
         solution = self._solve(observed)
         steps = self.layout.unflatten(solution.vectors)
         deviation = observed.trace.own_tangents(steps)
@@ -81,15 +86,22 @@ class NewtonStep:
         """(S - H_i)^-1 grad loss_i of every example."""
         right = observed.trace.own_gradient_rows(observed.residual, self.layout)
 
-        def times(vectors: Tensor, rows: Tensor, whole: Tensor) -> Tensor:
-            own = own_hessians_times(
+        def own(vectors: Tensor, rows: Tensor) -> Tensor:
+            return own_hessians_times(
                 self.opened.model,
                 self.opened.likelihood,
                 observed.batch.select(rows.cpu()),
                 observed.targets[rows],
-                self.layout.unflatten(vectors),
-            )
-            return whole - own
+                self.layout.unflatten(vectors.to(right)),
+            ).to(vectors)
+
+        if self.kept is not None:
+            systems = KeptSystems(self.kept, own, TOLERANCE, LARGEST_ITERATION)
+            found = systems.solve(right.to(self.kept.basis))
+            return replace(found, vectors=found.vectors.to(right))
+
+        def times(vectors: Tensor, rows: Tensor, whole: Tensor) -> Tensor:
+            return whole - own(vectors, rows)
 
         def precondition(vectors: Tensor) -> Tensor:
             return self.layout.flatten(self.posterior.solve(self.layout.unflatten(vectors)))

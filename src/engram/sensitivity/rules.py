@@ -64,8 +64,8 @@ COVERAGE = Rule(
 RULES = (CONVERGENCE, PRIOR, CONSISTENCY, CAPACITY, GUARD, COVERAGE)
 RICHER = (CONSISTENCY, CAPACITY, GUARD)  # their remedies name a richer structure
 NO_RICHER = (
-    "The structure is the richest there is: regularise more, use fewer parameters, or obtain the "
-    'examples that matter by engram.refine with method="retrain".'
+    "The structure is the richest there is here: regularise more, use fewer parameters, or obtain "
+    'the examples that matter by engram.refine with method="retrain".'
 )
 LEVERAGE = Rule("leverage", 0.5, 1.0, "the example holds itself in place", "Train without it.")
 
@@ -94,7 +94,7 @@ def signals(result: Result) -> dict[str, float]:
 
 def rules_of(result: Result) -> tuple[Rule, ...]:
     """The rules, with remedies that the result's structure leaves open."""
-    if result.provenance.get("settings", {}).get("structure") != "full":
+    if result.provenance.get("settings", {}).get("structure") not in ("full", "low_rank"):
         return RULES
     return tuple(replace(r, remedy=NO_RICHER) if r in RICHER else r for r in RULES)
 

@@ -1,0 +1,60 @@
+"""One fit of a posterior under way: passes over the data with the gradients that it sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engram.curvature.moments import SquareMoments
+from engram.curvature.seeds import seeds
+from engram.engine.prepare import device_of
+from engram.engine.session import Observed, Session
+from engram.parameters import trainable
+from engram.posteriors.blocks import EigenBlock, diagonal_block
+from engram.posteriors.tolerance import sampled_share
+from engram.precision import wide
+
+Gradients = Sequence[Tensor | None]
+
+
+class Fit:
+    """One fit under way: the session and its settings."""
+
+    def __init__(
+        self, session: Session, delta: float, curvature: str, seed: int, tolerance: float = 0.0
+    ) -> None:
+        self.session, self.delta, self.curvature, self.seed = session, delta, curvature, seed
+        self.sampled_share = sampled_share(tolerance)
+        self.parameters = trainable(session.model)
+        self.dtype = next(iter(self.parameters.values())).dtype
+        self.structure: str | None = None  # what was taken in place of the one asked for
+        self.record: dict[str, Any] = {}
+
+    def passes(self, description: str, each: Callable[[Observed, Gradients, int], None]) -> None:
+        """Call ``each`` with the gradients of every output vector of every batch."""
+        generator = torch.Generator(device=device_of(self.session.model)).manual_seed(self.seed)
+        for observed in self.session.passes(description):
+            vectors = seeds(
+                observed, self.session.likelihood, self.curvature, generator, self.sampled_share
+            )
+            with torch.no_grad():
+                for r in range(vectors.shape[2]):
+                    each(observed, observed.trace.arranged(vectors[:, :, r].contiguous()), r)
+
+    def square_moments(self, names: set[str], blocks: Sequence[EigenBlock] = ()) -> SquareMoments:
+        """Squared gradients of these parameters over the data."""
+        moments = SquareMoments(blocks)
+        self.passes("curvature", lambda o, g, r: moments.update(o.trace, g, names))
+        return moments
+
+    def diagonal(self, moments: SquareMoments, names: Sequence[str]) -> tuple[EigenBlock, ...]:
+        """Diagonal blocks; a parameter that no output depends on keeps the prior's precision."""
+        blocks = []
+        for name in names:
+            zeros = wide(torch.zeros_like(self.parameters[name]))
+            precision = moments.by_name.get(name, zeros) + self.delta
+            blocks.append(diagonal_block(name, precision.to(self.dtype)))
+        return tuple(blocks)
