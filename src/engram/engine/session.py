@@ -50,6 +50,7 @@ class Session:
     likelihood: Likelihood
     progress: bool
     largest_part: int
+    fitting: int  # examples that a pass could hold at once, whatever the batch size
 
     @property
     def model(self) -> nn.Module:
@@ -175,4 +176,4 @@ def session(
         fitting = _fitting_examples(engine, batches)
         size = batch_size or min(LARGEST_BATCH, fitting, batches.num_data)
         part = min(fitting, batch_size or fitting)
-        yield Session(engine, Batches(data, size), chosen, progress, part)
+        yield Session(engine, Batches(data, size), chosen, progress, part, fitting)

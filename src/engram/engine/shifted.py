@@ -40,11 +40,11 @@ def move(site: Site, gradient: Tensor, blocks: Sequence[Block], total: Totals) -
     covariance = _covariances(site, blocks)
     rows, channels = call.shapes["weight"][:2]
     height, width = call.settings["kernel"]
-    # [O, C, kh, kw] -> for each row of the kernel [C * kw, O], as the shifted rows are laid out
+    # [O, C, kh, kw] -> for each row of the kernel [O, C * kw], as the shifted rows are laid out
     per_row = covariance[site.roles["weight"]].reshape(rows, channels, height, width)
-    scales = per_row.permute(2, 1, 3, 0).reshape(height, channels * width, rows).unbind(0)
+    scales = per_row.permute(2, 0, 1, 3).reshape(height, rows, channels * width).unbind(0)
     moved = gradient.new_empty(gradient.shape)
-    summed = [gradient.new_zeros(channels * width, rows) for _ in scales if total.wanted]
+    summed = [gradient.new_zeros(rows, channels * width) for _ in scales if total.wanted]
     per_example = channels * width * (call.input.shape[2] + height) * gradient.shape[3]
     size = max(1, CHUNK_BYTES // (per_example * gradient.element_size()))
     for start in range(0, call.num_examples, size):
@@ -52,7 +52,7 @@ def move(site: Site, gradient: Tensor, blocks: Sequence[Block], total: Totals) -
         fields = _shifted(call.input[part], call.settings, gradient.shape[3])
         _add_products(fields, gradient[part], scales, moved[part], summed)
     if total.wanted:
-        weight = torch.stack(summed).reshape(height, channels, width, rows).permute(3, 1, 0, 2)
+        weight = torch.stack(summed).reshape(height, rows, channels, width).permute(1, 2, 0, 3)
         total.add(site.roles["weight"], weight)
     if "bias" in site.roles:
         own = gradient.sum((2, 3))
@@ -90,11 +90,18 @@ def _add_products(
     rows, out = gradient.flatten(2), moved.flatten(2)
     for number, scale in enumerate(scales):
         columns = fields[:, :, number * width : (number + height) * width]
-        matrix = torch.bmm(columns, rows.mT)
+        matrix = _products(rows, columns)
         if summed:
             summed[number] += matrix.sum(0)
         matrix *= scale
         if number == 0:
-            torch.bmm(matrix.mT, columns, out=out)
+            torch.bmm(matrix, columns, out=out)
         else:
-            out.baddbmm_(matrix.mT, columns)
+            out.baddbmm_(matrix, columns)
+
+
+def _products(rows: Tensor, columns: Tensor) -> Tensor:
+    """rows columns' of every example, [B, O, I]: the longer side first, which is quicker."""
+    if rows.shape[1] > columns.shape[1]:
+        return torch.bmm(rows, columns.mT)
+    return torch.bmm(columns, rows.mT).mT

@@ -18,6 +18,7 @@ from engram.posteriors.gaussian import Posterior
 from engram.posteriors.low_rank import LowRankBlock
 from engram.sensitivity.estimators import eigen
 
+SHARE_OF_LEVERAGES = 32  # of the examples that a pass could hold
 LEVERAGE_SAMPLE = 256
 EXACT_RANK = 16  # up to here the trace is taken over the root of Lambda, beyond by probes
 PROBES = 16
@@ -115,7 +116,8 @@ def sampled_leverages(session: Session, posterior: Posterior, seed: int) -> Leve
 
 def _batch_size(session: Session) -> int:
     """Fewer examples at a time: each needs a gradient per output vector at every site."""
-    return max(1, session.batches.batch_size // 8)
+    size = session.batches.batch_size
+    return max(1, size // 8, min(size, session.fitting // SHARE_OF_LEVERAGES))
 
 
 def _spread(parts: list[Tensor], chosen: Tensor, count: int) -> Tensor:
