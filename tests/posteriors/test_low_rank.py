@@ -154,6 +154,19 @@ def test_a_cut_fit_is_near_the_exact_newton_steps(few_directions):
     assert float(ours.score.mean() / dense.score.mean()) == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.parametrize("curvature", ["ggn", "hessian"])
+def test_a_group_is_completed_by_exact_products(curvature, few_directions):
+    model, data = trained()
+    fits = [
+        engram.laplace(model, data, structure=structure, curvature=curvature, prior_precision=DELTA)
+        for structure in ("low_rank", "full")
+    ]
+    ours, dense = (engram.remove(model, data, fit, range(10), progress=False) for fit in fits)
+    assert ours.settings["estimator"] == "corrected"
+    for name, change in dense.delta.items():
+        torch.testing.assert_close(ours.delta[name], change, rtol=1e-3, atol=1e-5)
+
+
 def test_samples_of_a_cut_fit_have_its_covariance(few_directions):
     model, data = trained()
     fitted = engram.laplace(model, data, structure="low_rank", prior_precision=DELTA)

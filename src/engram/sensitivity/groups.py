@@ -28,7 +28,7 @@ from engram.posteriors.gaussian import Posterior
 from engram.selection import check_group
 from engram.sensitivity.effects import Effect, effect, paper_effect
 from engram.sensitivity.estimators import default_estimator
-from engram.sensitivity.remaining import LeftOut
+from engram.sensitivity.remaining import LeftOut, has_low_rank
 
 ESTIMATORS = ("linear", "corrected", "paper")
 PLACES = ("displaced", "linearised")
@@ -90,14 +90,14 @@ def remove(
         weights: share of each that is taken out; 1 is removal, -1 counts the example twice.
         estimator: ``corrected`` with the precision of the remaining data, ``linear`` with that of
             all data, ``paper`` for each example by itself without cross terms. If not given,
-            ``corrected`` where the precision is dense, else ``linear``: what is subtracted from an
-            approximate precision need not have been in it.
+            ``corrected`` where the precision is dense or low-rank, else ``linear``: what is
+            subtracted from an approximate precision need not have been in it.
         evaluate_on: another data set, for instance a test set, to see the effect on.
         at: ``displaced`` runs the model at the moved parameters, ``linearised`` a tangent pass.
     """
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
-    estimator = estimator or default_estimator(posterior)
+    estimator = estimator or _default_rule(posterior)
     _check_choices(estimator, at, evaluate_on)
     with session(model, data, likelihood, batch_size, progress) as opened:
         posterior.check_likelihood(opened.likelihood)
@@ -138,7 +138,7 @@ def remove_classes(
     """Estimate the effect of leaving out each class in turn; arguments as for :func:`remove`."""
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
-    estimator = estimator or default_estimator(posterior)
+    estimator = estimator or _default_rule(posterior)
     _check_choices(estimator, at, evaluate_on)
     with session(model, data, likelihood, batch_size, progress) as opened:
         posterior.check_likelihood(opened.likelihood)
@@ -149,6 +149,10 @@ def remove_classes(
             shares = torch.ones(len(chosen), dtype=torch.float64)
             removals[label] = _remove(opened, posterior, chosen, shares, estimator, evaluate_on, at)
         return removals
+
+
+def _default_rule(posterior: Posterior) -> str:
+    return "corrected" if has_low_rank(posterior) else default_estimator(posterior)
 
 
 def class_numbers(batches: Batches) -> Tensor:

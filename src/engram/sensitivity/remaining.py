@@ -9,9 +9,15 @@ from engram.curvature.exact import ExactCurvature
 from engram.engine.session import Observed, Session
 from engram.parameters import Named, inner, square_norm, trainable
 from engram.posteriors.gaussian import Posterior
+from engram.posteriors.low_rank import LowRankBlock
 from engram.posteriors.traces import covered_layout, prior_vector
 
 LARGEST_ITERATION = 200
+
+
+def has_low_rank(posterior: Posterior) -> bool:
+    """Whether the precision is exact in some directions only, and exact products complete it."""
+    return all(isinstance(block, LowRankBlock) for block in posterior.blocks)
 
 
 class LeftOut:
@@ -25,6 +31,7 @@ class LeftOut:
         self.parameters = {
             n: p for n, p in trainable(opened.model).items() if n in posterior.block_of
         }
+        self.low_rank = has_low_rank(posterior)
 
     def _shares(self, indices: Tensor, like: Tensor) -> Tensor:
         return torch.tensor([self.share_of[int(i)] for i in indices], dtype=torch.float64).to(like)[
@@ -57,13 +64,13 @@ class LeftOut:
         return total
 
     def whole_times(self, vector: Named) -> Named:
-        """S v; the exact Gauss-Newton matrix in place of the Hessian.
+        """S v; the exact Gauss-Newton matrix in place of the Hessian, and of a low-rank precision.
 
         Without a group the Hessian at the present weights need not be positive definite, and
         without its Gauss-Newton part alone even less so: classes of digits came out up to eight
         times too large. Every remaining example's Gauss-Newton matrix is positive.
         """
-        if self.posterior.settings.get("curvature") != "hessian":
+        if self.posterior.settings.get("curvature") != "hessian" and not self.low_rank:
             return self.posterior.multiply(vector)
         layout = covered_layout(self.posterior)
         flat = layout.flatten(vector)
@@ -82,7 +89,8 @@ class LeftOut:
         conditioned = self.posterior.solve(residual)
         direction = dict(conditioned)
         square = first = inner(residual, conditioned)
-        tolerance = 1e-28 if next(iter(right.values())).dtype == torch.float64 else 1e-9
+        double = next(iter(right.values())).dtype == torch.float64
+        tolerance = 1e-28 if double and not self.low_rank else 1e-9
         prior = 0.01 * min(self.posterior.prior_of(name) for name in right)
         for iteration in range(LARGEST_ITERATION):
             if square <= tolerance * first:
