@@ -13,6 +13,7 @@ from engram.parameters import Layout
 from engram.posteriors import affordable, low_rank_fit
 from engram.posteriors.low_rank import LowRankBlock
 from fitted import assert_close, posterior, precision, random_vectors, sensitivities
+from minima import to_minimum
 
 NAMES = ("mlp", "mlp_poisson", "one_output_vector", "conv2d_groups", "positions", "embedding")
 DELTA = 2.0
@@ -98,19 +99,7 @@ def trained():
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     x = torch.randn(60, 6).double()
     data = (x, (x[:, :3] + 0.7 * torch.randn(60, 3).double()).argmax(1))
-    optimizer = torch.optim.LBFGS(
-        model.parameters(), max_iter=500, tolerance_grad=1e-9, line_search_fn="strong_wolfe"
-    )
-
-    def closure():
-        optimizer.zero_grad()
-        squares = sum((p**2).sum() for p in model.parameters())
-        loss = nn.functional.cross_entropy(model(data[0]), data[1], reduction="sum")
-        loss = loss + 0.5 * DELTA * squares
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
+    to_minimum(model, data, DELTA)
     return model, data
 
 

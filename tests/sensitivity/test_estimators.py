@@ -16,7 +16,7 @@ LAST_LAYER = ["mlp", "positions", "conv2d_groups", "attention_fused"] + [
 PROBLEMS = PARAMETERS + [(name, "last_layer") for name in LAST_LAYER]
 
 
-def check(case, result, expected):
+def assert_agrees(case, result, expected):
     assert_close(result.outputs, case.dense.outputs)
     for field in FIELDS:
         assert_close(getattr(result, field), getattr(expected, field))
@@ -29,7 +29,7 @@ def test_against_the_dense_reference(name, structure, estimator):
     case = CASES[name]
     result = sensitivities(case, posterior(name, structure), estimator=estimator)
     expected = deviations(case.dense, precision(name, structure), estimator)
-    check(case, result, expected)
+    assert_agrees(case, result, expected)
     assert_close(result.leverage, expected.leverage)
     if estimator == "corrected":
         assert torch.equal(result.flagged, expected.flagged)
@@ -42,7 +42,9 @@ def test_empirical_curvature(name, structure, estimator):
     case = CASES[name]
     fitted = posterior(name, structure, "empirical")
     result = sensitivities(case, fitted, estimator=estimator)
-    check(case, result, deviations(case.dense, precision(name, structure, "empirical"), estimator))
+    assert_agrees(
+        case, result, deviations(case.dense, precision(name, structure, "empirical"), estimator)
+    )
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -50,7 +52,7 @@ def test_empirical_curvature(name, structure, estimator):
 def test_exact_hessian(structure, estimator):
     fitted = posterior("mlp", structure, "hessian", 20.0)
     expected = precision("mlp", structure, "hessian", 20.0)
-    check(
+    assert_agrees(
         MLP,
         sensitivities(MLP, fitted, estimator=estimator),
         deviations(MLP.dense, expected, estimator),
@@ -61,7 +63,7 @@ def test_exact_hessian(structure, estimator):
 def test_rounds_of_iterated(rounds):
     result = sensitivities(MLP, posterior("mlp", "kronecker"), estimator="iterated", rounds=rounds)
     expected = deviations(MLP.dense, precision("mlp", "kronecker"), "iterated", rounds)
-    check(MLP, result, expected)
+    assert_agrees(MLP, result, expected)
 
 
 def test_no_rounds_of_iterated_is_linear():

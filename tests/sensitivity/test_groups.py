@@ -52,7 +52,7 @@ def check_effect(effect, dense, rows, moved, at):
     assert float(effect.change) == pytest.approx(change, rel=1e-7, abs=1e-10)
 
 
-def check(case, removal, expected_precision, weights, estimator, at):
+def assert_agrees(case, removal, expected_precision, weights, estimator, at):
     moved = remove_group(case.dense, expected_precision, weights, estimator)
     parts = {name: torch.zeros_like(p) for name, p in case.dense.parameters.items()}
     parts.update(removal.delta)
@@ -77,7 +77,7 @@ def test_against_the_dense_reference(name, structure, estimator, at):
     fitted = posterior(name, structure, prior_precision=CALM_PRIOR)
     expected = precision(name, structure, prior_precision=CALM_PRIOR)
     removal = remove(case, fitted, estimator=estimator, at=at)
-    check(case, removal, expected, group_weights(), estimator, at)
+    assert_agrees(case, removal, expected, group_weights(), estimator, at)
     assert list(removal.indices) == INDICES
 
 
@@ -87,7 +87,7 @@ def test_other_structures(structure, estimator):
     fitted = posterior("mlp", structure, prior_precision=CALM_PRIOR)
     expected = precision("mlp", structure, prior_precision=CALM_PRIOR)
     removal = remove(MLP, fitted, estimator=estimator)
-    check(MLP, removal, expected, group_weights(), estimator, "displaced")
+    assert_agrees(MLP, removal, expected, group_weights(), estimator, "displaced")
 
 
 @pytest.mark.parametrize("estimator", ["linear", "corrected"])
@@ -97,7 +97,7 @@ def test_weights_perturb(values, structure, estimator):
     fitted = posterior("mlp", structure, prior_precision=CALM_PRIOR)
     expected = precision("mlp", structure, prior_precision=CALM_PRIOR)
     removal = remove(MLP, fitted, estimator=estimator, weights=torch.tensor(values))
-    check(MLP, removal, expected, group_weights(values), estimator, "displaced")
+    assert_agrees(MLP, removal, expected, group_weights(values), estimator, "displaced")
 
 
 def test_a_small_weight_gives_the_influence():
@@ -172,4 +172,4 @@ def test_batches_do_not_matter(batch_size):
     fitted = posterior("mlp", "full")
     removal = remove(MLP, fitted, batch_size=batch_size)
     expected = precision("mlp", "full")
-    check(MLP, removal, expected, group_weights(), "corrected", "displaced")
+    assert_agrees(MLP, removal, expected, group_weights(), "corrected", "displaced")

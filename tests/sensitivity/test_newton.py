@@ -8,6 +8,7 @@ from torch.func import functional_call, hessian, jacrev
 import engram
 from engram.likelihoods import Gaussian
 from engram.parameters import Layout
+from minima import to_minimum
 
 DELTA = 5.0
 
@@ -16,19 +17,7 @@ def trained(count=40):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
     data = (torch.randn(count, 3).double(), torch.randint(0, 3, (count,)))
-    optimizer = torch.optim.LBFGS(
-        model.parameters(), max_iter=1000, tolerance_grad=1e-10, line_search_fn="strong_wolfe"
-    )
-
-    def closure():
-        optimizer.zero_grad()
-        squares = sum((p**2).sum() for p in model.parameters())
-        loss = nn.functional.cross_entropy(model(data[0]), data[1], reduction="sum")
-        loss = loss + 0.5 * DELTA * squares
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
+    to_minimum(model, data, DELTA)
     return model, data
 
 

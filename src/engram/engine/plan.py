@@ -21,16 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from engram.batches import Inputs, call
 from engram.engine import attention, recurrent
+from engram.engine.nested import tensors
 from engram.engine.registry import bind
 from engram.engine.rules import Function
 from engram.engine.units import Unit, replaced
 from engram.parameters import trainable
 
-PLAIN = (int, float, str, type(None), torch.dtype, torch.device, torch.Size)  # hold no tensors
 Scaling = tuple[int, int]  # (dimension that counts examples, entries per example)
 
 
@@ -120,24 +119,6 @@ class ShapeLog(Interceptor):
         result = function(*args, **kwargs)
         self.shapes.append([t.shape for t in tensors(result)])
         return result
-
-
-def tensors(tree: Any) -> list[Tensor]:
-    """Tensors in nested arguments, in order; plain containers are walked here, which is quicker."""
-    found: list[Tensor] = []
-    _collect(tree, found)
-    return found
-
-
-def _collect(tree: Any, found: list[Tensor]) -> None:
-    if isinstance(tree, Tensor):
-        found.append(tree)
-    elif isinstance(tree, (list, tuple, dict)):
-        for item in tree.values() if isinstance(tree, dict) else tree:
-            if not isinstance(item, PLAIN):
-                _collect(item, found)
-    elif not isinstance(tree, PLAIN):
-        found += [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def scaling(two: torch.Size, three: torch.Size) -> Scaling | None:

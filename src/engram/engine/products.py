@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from engram.engine import rotated
+from engram.engine.grouping import SiteGroup, group_sites
 from engram.engine.layers import Convolution, Linear
 from engram.engine.recorder import Site
 from engram.engine.steps import (
-    SiteGroup,
     block_columns,
     chunks,
-    group_sites,
     is_rank_one,
     named_gradient,
     rows_of,

@@ -17,7 +17,8 @@ from engram.engine.convolve import convolve
 from engram.engine.extremes import own_extreme
 from engram.engine.layers import Convolution
 from engram.engine.mean_square import own_moment
-from engram.engine.plan import Interceptor, Plan, Scaling, Touch, tensors
+from engram.engine.nested import tensors
+from engram.engine.plan import Interceptor, Plan, Scaling, Touch
 from engram.engine.pooling import average_pool
 from engram.engine.registry import RULES, bind
 from engram.engine.rules import Bound, Call, Copies, Function, Rule

@@ -7,7 +7,6 @@ The question here is how each site's output moves, :math:`J S^{-1} J' e`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch import Tensor
 from engram import equation
 from engram.engine import rotated, shifted
 from engram.engine.gradients import per_example_gradients
+from engram.engine.grouping import SiteGroup, group_sites
 from engram.engine.layers import Convolution, Linear
 from engram.engine.norms import Embedding
 from engram.engine.recorder import Site
@@ -29,41 +29,6 @@ from engram.posteriors.low_rank import LowRankBlock
 # 2 to 3 times faster on convolutions than one buffer for the whole batch.
 CHUNK_BYTES = 6 * 2**20
 DENSE_CHUNK_BYTES = 256 * 2**20
-
-
-@dataclass(frozen=True)
-class SiteGroup:
-    """Sites solved together, by their positions, and the blocks that cover them."""
-
-    positions: tuple[int, ...]
-    blocks: tuple[Block, ...]
-
-
-def group_sites(sites: Sequence[Site], posterior: Posterior) -> list[SiteGroup]:
-    """Sites joined wherever they share a block or a parameter; sites with no block are left out."""
-    groups: list[tuple[set[int], set[str], list[Block]]] = []
-    for position, site in enumerate(sites):
-        blocks = _blocks_of(site, posterior)
-        if not blocks:
-            continue
-        names = {name for block in blocks for name in block.names} | set(site.names)
-        positions = {position}
-        for other in [g for g in groups if g[1] & names]:
-            groups.remove(other)
-            positions |= other[0]
-            names |= other[1]
-            blocks += [b for b in other[2] if all(b is not mine for mine in blocks)]
-        groups.append((positions, names, blocks))
-    return [SiteGroup(tuple(sorted(p)), tuple(b)) for p, _, b in groups]
-
-
-def _blocks_of(site: Site, posterior: Posterior) -> list[Block]:
-    found: list[Block] = []
-    for name in site.names:
-        block = posterior.block_of.get(name)
-        if block is not None and all(block is not b for b in found):
-            found.append(block)
-    return found
 
 
 class Moves:

@@ -24,7 +24,8 @@ from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
 from engram.engine.layers import Convolution, Linear
-from engram.engine.plan import Plan, tensors
+from engram.engine.nested import tensors
+from engram.engine.plan import Plan
 from engram.engine.pooling import average_pool
 from engram.engine.randomness import RandomState
 from engram.engine.recorder import Site

@@ -1,0 +1,45 @@
+"""Sites that share a block of the precision, or a tied weight: they are solved together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engram.engine.recorder import Site
+from engram.posteriors.blocks import Block
+from engram.posteriors.gaussian import Posterior
+
+
+@dataclass(frozen=True)
+class SiteGroup:
+    """Sites solved together, by their positions, and the blocks that cover them."""
+
+    positions: tuple[int, ...]
+    blocks: tuple[Block, ...]
+
+
+def group_sites(sites: Sequence[Site], posterior: Posterior) -> list[SiteGroup]:
+    """Sites joined wherever they share a block or a parameter; sites with no block are left out."""
+    groups: list[tuple[set[int], set[str], list[Block]]] = []
+    for position, site in enumerate(sites):
+        blocks = _blocks_of(site, posterior)
+        if not blocks:
+            continue
+        names = {name for block in blocks for name in block.names} | set(site.names)
+        positions = {position}
+        for other in [g for g in groups if g[1] & names]:
+            groups.remove(other)
+            positions |= other[0]
+            names |= other[1]
+            blocks += [b for b in other[2] if all(b is not mine for mine in blocks)]
+        groups.append((positions, names, blocks))
+    return [SiteGroup(tuple(sorted(p)), tuple(b)) for p, _, b in groups]
+
+
+def _blocks_of(site: Site, posterior: Posterior) -> list[Block]:
+    found: list[Block] = []
+    for name in site.names:
+        block = posterior.block_of.get(name)
+        if block is not None and all(block is not b for b in found):
+            found.append(block)
+    return found
