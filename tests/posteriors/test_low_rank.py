@@ -187,6 +187,13 @@ def test_it_is_the_default_above_the_full_matrix(monkeypatch):
     assert fitted.settings["curvature"] == "hessian"
 
 
+def test_other_layers_than_linear_ones_and_convolutions_keep_kronecker_factors(monkeypatch):
+    monkeypatch.setattr(affordable, "FULL_PARAMETERS", 10)
+    _, data = trained()
+    model = nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.Linear(8, 3)).double()
+    assert engram.laplace(model, data, prior_precision=DELTA).structure == "kronecker"
+
+
 @pytest.mark.parametrize("curvature", ["ggn", "fisher", "empirical"])
 def test_another_curvature_keeps_kronecker_factors(curvature, monkeypatch):
     monkeypatch.setattr(affordable, "FULL_PARAMETERS", 10)

@@ -45,6 +45,8 @@ def affordable_directions(model: nn.Module, batches: Batches) -> int:
     Where every weight is used once per example that takes some ten seconds, where they are used at
     many positions up to a minute.
     """
+    if not _has_quick_products(model):
+        return 0
     num_params = sum(p.numel() for p in trainable(model).values())
     budget = 0.25 * available_bytes(device_of(model)) / (LOW_RANK_COPIES * 8 * num_params)
     budget = min(budget, (LARGEST_BASIS / num_params) ** 0.5, LEADING + MOST_OWN)
@@ -53,6 +55,16 @@ def affordable_directions(model: nn.Module, batches: Batches) -> int:
     work = batches.num_data * max(1, _forward_operations(model, batches))
     budget = min(budget, LOW_RANK_WORK / work)
     return int(budget) if budget >= FEWEST_DIRECTIONS else 0
+
+
+def _has_quick_products(model: nn.Module) -> bool:
+    """Whether many products with the Hessian at once take what their operations suggest.
+
+    For normalisations, recurrence, attention and convolutions of other dimensions the library may
+    have no second derivative for many vectors at once; one by one they take far longer.
+    """
+    owners = [module for module in model.modules() if module._parameters]
+    return all(isinstance(module, (nn.Linear, nn.Conv2d)) for module in owners)
 
 
 def hessian_is_affordable(session: Session) -> bool:
