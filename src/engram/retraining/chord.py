@@ -24,8 +24,7 @@ STEPS = 12
 LARGEST_SHARE = 0.98  # of the gradient norm that a step may leave
 FAILURES = 4  # steps that do not pay before a copy is given back
 GOAL = 0.8  # of the wanted norm: what a step may leave of the gradient as it is foreseen
-LATER_GOAL = 0.5  # the same for the few copies for which two steps were not enough
-FORESEEN = 3  # solves for a step, the later ones with what its copy leaves out
+FORESEEN = 3  # solves for a step; the later ones correct it for what its copy leaves out
 UNTRUSTED = 0.5  # of what a step may leave: own changes below this are taken for rounding
 
 
@@ -82,13 +81,13 @@ def follow(
     rounding = 20 * torch.finfo(state.flat.dtype).eps * start_value.abs()
     report(state.settle(targets))
     failures = torch.zeros(len(state.flat), dtype=torch.long)
-    for number in range(STEPS):
+    for _ in range(STEPS):
         rows = (state.moving & (failures < FAILURES)).nonzero()[:, 0].to(state.flat.device)
         if len(rows) == 0:
             break
-        goals = (GOAL if number < 2 else LATER_GOAL) * targets[rows].to(state.flat.dtype)
+        goals = GOAL * targets[rows].to(state.flat.dtype)
         back, rest = own.explain(rows, state.gradient[rows], goals)
-        part = Objective(objective.stack, tuple(objective.members[row] for row in rows.tolist()))
+        part = objective.only(rows)
         step = foreseen_step(part, state.flat[rows] - back, rest, goals, shared) - back
         trial = state.flat[rows] + step
         value, gradient = objective.stack.value_and_gradient(trial, weights[rows])
@@ -121,12 +120,12 @@ def foreseen_step(
     own = _OwnChanges(flat, 2 * size)  # a move and its product with H
     total, foreseen = flat.new_zeros(len(flat), 2 * size), gradient.clone()
     best, least = torch.zeros_like(flat), torch.full_like(goals, torch.inf)
-    for _ in range(FORESEEN):
+    for number in range(FORESEEN):
         rows = (foreseen.norm(dim=1) > goals).nonzero()[:, 0]
         if len(rows) <= LEFT_WAITING * len(flat):
             break
         back, rest = own.explain(rows, foreseen[rows], goals[rows])
-        solved, left = shared.solve(rest, goals[rows])
+        solved, left = shared.known(rest) if number else shared.solve(rest, goals[rows])
         move = -(back + torch.cat([solved, rest - left], dim=1))
         total[rows] += move
         step, image = total[rows].split(size, dim=1)

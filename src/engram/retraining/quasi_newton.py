@@ -44,6 +44,10 @@ class Objective:
             weights[row, chosen.to(start.device)] = 0.0
         return weights
 
+    def only(self, rows: Tensor) -> Objective:
+        """The objectives of some of the copies."""
+        return Objective(self.stack, tuple(self.members[row] for row in rows.tolist()))
+
     @property
     def shareable(self) -> bool:
         """Whether there are groups, small enough for the copies to share their curvature."""
@@ -65,6 +69,21 @@ class Progress:
     def norm(self) -> Tensor:
         """Gradient norm of each copy, [C]."""
         return wide(self.gradient).norm(dim=1)
+
+    def only(self, rows: Tensor) -> Progress:
+        """Where some of the copies are."""
+        here, there = rows.to(self.flat.device), rows.cpu()
+        return Progress(
+            *(part[here] for part in (self.flat, self.value, self.gradient)),
+            *(part[there] for part in (self.moving, self.evaluations)),
+        )
+
+    def take(self, rows: Tensor, part: Progress) -> None:
+        """Put some of the copies where they have gone."""
+        here, there = rows.to(self.flat.device), rows.cpu()
+        self.flat[here], self.value[here] = part.flat, part.value
+        self.gradient[here] = part.gradient
+        self.moving[there], self.evaluations[there] = part.moving, part.evaluations
 
     def settle(self, targets: Tensor) -> int:
         """Let copies rest that have reached their gradient norms; how many these are."""

@@ -225,8 +225,11 @@ class Newton(Recipe):
             solve = self._sharpened(objective.stack, start, solve)
             shared = SharedInverse(solve, hessian, start, capacity)
             follow(objective, state, wanted, shared, report)
-        own = OwnPairs(start, self.history)
-        minimise(objective, state, wanted, self.iterations, own, Base(solve), report)
+        behind = state.moving.nonzero()[:, 0]
+        part, own = state.only(behind), OwnPairs(start[: len(behind)], self.history)
+        rest = objective.only(behind), part, wanted[behind]
+        minimise(*rest, self.iterations, own, Base(solve), report)
+        state.take(behind, part)
         return Trained(state.flat, state.norm, wanted, state.evaluations)
 
     def _sharpened(self, stack: Stack, start: Tensor, solve: Apply) -> Apply:

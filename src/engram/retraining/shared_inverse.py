@@ -23,6 +23,32 @@ SMALLEST_PART = 0.5  # of the residuals, in units of what is wanted, that is wor
 NOTHING_NEW = 1e-4  # share of an image outside all others, below which it is rounding
 LEFT_WAITING = 0.1  # of the systems, which wait for others that need the same next time
 CANCELLED = 0.1  # share outside all others, below which it is made orthogonal twice
+STALE = 0.01  # of the squares since they were last summed: below, rounding would show
+
+
+class _Residuals:
+    """Rows [A, P] and their inner products, which are not summed again for each change.
+
+    Args:
+        rows: what is left so far; changed in place.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+        self._sum()
+
+    def _sum(self) -> None:
+        self.products = wide(self.rows @ self.rows.mT)
+        self.summed = self.products.diagonal().clone()
+
+    def leave(self, images: Tensor) -> Tensor:
+        """Take the parts along orthonormal images [W, P] away; the parts, [A, W]."""
+        parts = self.rows @ images.mT
+        self.rows.addmm_(parts, images, alpha=-1.0)
+        self.products -= wide(parts) @ wide(parts).mT
+        if self.products.diagonal().max() < STALE * self.summed.max():
+            self._sum()
+        return parts
 
 
 class SharedInverse:
@@ -48,35 +74,48 @@ class SharedInverse:
         """Whether there is no place for another direction."""
         return self.count == len(self.directions)
 
+    def known(self, right: Tensor) -> tuple[Tensor, Tensor]:
+        """x, about H^-1 r for rows [A, P], in known directions, and what it leaves, r - H x."""
+        images = self.images[: self.count]
+        parts = right @ images.mT
+        return self._combined(parts), torch.addmm(right, parts, images, alpha=-1.0)
+
     def solve(self, right: Tensor, goals: Tensor) -> tuple[Tensor, Tensor]:
-        """x, about H^-1 r for rows [A, P], and what it leaves, r - H x.
+        """The same with new directions, as many as it takes.
 
         It leaves less than ``goals`` [A], but in the last few rows and where capacity is full.
         """
-        weights = right @ self.images[: self.count].mT
-        residual = right - weights @ self.images[: self.count]
-        parts = [weights]
+        residuals = _Residuals(right.clone())
+        parts = [residuals.leave(self.images[: self.count])]
+        allowed = wide(goals).square()
         while not self.full:
-            waiting = residual.norm(dim=1) > goals
+            waiting = residuals.products.diagonal() > allowed
             if int(waiting.sum()) <= LEFT_WAITING * len(right):
                 break
-            new = self._grow(residual[waiting] / goals[waiting, None])
+            new = self._grow(residuals, waiting, wide(goals))
             if new == 0:
                 break
-            images = self.images[self.count - new : self.count]
-            parts.append(residual @ images.mT)
-            residual -= parts[-1] @ images
-        weights = wide(torch.cat(parts, dim=1)) @ self.combine[: self.count, : self.count]
-        return weights.to(right.dtype) @ self.directions[: self.count], residual
+            parts.append(residuals.leave(self.images[self.count - new : self.count]))
+        return self._combined(torch.cat(parts, dim=1)), residuals.rows
 
-    def _grow(self, residual: Tensor) -> int:
-        """Directions where these residuals are largest together; how many are new."""
-        values, vectors = eigh(residual @ residual.mT)
+    def _combined(self, parts: Tensor) -> Tensor:
+        """Directions with these parts [A, S] along their images."""
+        weights = wide(parts) @ self.combine[: self.count, : self.count]
+        return weights.to(parts.dtype) @ self.directions[: self.count]
+
+    def _grow(self, residuals: _Residuals, waiting: Tensor, goals: Tensor) -> int:
+        """Directions where the waiting residuals are largest together; how many are new."""
+        chosen = waiting.nonzero()[:, 0]
+        units = 1.0 / goals[chosen]
+        values, vectors = eigh(residuals.products[chosen][:, chosen] * torch.outer(units, units))
         room = min(WIDTH, len(self.directions) - self.count)
-        rounding = len(values) * torch.finfo(residual.dtype).eps * float(values[-1])
+        scale = float((residuals.summed[chosen] * units.square()).sum())
+        rounding = torch.finfo(residuals.rows.dtype).eps * scale
         found = int((values > max(SMALLEST_PART**2, rounding)).sum())
         wanted = max(1, min(room, found))
-        directions = self.precondition(vectors[:, -wanted:].mT.to(residual.dtype) @ residual)
+        shares = goals.new_zeros(wanted, len(goals))
+        shares[:, chosen] = vectors[:, -wanted:].mT * units
+        directions = self.precondition(shares.to(residuals.rows.dtype) @ residuals.rows)
         directions /= directions.norm(dim=1, keepdim=True)
         return self._add(directions, self.multiply(directions))
 
@@ -85,7 +124,7 @@ class SharedInverse:
         known, combine = self.images[: self.count], self.combine[: self.count, : self.count]
         before = images.norm(dim=1)
         inside = images @ known.mT
-        images = images - inside @ known
+        images = torch.addmm(images, inside, known, alpha=-1.0)
         share = images.norm(dim=1) / before
         poor = share < CANCELLED
         if bool(poor.any()):
