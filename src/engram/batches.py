@@ -49,6 +49,14 @@ class Batch:
             self.indices, _map(self.inputs, lambda t: t.to(device)), self.targets.to(device)
         )
 
+    def in_single(self) -> Batch:
+        """The same batch with its inputs in single precision."""
+        return Batch(
+            self.indices,
+            _map(self.inputs, lambda t: t.float() if t.is_floating_point() else t),
+            self.targets,
+        )
+
 
 def _map(inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(inputs, dict):

@@ -22,7 +22,8 @@ from engram.retraining.shared_inverse import LEFT_WAITING, SharedInverse
 
 STEPS = 12
 LARGEST_SHARE = 0.98  # of the gradient norm that a step may leave
-FAILURES = 4  # steps that do not pay before a copy is given back
+SLOW = 0.5  # of the gradient norm: a step that leaves more is taken, but has not paid
+FAILURES = 4  # steps that have not paid before a copy is given back
 GOAL = 0.8  # of the wanted norm: what a step may leave of the gradient as it is foreseen
 FORESEEN = 3  # solves for a step; the later ones correct it for what its copy leaves out
 UNTRUSTED = 0.5  # of what a step may leave: own changes below this are taken for rounding
@@ -65,7 +66,7 @@ def follow(
     targets: Tensor,
     shared: SharedInverse,
     report: Callable[[int], None],
-) -> None:
+) -> list[tuple[Tensor, Tensor]]:
     """Move the copies until their gradient norms are below their targets, or steps do not pay.
 
     Args:
@@ -74,6 +75,9 @@ def follow(
         targets: gradient norms to reach, [C].
         shared: the inverse of the Hessian where the copies start.
         report: called with the number of copies that have just finished.
+
+    Returns:
+        The copies' moves and the changes of their gradients, [C, P] each; 0 for a copy at rest.
     """
     weights, start_value = objective.weights, state.value.clone()
     own = _OwnChanges(state.flat, state.flat.shape[1])
@@ -98,8 +102,9 @@ def follow(
         kept = rows[good]
         state.flat[kept], state.value[kept] = trial[good], value[good]
         state.gradient[kept] = gradient[good]
-        failures[rows[~good].cpu()] += 1
+        failures[rows[~good | (norm > SLOW * before)].cpu()] += 1
         report(state.settle(targets))
+    return own.pairs
 
 
 def foreseen_step(

@@ -25,6 +25,7 @@ from engram.precision import wide
 from engram.retraining.chord import follow
 from engram.retraining.descent import Plan, adam_update, descend, momentum_update
 from engram.retraining.hessian_at import HessianAt
+from engram.retraining.in_single import in_single
 from engram.retraining.layer_hessians import sharpened
 from engram.retraining.quasi_newton import Objective, begin, left_out_norms, minimise
 from engram.retraining.secants import IDENTITY, Apply, Base, OwnPairs
@@ -218,15 +219,18 @@ class Newton(Recipe):
     def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
         wanted = wanted_norms(objective, start, self.tolerance)
         solve, state = self._solve_with(objective.stack), begin(objective, start)
+        pairs: list[tuple[Tensor, Tensor]] = []
         if objective.shareable:
             allowed = max(PRODUCTS_PER_COPY * len(start), FEWEST_PRODUCTS)
             capacity = min(allowed, start.shape[1])
-            hessian = HessianAt(objective.stack, start[0], min(WIDTH, len(start)))
             solve = self._sharpened(objective.stack, start, solve)
-            shared = SharedInverse(solve, hessian, start, capacity)
-            follow(objective, state, wanted, shared, report)
+            multiply = _products(objective.stack, start)
+            shared = SharedInverse(solve, multiply, start, capacity)
+            pairs = follow(objective, state, wanted, shared, report)
         behind = state.moving.nonzero()[:, 0]
         part, own = state.only(behind), OwnPairs(start[: len(behind)], self.history)
+        for move, change in pairs:
+            own.add(torch.arange(len(behind)), move[behind], change[behind])
         rest = objective.only(behind), part, wanted[behind]
         minimise(*rest, self.iterations, own, Base(solve), report)
         state.take(behind, part)
@@ -257,6 +261,14 @@ class Newton(Recipe):
             return stack.layout.flatten(solved)
 
         return solve
+
+
+def _products(stack: Stack, start: Tensor) -> Apply:
+    """H v at the copies' common start, in single precision: what they reach is seen in double."""
+    single = in_single(stack)
+    at = start[0].to(single.start)
+    hessian = HessianAt(single, at, min(WIDTH, len(start)))
+    return lambda rows: hessian(rows.to(at)).to(rows)
 
 
 def _fitted(

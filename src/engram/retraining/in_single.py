@@ -1,0 +1,27 @@
+"""A stack in single precision, for products that need no more: several times faster than double."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import torch
+
+from engram.retraining.stack import Stack
+
+
+def in_single(stack: Stack) -> Stack:
+    """The same in single precision; itself for a model that is in it, or cannot be run in it."""
+    if stack.start.dtype != torch.float64:
+        return stack
+    targets = stack.targets.float() if stack.targets.is_floating_point() else stack.targets
+    batch = stack.batch.in_single()
+    try:
+        model = copy.deepcopy(stack.model).float()
+        single = replace(
+            stack, model=model, batch=batch, targets=targets, start=stack.start.float()
+        )
+        single.outputs(single.start[None], batch.select(slice(0, 1)))
+    except (RuntimeError, TypeError):  # it cannot be copied, or double precision is written into it
+        return stack
+    return single
