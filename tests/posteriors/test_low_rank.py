@@ -156,6 +156,28 @@ def test_a_group_is_completed_by_exact_products(curvature, few_directions):
         torch.testing.assert_close(ours.delta[name], change, rtol=1e-3, atol=1e-5)
 
 
+def test_long_steps_are_shortened_where_the_curvature_is_the_examples_own(
+    few_directions, monkeypatch
+):
+    model, data = trained()
+    fitted = engram.laplace(
+        model, data, structure="low_rank", curvature="hessian", prior_precision=DELTA
+    )
+    monkeypatch.setattr("engram.sensitivity.newton.LARGEST_GAIN", 1e9)
+    free = engram.sensitivities(model, data, fitted, progress=False)
+    monkeypatch.setattr("engram.sensitivity.newton.LARGEST_GAIN", 0.2)
+    cautious = engram.sensitivities(model, data, fitted, progress=False)
+    monkeypatch.setattr("engram.sensitivity.newton.MOSTLY_OWN", 0.0)
+    short = engram.sensitivities(model, data, fitted, progress=False)
+    residual = free.outputs.softmax(1) - torch.nn.functional.one_hot(data[1], 3)
+    gain, floor = ((residual * r.deviation).sum(1) for r in (short, cautious))
+    along = torch.nn.CosineSimilarity()(short.deviation, free.deviation)
+    definite = ~torch.isclose(gain, floor)
+    assert definite.double().mean() > 0.5
+    assert torch.allclose(gain[definite], 0.2 * floor[definite], rtol=1e-6)
+    assert torch.allclose(along[definite], torch.ones_like(along[definite]))
+
+
 def test_samples_of_a_cut_fit_have_its_covariance(few_directions):
     model, data = trained()
     fitted = engram.laplace(model, data, structure="low_rank", prior_precision=DELTA)

@@ -74,10 +74,11 @@ class KeptSystems:
         )
 
 
-def cautious_step(observed: Observed, setting: Setting) -> Estimate:
+def cautious_step(observed: Observed, setting: Setting) -> tuple[Estimate, Tensor]:
     r"""``corrected`` along the step itself: :math:`d / (1 - h)` for d = V e, h = d' L d / e' d.
 
-    The whole of V would take as many solves as there are outputs.
+    The whole of V would take as many solves as there are outputs. Beside it h [B], the share of
+    the curvature along the step that is the example's own.
     """
     plain = linear(observed, setting)
     weighted = setting.likelihood.hessian_times(observed.outputs, observed.targets, plain.deviation)
@@ -86,4 +87,4 @@ def cautious_step(observed: Observed, setting: Setting) -> Estimate:
     held = share.clamp(0, setting.guard)
     deviation = plain.deviation / (1 - held)[:, None]
     change, loo_loss = displaced(setting.likelihood, observed.outputs, observed.targets, deviation)
-    return Estimate(deviation, change, loo_loss, share > setting.guard)
+    return Estimate(deviation, change, loo_loss, share > setting.guard), share

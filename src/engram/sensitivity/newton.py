@@ -32,6 +32,7 @@ NEWTON = "newton"
 TOLERANCE = 1e-2  # ten times smaller changed the fourth digit of correlations with the truth
 LARGEST_ITERATION = 50
 LARGEST_GAIN = 2.0  # of a step over that of `corrected`; beyond, S - H_i is all but singular
+MOSTLY_OWN = 0.5  # share of the curvature along the cautious step that is the example's own
 
 
 def has_own_hessians(posterior: Posterior) -> bool:
@@ -45,7 +46,9 @@ class NewtonStep:
     """The rule for the examples of a session.
 
     Where what remains is not positive definite, or the step is far longer than that of
-    ``corrected``, the latter is kept.
+    ``corrected``, the latter is kept. Where S is known in some directions only, what is in the
+    latter's place is too short for examples that bring most of the curvature along it: of these,
+    a step that is far longer is shortened.
 
     Args:
         opened: model, data and likelihood.
@@ -66,14 +69,20 @@ class NewtonStep:
 
     def __call__(self, observed: Observed, setting: Setting) -> Estimate:
         """d of every example of a batch."""
-        cautious = (corrected if self.kept is None else cautious_step)(observed, setting)
+        if self.kept is None:
+            cautious = corrected(observed, setting)
+            own_share = torch.zeros_like(cautious.loo_loss)
+        else:
+            cautious, own_share = cautious_step(observed, setting)
         solution = self._solve(observed)
         steps = self.layout.unflatten(solution.vectors)
         deviation = observed.trace.own_tangents(steps)
         gain = (observed.residual * deviation).sum(1)
         largest = LARGEST_GAIN * (observed.residual * cautious.deviation).sum(1)
         solved = ~solution.indefinite & (solution.residual <= TOLERANCE)
-        taken = solved & (gain >= 0) & (gain <= largest)  # false for NaN too
+        long = solved & (gain > largest) & (own_share > MOSTLY_OWN)
+        deviation = torch.where(long, largest / gain, 1.0)[:, None] * deviation
+        taken = long | (solved & (gain >= 0) & (gain <= largest))  # false for NaN too
         deviation = torch.where(taken[:, None], deviation, cautious.deviation)
         change, loo_loss = displaced(
             setting.likelihood, observed.outputs, observed.targets, deviation
