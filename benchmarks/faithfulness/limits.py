@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from types import FrameType
 
 SECONDS = 60.0  # of processor time; a method that ends in one long call may take more
+RETRAINING_SECONDS = 600.0  # the same where the model is trained again, which is no estimate
 BYTES = 8 * 2**30  # of address space beside what the process has already
 PAGES_FILE = "/proc/self/statm"
 
 
 @contextmanager
-def limited(seconds: float = SECONDS, size: int = BYTES) -> Iterator[None]:
+def limited(seconds: float, size: int = BYTES) -> Iterator[None]:
     """TimeoutError after so many seconds; allocations beyond the size fail where they are made."""
 
     def expire(number: int, frame: FrameType | None) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.faithfulness import ours
 from benchmarks.faithfulness.estimates import measure, methods_of
+from benchmarks.faithfulness.limits import RETRAINING_SECONDS, SECONDS
 from benchmarks.faithfulness.peers import PEERS
 from benchmarks.faithfulness.settings import SETTINGS
 from benchmarks.faithfulness.truths import Problem, problem
@@ -28,7 +29,10 @@ def run(name: str, regime: str, seed: int, cache: Path) -> dict[str, Any]:
     except SystemExit as missing:
         return {"setting": name, "regime": regime, "error": str(missing)}
     described = describe(name, given) | {"truth_seconds": time.perf_counter() - began}
-    methods = {title: measure(method, given) for title, method in ours.METHODS.items()}
+    methods = {
+        title: measure(method, given, RETRAINING_SECONDS if title == ours.REFINED else SECONDS)
+        for title, method in ours.METHODS.items()
+    }
     peers: dict[str, Any] = {}
     for module, package in PEERS.items():
         peers |= peer_rows(given, module, package)
