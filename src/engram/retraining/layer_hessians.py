@@ -28,7 +28,7 @@ from engram.retraining.secants import Apply
 from engram.retraining.stack import CACHE_BYTES, Stack
 
 LARGEST = 2048  # entries of a layer, in the kept directions of its inputs
-MOST_DIRECTIONS = 64  # of its inputs that are kept
+MOST_DIRECTIONS = 48  # of its inputs that are kept
 MOST_OUTPUTS = 64  # of a layer: each takes a product with the Hessian of what follows it
 
 
