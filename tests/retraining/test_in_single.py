@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from engram.engine.prepare import undisturbed
-from engram.likelihoods import Categorical
+from engram.likelihoods import Categorical, from_loss
 from engram.retraining.hessian_at import HessianAt
 from engram.retraining.in_single import in_single
 from engram.retraining.open_stack import open_stack
@@ -42,6 +42,18 @@ def test_products_differ_by_rounding_alone(data):
     assert 0 < (found - exact).abs().max() < 1e-5 * exact.abs().max()
     assert {p.dtype for p in net.parameters()} == {torch.float64}
     assert stack.batch.inputs[0].dtype == torch.float64
+
+
+def test_a_loss_with_double_written_into_it_keeps_the_stack(data):
+    weight = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+
+    def loss(outputs, targets):
+        return nn.functional.cross_entropy(outputs, targets, weight=weight, reduction="none")
+
+    net = nn.Linear(4, 3).double()
+    with undisturbed(net):
+        stack = open_stack(net, data, from_loss(loss), 0.5)
+        assert in_single(stack) is stack
 
 
 @pytest.mark.parametrize("net", [Written().double(), nn.Linear(4, 3)], ids=["written", "single"])

@@ -11,7 +11,7 @@ from engram.retraining.stack import Stack
 
 
 def in_single(stack: Stack) -> Stack:
-    """The same in single precision; itself for a model that is in it, or cannot be run in it."""
+    """The same in single precision; itself for one that is in it, or cannot be run in it."""
     if stack.start.dtype != torch.float64:
         return stack
     targets = stack.targets.float() if stack.targets.is_floating_point() else stack.targets
@@ -21,7 +21,7 @@ def in_single(stack: Stack) -> Stack:
         single = replace(
             stack, model=model, batch=batch, targets=targets, start=stack.start.float()
         )
-        single.outputs(single.start[None], batch.select(slice(0, 1)))
-    except (RuntimeError, TypeError):  # it cannot be copied, or double precision is written into it
+        single.loss_and_gradient(single.start[None], single.start.new_ones(1, 1), [slice(0, 1)])
+    except (RuntimeError, TypeError):  # no copy, or model or loss have double written in
         return stack
     return single
