@@ -9,7 +9,7 @@ from engram.engine.prepare import undisturbed
 from engram.likelihoods import Likelihood
 from engram.retraining.open_stack import open_stack
 from engram.retraining.quasi_newton import Objective
-from engram.retraining.recipes import Recipe
+from engram.retraining.recipe import Recipe
 
 HARD_SHARE = 0.25  # half of the sample comes from this share of the data, that with most loss
 

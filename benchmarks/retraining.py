@@ -23,7 +23,8 @@ from engram.engine.prepare import undisturbed
 from engram.likelihoods import Categorical
 from engram.retraining.open_stack import open_stack
 from engram.retraining.quasi_newton import Objective
-from engram.retraining.recipes import LBFGS, Newton, Recipe, Trained
+from engram.retraining.recipe import Recipe, Trained
+from engram.retraining.recipes import LBFGS, Newton
 from engram.retraining.stack import Stack
 
 BAR = 10.0

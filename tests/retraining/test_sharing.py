@@ -10,13 +10,13 @@ from torch.func import functional_call, vmap
 import engram
 from engram.engine.prepare import undisturbed
 from engram.likelihoods import Categorical, Gaussian
-from engram.retraining import hessian_at, recipes
+from engram.retraining import hessian_at, newton
 from engram.retraining.chord import foreseen_step
 from engram.retraining.folding import Folded, product
 from engram.retraining.hessian_at import HessianAt
+from engram.retraining.newton import MANY_COPIES, Newton
 from engram.retraining.open_stack import open_stack
 from engram.retraining.quasi_newton import Objective, begin
-from engram.retraining.recipes import MANY_COPIES, Newton
 from engram.retraining.shared_inverse import SharedInverse
 from retraining_problems import classifier, minimised, newton_refit
 
@@ -154,7 +154,7 @@ def test_copies_equal_a_dense_newton_refit(groups):
 
 def test_many_copies_with_kronecker_factors_equal_a_dense_newton_refit(monkeypatch):
     """So many that the Hessians of the layers are made."""
-    monkeypatch.setattr(recipes, "DENSE_PARAMETERS", 0)
+    monkeypatch.setattr(newton, "DENSE_PARAMETERS", 0)
     model, x, y = classifier()
     x, y = torch.cat([x + 0.3 * random(36, 4, seed=s) for s in range(4)]), y.repeat(4)
     minimised(model, x, y, torch.ones(144), DELTA)

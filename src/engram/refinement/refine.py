@@ -18,7 +18,7 @@ from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.low_rank import LowRankBlock
 from engram.refinement.solving import solve_left_out
-from engram.retraining.recipes import Newton
+from engram.retraining.newton import Newton
 from engram.retraining.retrain import Train, retrain
 from engram.selection import check_group
 from engram.sensitivity.estimators import displaced

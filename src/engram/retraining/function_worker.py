@@ -20,7 +20,7 @@ from engram.engine.prepare import device_of, undisturbed
 from engram.errors import NonFiniteError, TrainingError
 from engram.parameters import trainable
 from engram.retraining import fingerprints
-from engram.retraining.recipes import Report
+from engram.retraining.recipe import Report
 from engram.retraining.run_folder import Part
 from engram.retraining.task import NOTHING, Task
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from engram.batches import Batch, Data
 from engram.errors import TrainingError
 from engram.retraining.quasi_newton import Objective
-from engram.retraining.recipes import Recipe, Report, Trained
+from engram.retraining.recipe import Recipe, Report, Trained
 from engram.retraining.run_folder import Part
 from engram.retraining.stack import Stack
 from engram.retraining.task import NOTHING, Task

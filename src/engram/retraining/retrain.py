@@ -22,8 +22,9 @@ from engram.retraining.assembly import assemble
 from engram.retraining.function_worker import FunctionWorker
 from engram.retraining.open_stack import open_stack
 from engram.retraining.ranks import Ranks, wait_until
+from engram.retraining.recipe import Recipe, Report
 from engram.retraining.recipe_worker import RecipeWorker
-from engram.retraining.recipes import NAMED, Recipe, Report
+from engram.retraining.recipes import NAMED
 from engram.retraining.run_folder import RunFolder
 from engram.retraining.selection import Indices, Selection, select
 from engram.retraining.stack import Stack
