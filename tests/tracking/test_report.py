@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -139,3 +140,13 @@ def test_a_result_shows_its_verdict_before_its_figures(tmp_path: Path) -> None:
     assert text.index(result.verdict.level) < text.index("Scores")
     for reason in result.verdict.reasons:
         assert text.index(reason.text) < text.index("Scores")
+
+
+@pytest.mark.parametrize("median", [0.4, 30.0])
+def test_the_page_says_when_leverages_are_too_large(tmp_path, median):
+    tracker = tracked(2)
+    tracker.history.records[-1] = replace(
+        tracker.history.records[-1], leverage=(0.1, 0.2, median, 40.0, 50.0)
+    )
+    text = tracker.report(tmp_path / "training.html").read_text()
+    assert ("do not trust the size" in text) == (median > 1)

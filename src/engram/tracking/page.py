@@ -10,9 +10,14 @@ import pandas as pd
 from engram.report.page import Page
 from engram.tracking.figures import leverage_figure, loss_figure, score_figure
 from engram.tracking.followed import Followed
-from engram.tracking.history import History
+from engram.tracking.history import QUANTILES, History
 
 GROUPS = 60
+MEDIAN = QUANTILES.index(0.5)
+TOO_LARGE = (
+    "Most leverages of the last update are above 1, which no consistent posterior gives: "
+    "do not trust the size of the estimate. Fit one with engram.laplace and compare."
+)
 UNITS = (
     "Losses are means in nats per example. A sensitivity is without the example minus with it; "
     "the score is the L1 norm of the change of the example's prediction."
@@ -63,6 +68,8 @@ def training_page(
             "updates that were not finite": sum(not record.finite for record in history),
         }
     )
+    if last.leverage and last.leverage[MEDIAN] > 1:
+        page.text(TOO_LARGE)
     origin = BY_ALL if followed is None else BY_FOLLOWED.format(len(followed.indices))
     page.heading("Loss").figure(figure, origin)
     page.heading("Sensitivities over time").figure(
