@@ -13,8 +13,9 @@ from torch import Tensor
 
 from engram.engine import rotated
 from engram.engine.grouping import SiteGroup, group_sites
-from engram.engine.layers import Convolution, Linear
+from engram.engine.layers import Convolution, Linear, MatrixRule
 from engram.engine.recorder import Site
+from engram.engine.rules import Call
 from engram.engine.steps import (
     block_columns,
     chunks,
@@ -75,12 +76,42 @@ def _short_products(
 
 def _rotated_products(group: SiteGroup, site: Site, gradients: Sequence[Tensor]) -> Tensor | None:
     block = group.blocks[0]
-    if not isinstance(site.rule, (Linear, Convolution)) or not rotated.applies(site, group.blocks):
+    if not isinstance(site.rule, (Linear, Convolution)):
         return None
-    assert isinstance(block, EigenBlock)
     # the patches, most of the memory, are there once for all vectors
     parts = chunks([site], group.blocks, copies=2)
-    return rotated.inner_products(site, gradients, block, parts)
+    if rotated.applies(site, group.blocks):
+        assert isinstance(block, EigenBlock)
+        return rotated.inner_products(site, gradients, block, parts)
+    if not all(isinstance(b, EigenBlock) and set(b.names) <= set(site.names) for b in group.blocks):
+        return None
+    return torch.cat([_matrix_products(group, site, gradients, part) for part in parts])
+
+
+def _matrix_products(
+    group: SiteGroup, site: Site, gradients: Sequence[Tensor], part: slice
+) -> Tensor:
+    """Those of some examples of a layer, all its gradients from one product of matrices."""
+    call = site.call.narrow(part.start, part.stop)
+    stacked = _stacked(site, call, [rows_of(site.call, g, part) for g in gradients])
+    found = [b.inner_products({n: stacked[n] for n in b.names}) for b in group.blocks]
+    return torch.stack(found).sum(0)
+
+
+def _stacked(site: Site, call: Call, gradients: Sequence[Tensor]) -> Named:
+    """Gradients of one layer's weight and bias for R output gradients, [b, R, *shape]."""
+    rule, shapes, count = site.rule, call.shapes, len(gradients)
+    assert isinstance(rule, MatrixRule)
+    rows = torch.stack([rule.rows(call, g) for g in gradients], dim=1)  # [b, R, groups, T, O]
+    found: Named = {}
+    if "weight" in shapes:
+        wide = rows.permute(0, 2, 3, 1, 4).flatten(3)  # [b, groups, T, R * O]
+        matrix = wide.mT @ rule.columns(call, gradients[0])
+        matrix = matrix.unflatten(2, (count, -1)).transpose(1, 2)
+        found[site.roles["weight"]] = matrix.reshape(len(rows), count, *shapes["weight"])
+    if "bias" in shapes:
+        found[site.roles["bias"]] = rows.sum(3).flatten(2)
+    return found
 
 
 def _long_products(

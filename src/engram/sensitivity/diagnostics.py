@@ -137,11 +137,11 @@ def _leverage(
         eigenvalues = _consistent_eigenvalues(observed, vectors, posterior)
         return eigenvalues.sum(1), eigenvalues.amax(1)
     generator = torch.Generator(device=outputs.device).manual_seed(seed)
-    total = torch.zeros(len(outputs), dtype=outputs.dtype, device=outputs.device)
-    for _ in range(PROBES):
-        probe = likelihood.sampled_residual(outputs, targets, generator)[:, :, None]
-        total += observed.trace.inner_products(probe, posterior)[:, 0, 0]
-    return total / PROBES, torch.full_like(total, math.nan)
+    drawn = [likelihood.sampled_residual(outputs, targets, generator) for _ in range(PROBES)]
+    # at once: what belongs to the layers' inputs is prepared for all probes together
+    products = observed.trace.inner_products(torch.stack(drawn, 2), posterior)
+    trace = products.diagonal(dim1=1, dim2=2).mean(1)
+    return trace, torch.full_like(trace, math.nan)
 
 
 def _consistent_eigenvalues(observed: Observed, vectors: Tensor, posterior: Posterior) -> Tensor:
