@@ -23,12 +23,14 @@ def per_example_gradients(
         return
     total = sum(site.rule.bytes_per_example(site.call) for site, _ in alive)
     size = max(1, chunk_bytes // max(total, 1))
-    for start in range(0, alive[0][0].call.num_examples, size):
-        stop = min(start + size, alive[0][0].call.num_examples)
+    count = alive[0][0].call.num_examples
+    for start in range(0, count, size):
+        stop = min(start + size, count)
         result: Named = {}
         for site, gradient in alive:
             m = site.call.multiplicity
-            call = site.call.narrow(start, stop)
+            # the whole call keeps what it has made of its input for the next gradient
+            call = site.call if stop - start == count else site.call.narrow(start, stop)
             found = site.rule.gradient(call, gradient[start * m : stop * m])
             for role, value in found.items():
                 name = site.roles[role]
