@@ -29,7 +29,7 @@ TRAIN_EXAMPLES = 16_384  # before anything is timed
 FIT_EXAMPLES = 4096  # of the posteriors
 PRIOR_PRECISION = 60.0  # with all examples
 LEVERAGE_EXAMPLES = 256  # sizes below this would not carry the whole fixed cost
-EXAMPLES = {"mlp": FULL_SIZE, "lenet5": FULL_SIZE, "transformer": 4096, "resnet20": 2048}
+EXAMPLES = {"mlp": FULL_SIZE, "lenet5": FULL_SIZE, "transformer": 16_384, "resnet20": 8192}
 FEW = {"jacobian": 16, "functional": 64}  # examples for the ways too slow for an epoch
 
 # structure and tolerance: Kronecker factors as they are by default, and with nothing merged
