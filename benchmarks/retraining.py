@@ -257,11 +257,12 @@ def _section(way: Way, name: str, trainings: dict[str, dict[str, Any]]) -> str:
 {_ways(found)}
 
 The fit takes {min(fits):.2f} to {max(fits):.2f} s. The smallest ratio without it is {times(plain)},
-the bar {_verdict(plain)}; with it, {times(fitted)}, {_verdict(fitted)}. One call of
-`engram.retrain` for all copies, against a call for each of the first {CALLS}, with all that a call
-does (the fit, refits with everything, outputs on all data): {_calls(found)}
-s a copy, for seeds {_listed(tuple(found))}. The smallest ratio is {times(called)},
-{_verdict(called)}.
+the bar {_verdict(plain)}; with it, {times(fitted)}, {_verdict(fitted)}.
+
+For comparison, not for the bar: one call of `engram.retrain` for all copies and a call for each of
+the first {CALLS} take {_calls(found)} s a copy, for seeds
+{_listed(tuple(found))}; the smallest ratio is {times(called)}. Most of that is what each call does
+beside training its copy: refits with everything, the fit, outputs on all data.
 
 """
 
