@@ -18,7 +18,6 @@ from benchmarks.data import images
 from benchmarks.nets import SIDE
 from benchmarks.records import RESULTS, conditions, table, times, write
 from benchmarks.timing import environment
-from engram import retrain
 from engram.batches import Data
 from engram.engine.prepare import undisturbed
 from engram.likelihoods import Categorical
@@ -32,7 +31,6 @@ BAR = 10.0
 PRIOR_PRECISION = 30.0
 FEW = 3  # copies by L-BFGS, which takes long
 TOGETHER, ALONE = "newton, together", "newton, one at a time"
-CALLS = 20  # of `retrain` for a copy each
 NOTHING = torch.empty(0, dtype=torch.long)
 REPEATS = 3  # of what takes seconds; the median counts
 Clock = Callable[[], float]
@@ -140,7 +138,6 @@ def measure(
     few = members[:FEW]
     torch.set_num_threads(way.threads)
     newton = Newton(tolerance=setting.tolerance)
-    called = calls(newton, model, data, chosen, way.clock)
     with undisturbed(model):
         stack = open_stack(model, data, Categorical(), PRIOR_PRECISION)
         fits = []
@@ -159,35 +156,10 @@ def measure(
             ways["lbfgs, one at a time"] = _apart(lbfgs, stack, few, 0.0, way.clock)
     return {
         "seconds_of_the_fit": fit,
-        "seconds_per_copy_of_calls": called,
-        "ratio_of_calls": called[ALONE] / called[TOGETHER],
         "ratio": ways[ALONE]["seconds_per_copy"] / ways[TOGETHER]["seconds_per_copy"],
         "ratio_with_fit": ways[ALONE]["seconds_per_copy_with_fit"]
         / ways[TOGETHER]["seconds_per_copy_with_fit"],
         "ways": ways,
-    }
-
-
-def calls(
-    recipe: Recipe, model: nn.Module, data: Data, chosen: Tensor, clock: Clock
-) -> dict[str, float]:
-    """Seconds a copy as a user gets them: by one call for all copies, and by a call for each."""
-
-    def seconds(indices: Tensor) -> float:
-        began = clock()
-        retrain(
-            model,
-            data,
-            indices,
-            train=recipe,
-            prior_precision=PRIOR_PRECISION,
-            progress=False,
-        )
-        return clock() - began
-
-    return {
-        TOGETHER: seconds(chosen) / len(chosen),
-        ALONE: statistics.mean(seconds(index[None]) for index in chosen[:CALLS]),
     }
 
 
@@ -230,8 +202,8 @@ def page(record: dict[str, Any]) -> str:
 {setting["tolerance"]:g} of the norm of its left-out example's gradient. The bar: together at least
 {BAR:g} times faster than a loop of separate trainings with the same recipe ("newton, one at a
 time"). The net is trained {len(trainings)} times, from seeds {_listed(setting["seeds"])}, and the
-smallest ratio counts. The loop is timed on the first {setting["separate"]} of the copies, those of
-`lbfgs` on the first {FEW} with the first seed, and their mean time a copy is taken as that of all;
+smallest ratio counts. The loop is timed on {setting["separate"]} of the copies, those of
+`lbfgs` on {FEW} with the first seed, and their mean time a copy is taken as that of all;
 what is together is the median of {REPEATS} runs. `newton` needs the posterior, which is fitted once
 for all copies together, and once for each copy where it is a training by itself. Times are without
 and with it. Both rows of `newton` run the same code, with Hessian products that are in the time and
@@ -251,7 +223,6 @@ def _section(way: Way, name: str, trainings: dict[str, dict[str, Any]]) -> str:
     found = {seed: training[name] for seed, training in trainings.items()}
     plain, fitted = (min(one[key] for one in found.values()) for key in ("ratio", "ratio_with_fit"))
     fits = [one["seconds_of_the_fit"] for one in found.values()]
-    called = min(one["ratio_of_calls"] for one in found.values())
     return f"""## {way.title}
 
 {_ways(found)}
@@ -259,17 +230,7 @@ def _section(way: Way, name: str, trainings: dict[str, dict[str, Any]]) -> str:
 The fit takes {min(fits):.2f} to {max(fits):.2f} s. The smallest ratio without it is {times(plain)},
 the bar {_verdict(plain)}; with it, {times(fitted)}, {_verdict(fitted)}.
 
-For comparison, not for the bar: one call of `engram.retrain` for all copies and a call for each of
-the first {CALLS} take {_calls(found)} s a copy, for seeds
-{_listed(tuple(found))}; the smallest ratio is {times(called)}. Most of that is what each call does
-beside training its copy: refits with everything, the fit, outputs on all data.
-
 """
-
-
-def _calls(trainings: dict[str, dict[str, Any]]) -> str:
-    pairs = [one["seconds_per_copy_of_calls"] for one in trainings.values()]
-    return ", ".join(f"{pair[TOGETHER]:.3f} and {pair[ALONE]:.3f}" for pair in pairs)
 
 
 def _ways(trainings: dict[str, dict[str, Any]]) -> str:
@@ -297,7 +258,7 @@ def _cells(found: dict[str, float], best: dict[str, float]) -> list[str]:
     ]
 
 
-def _listed(seeds: tuple[object, ...]) -> str:
+def _listed(seeds: tuple[int, ...]) -> str:
     return ", ".join(map(str, seeds))
 
 

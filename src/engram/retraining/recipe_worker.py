@@ -40,12 +40,8 @@ class RecipeWorker:
         """Trainings with nothing left out: outputs on all data, and the baseline's parameters."""
         start = self.stack.start[None]
         began = time.perf_counter()
-        trained = [self._baseline(start, report)]
-        recipe = self._recipe_at(trained[0].flat[0])
-        for number in range(1, self.task.refits):
-            seed = self.task.seed + max(0, number - 1)
-            other = self._start_of_repeat(trained[0].flat, start, number)
-            trained.append(self._train(recipe, (NOTHING,), other, seed, report))
+        baseline = self._baseline(start, report)
+        trained = [baseline, *self._repeats(baseline.flat, start, report)]
         flat = torch.cat([t.flat for t in trained])
         part: Part = {
             "refit_outputs": self.stack.predict(flat).detach(),
@@ -77,10 +73,20 @@ class RecipeWorker:
         stack = self.stack
         return self.recipe.rebind(model, self.data, stack.likelihood, stack.prior_precision)
 
-    def _start_of_repeat(self, baseline: Tensor, start: Tensor, number: int) -> Tensor:
-        if not self.recipe.converges:
-            return start
-        generator = torch.Generator().manual_seed(self.task.seed + number)
+    def _repeats(self, baseline: Tensor, start: Tensor, report: Report) -> Iterator[Trained]:
+        """More refits: a little off the baseline, or, where chance decides, with other seeds."""
+        recipe, seed = self._recipe_at(baseline[0]), self.task.seed
+        numbers = range(1, self.task.refits)
+        if recipe.converges:
+            starts = torch.cat([self._perturbed(baseline, seed + number) for number in numbers])
+            for part in starts.split(self.stack.copies_at_once()):
+                yield self._train(recipe, (NOTHING,) * len(part), part, seed, report)
+            return
+        for number in numbers:
+            yield self._train(recipe, (NOTHING,), start, seed + number - 1, report)
+
+    def _perturbed(self, baseline: Tensor, seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(baseline.shape, generator=generator, dtype=baseline.dtype)
         noise = noise.to(baseline.device)
         return baseline + PERTURBATION * baseline.norm() / noise.norm() * noise
