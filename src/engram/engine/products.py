@@ -65,7 +65,7 @@ def _short_products(
     given = [g[position] for g in gradients]
     present = [g for g in given if g is not None]
     if not is_rank_one(site, group.blocks):
-        return _rotated_products(group, site, present)
+        return _layer_products(group, site, present)
     rows = torch.stack([vectors(site, g)[0] for g in present], dim=1)
     columns = site.call.input.reshape(site.call.num_examples, -1)
     result = rows.new_zeros(rows.shape[0], rows.shape[1], rows.shape[1])
@@ -74,16 +74,17 @@ def _short_products(
     return result
 
 
-def _rotated_products(group: SiteGroup, site: Site, gradients: Sequence[Tensor]) -> Tensor | None:
-    block = group.blocks[0]
+def _layer_products(group: SiteGroup, site: Site, gradients: Sequence[Tensor]) -> Tensor | None:
+    """Those of a linear layer or a convolution; None where its blocks allow no shorter way."""
+    blocks = group.blocks
     if not isinstance(site.rule, (Linear, Convolution)):
         return None
     # the patches, most of the memory, are there once for all vectors
-    parts = chunks([site], group.blocks, copies=2)
-    if rotated.applies(site, group.blocks):
-        assert isinstance(block, EigenBlock)
-        return rotated.inner_products(site, gradients, block, parts)
-    if not all(isinstance(b, EigenBlock) and set(b.names) <= set(site.names) for b in group.blocks):
+    parts = chunks([site], blocks, copies=2)
+    if rotated.applies(site, blocks):
+        assert isinstance(blocks[0], EigenBlock)
+        return rotated.inner_products(site, gradients, blocks[0], parts)
+    if not all(isinstance(b, EigenBlock) and set(b.names) <= set(site.names) for b in blocks):
         return None
     return torch.cat([_matrix_products(group, site, gradients, part) for part in parts])
 
