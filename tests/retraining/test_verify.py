@@ -1,6 +1,7 @@
 """verify: the sample, the numbers, the noise, the picture and the sentence."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -50,7 +51,6 @@ def test_a_good_result_is_said_to_be_good(digits_like, tmp_path):
 
 
 def test_a_wrong_result_is_said_to_be_wrong(digits_like):
-    from dataclasses import replace
 
     model, data, result = digits_like
     shuffled = torch.randperm(36, generator=torch.Generator().manual_seed(0))
@@ -79,6 +79,16 @@ def test_noise_is_named():
     assert not check.deterministic
     assert "not deterministic" in check.sentence
     assert "too noisy" in check.sentence
+
+
+def test_refits_that_end_apart_are_not_called_random(digits_like):
+    model, data, result = digits_like
+    check = engram.verify(model, data, result, sample=6, progress=False)
+    floor = replace(check.truth.noise_floor, repeated=0.05 * float(check.truth.score.median()))
+    apart = replace(check, truth=replace(check.truth, noise_floor=floor))
+    assert not apart.deterministic
+    assert "not deterministic" not in apart.sentence
+    assert "end a little apart" in apart.sentence
 
 
 def test_agreement_equals_scipy():

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pandas as pd
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from safetensors import SafetensorError
@@ -63,10 +64,7 @@ class Verification:
         count, ranks = len(self.strata), self.score.spearman
         start = f"Trained again without each of {count} examples: "
         if not self.deterministic:
-            start += (
-                "the training is not deterministic (the same training with nothing left out moves "
-                f"predictions by {self.truth.noise_floor.repeated:.2g}), "
-            )
+            start += self._apart()
         if self.noise_share > NOISY:
             return start + (
                 f"the noise floor is {self.noise_share:.0%} of the median true score, so this "
@@ -74,6 +72,15 @@ class Verification:
                 "is random."
             )
         return start + self._ranking(ranks) + "; " + self._size() + self._caveats() + "."
+
+    def _apart(self) -> str:
+        moved = f"predictions by {self.truth.noise_floor.repeated:.2g}), "
+        if bool(torch.isfinite(self.truth.wanted_norm).all()):  # they start a little elsewhere
+            return "refits with nothing left out end a little apart (they move " + moved
+        return (
+            "the training is not deterministic (the same training with nothing left out moves "
+            + moved
+        )
 
     def _ranking(self, ranks: Interval) -> str:
         if math.isnan(ranks.value):

@@ -71,12 +71,14 @@ class Diagnostics:
     def __str__(self) -> str:
         error = self.effective_parameters_error
         spread = f" +- {error:.2g}" if error > 0 else ""
+        inconsistent = self.share_inconsistent
+        known = "not known" if math.isnan(inconsistent) else f"{inconsistent:.1%}"
         return "\n".join(
             [
                 f"effective parameters  {self.effective_parameters:.4g}{spread}",
                 f"leverages above 1     {self.share_above_one:.1%}"
                 f" of {self.leverage_examples:,} examples;"
-                f" inconsistent {self.share_inconsistent:.1%}",
+                f" inconsistent {known}",
                 f"relative gradient     {self.relative_gradient:.2g}"
                 " (0 at a minimum, 1 far from one)",
                 f"parameters            {self.parameters_exact:.1%} by rule,"
