@@ -51,7 +51,6 @@ def test_a_good_result_is_said_to_be_good(digits_like, tmp_path):
 
 
 def test_a_wrong_result_is_said_to_be_wrong(digits_like):
-
     model, data, result = digits_like
     shuffled = torch.randperm(36, generator=torch.Generator().manual_seed(0))
     wrong = replace(result, score=result.score[shuffled], loo_loss=result.loss + 0.0)
