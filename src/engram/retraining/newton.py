@@ -86,12 +86,14 @@ class Newton(Recipe):
             shared = SharedInverse(solve, multiply, start, capacity)
             pairs = follow(objective, state, wanted, shared, report)
         behind = state.moving.nonzero()[:, 0]
-        part, own = state.only(behind), OwnPairs(start[: len(behind)], self.history)
-        for move, change in pairs:
-            own.add(torch.arange(len(behind)), move[behind], change[behind])
-        rest = objective.only(behind), part, wanted[behind]
-        minimise(*rest, self.iterations, own, Base(solve), report)
-        state.take(behind, part)
+        if len(behind):
+            part, own = state.only(behind), OwnPairs(start[: len(behind)], self.history)
+            for move, change in pairs:
+                every = torch.arange(len(behind))
+                own.add(every, move[behind], change[behind], solve(change[behind]))
+            rest = objective.only(behind), part, wanted[behind]
+            minimise(*rest, self.iterations, own, Base(solve), report)
+            state.take(behind, part)
         return Trained(state.flat, state.norm, wanted, state.evaluations)
 
     def _sharpened(self, stack: Stack, start: Tensor, solve: Apply) -> Apply:

@@ -126,17 +126,19 @@ def minimise(
         base: the inverse Hessian to begin with, the same for all copies.
         report: called with the number of copies that have just finished.
     """
-    weights = objective.weights
+    weights, solved = objective.weights, base.apply(state.gradient)
     for _ in range(iterations):
         report(state.settle(targets))
         rows = state.moving.nonzero()[:, 0].to(state.flat.device)
         if len(rows) == 0:
             break
-        direction = _direction(state, rows, own, base)
+        direction = _direction(state, rows, own, base, solved[rows])
         steps, changes, advanced = _search(objective, weights, state, rows, direction)
         if advanced.any():
-            own.add(rows[advanced], steps, changes)
-            own.rescale(rows[advanced], base.apply)
+            kept = rows[advanced]
+            new = base.apply(state.gradient[kept])
+            own.add(kept, steps, changes, new - solved[kept])
+            solved[kept] = new
         stuck = rows[~advanced].cpu()
         state.moving[stuck] = False
         report(len(stuck))
@@ -144,21 +146,17 @@ def minimise(
     return state
 
 
-def _direction(state: Progress, rows: Tensor, own: OwnPairs, base: Base) -> Tensor:
+def _direction(state: Progress, rows: Tensor, own: OwnPairs, base: Base, solved: Tensor) -> Tensor:
     """-B^-1 g; where that does not lead down, the base's own direction."""
     gradient = state.gradient[rows]
     first = torch.ones_like(gradient[:, 0])
     if not base.known:
         first = 1.0 / gradient.abs().sum(1).clamp_min(1.0)
-    scale = torch.where(own.scale[rows] > 0, own.scale[rows], first)[:, None]
-
-    def scaled(vectors: Tensor) -> Tensor:
-        return scale * base.apply(vectors)
-
-    direction = -own.apply(rows, gradient, scaled)
+    scale = own.scale(rows, base.memory, first)
+    direction = -own.apply(rows, gradient, solved, scale)
     uphill = (direction * gradient).sum(1) >= 0
     if uphill.any():
-        direction[uphill] = -scaled(gradient)[uphill]
+        direction[uphill] = -scale[uphill, None] * solved[uphill]
     return direction
 
 
