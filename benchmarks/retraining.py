@@ -18,6 +18,7 @@ from benchmarks.data import images
 from benchmarks.nets import SIDE
 from benchmarks.records import RESULTS, conditions, table, times, write
 from benchmarks.timing import environment
+from engram import retrain
 from engram.batches import Data
 from engram.engine.prepare import undisturbed
 from engram.likelihoods import Categorical
@@ -30,6 +31,7 @@ from engram.retraining.stack import Stack
 BAR = 10.0
 PRIOR_PRECISION = 30.0
 FEW = 3  # copies by L-BFGS, which takes long
+CALLS = 20  # of `engram.retrain` for one example each
 TOGETHER, ALONE = "newton, together", "newton, one at a time"
 NOTHING = torch.empty(0, dtype=torch.long)
 REPEATS = 3  # of what takes seconds; the median counts
@@ -132,9 +134,7 @@ def measure(
     setting: Setting, model: nn.Module, data: Data, seed: int, way: Way, with_lbfgs: bool
 ) -> dict[str, Any]:
     """All copies together by Newton; some, one at a time, by the same; a few by L-BFGS."""
-    generator = torch.Generator().manual_seed(seed)
-    chosen = torch.randperm(setting.examples, generator=generator)[: setting.copies]
-    members = tuple(index[None] for index in chosen)
+    members = tuple(index[None] for index in _chosen(setting, seed))
     few = members[:FEW]
     torch.set_num_threads(way.threads)
     newton = Newton(tolerance=setting.tolerance)
@@ -163,6 +163,28 @@ def measure(
     }
 
 
+def _chosen(setting: Setting, seed: int) -> Tensor:
+    """The left-out examples."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(setting.examples, generator=generator)[: setting.copies]
+
+
+def called(setting: Setting, model: nn.Module, data: Data, seed: int) -> dict[str, float]:
+    """Seconds of a call for all examples, and of calls for one each."""
+    torch.set_num_threads(WAYS["wall"].threads)
+    chosen = _chosen(setting, seed)
+
+    def seconds(indices: Tensor) -> float:
+        newton, began = Newton(tolerance=setting.tolerance), time.perf_counter()
+        given = model, data, indices
+        retrain(*given, train=newton, prior_precision=PRIOR_PRECISION, progress=False)
+        return time.perf_counter() - began
+
+    whole = statistics.median(seconds(chosen) for _ in range(REPEATS))
+    single = statistics.mean(seconds(index[None]) for index in chosen[:CALLS])
+    return {"all": whole, "one": single, "ratio": len(chosen) * single / whole}
+
+
 def _together(
     recipe: Recipe, stack: Stack, members: tuple[Tensor, ...], fit: float, clock: Clock
 ) -> dict[str, Any]:
@@ -189,7 +211,8 @@ def measured(setting: Setting, seed: int, with_lbfgs: bool) -> dict[str, Any]:
         name: measure(setting, model, data, seed, way, with_lbfgs and name == "processor")
         for name, way in WAYS.items()
     }
-    return {"gradient_norm_of_the_trained_net": norm, **found}
+    calls = called(setting, model, data, seed)
+    return {"gradient_norm_of_the_trained_net": norm, **found, "calls": calls}
 
 
 def page(record: dict[str, Any]) -> str:
@@ -211,7 +234,13 @@ not in the count of gradients. "Worst norm" is the largest gradient norm reached
 one asked for. {conditions(record["environment"])}
 Written by `python -m benchmarks.retraining`.
 
-{"".join(_section(way, name, trainings) for name, way in WAYS.items())}
+{"".join(_section(way, name, trainings) for name, way in WAYS.items())}## Calls of `engram.retrain`
+
+{_calls(trainings)}
+
+A call also trains with everything again, three times, for the baseline and the noise floor, and
+reads and checks the data. Wall-clock time, two threads; the loop is timed on {CALLS} calls.
+
 Stacking alone gives little on a processor (compare the two rows of `lbfgs`). The gain of `newton`
 is that directions in which the Hessian is known serve every copy. What a copy by itself cannot use
 is also the second thread: its products are small.
@@ -231,6 +260,15 @@ The fit takes {min(fits):.2f} to {max(fits):.2f} s. The smallest ratio without i
 the bar {_verdict(plain)}; with it, {times(fitted)}, {_verdict(fitted)}.
 
 """
+
+
+def _calls(trainings: dict[str, dict[str, Any]]) -> str:
+    header = ["seed", "one call for all", "a call for one", "a loop of such calls takes"]
+    rows = [
+        [seed, f"{c['all']:.1f} s", f"{c['one']:.2f} s", f"{times(c['ratio'])} times as long"]
+        for seed, c in ((seed, training["calls"]) for seed, training in trainings.items())
+    ]
+    return table(header, rows)
 
 
 def _ways(trainings: dict[str, dict[str, Any]]) -> str:

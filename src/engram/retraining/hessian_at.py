@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 from torch import Tensor
 from torch.func import vmap
@@ -54,7 +56,7 @@ def pulled_back(graph: Graph, vectors: Tensor) -> Tensor:
     def row(vector: Tensor) -> Tensor:
         return torch.autograd.grad(*graph, vector, retain_graph=True)[0]
 
-    try:
-        return vmap(row)(vectors)
-    except RuntimeError:  # an operation whose second derivative cannot be batched
-        return torch.stack([row(vector) for vector in vectors])
+    if len(vectors) > 1:  # for one, vmap is only slower
+        with suppress(RuntimeError):  # an operation whose second derivative cannot be batched
+            return vmap(row)(vectors)
+    return torch.stack([row(vector) for vector in vectors])

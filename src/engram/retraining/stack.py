@@ -151,7 +151,7 @@ class Stack:
         if own is not None:
             inputs = _own_rows(inputs, copies, own)
         with sdpa_kernel(SDPBackend.MATH):
-            if self.vectorised:
+            if self.vectorised and copies > 1:  # for one, vmap is only slower
                 dims = (0, None if own is None else 0)
                 stacked: Tensor = vmap(self.single, in_dims=dims)(named, inputs)
                 return stacked
