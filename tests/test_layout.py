@@ -8,7 +8,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parent.parent / "src" / "engram"
 ORDER = (
     {"_version", "errors", "precision", "parameters", "equation", "likelihoods", "batches"},
-    {"selection", "report"},
+    {"selection", "report", "folders"},
     {"families", "posteriors", "curvature", "engine", "optimizers"},
     {"sensitivity"},
     {"tracking", "retraining", "models"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from engram.errors import ArgumentError, ModelMismatchError
 from engram.parameters import Named, check_finite_weights, trainable
 from engram.posteriors.blocks import Block
+from engram.posteriors.saving import ABOUT, read, write
 
 
 def check_prior_precision(value: float) -> float:
@@ -150,6 +152,22 @@ class Posterior:
                 repr(likelihood),
                 "pass the same likelihood to both calls",
             )
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``posterior.safetensors`` and ``posterior.json`` into a folder; no pickle."""
+        path = Path(folder)
+        write(path, self.mean, self.blocks, {name: getattr(self, name) for name in ABOUT})
+        return path
+
+    @classmethod
+    def load(cls, folder: str | Path, device: torch.device | str = "cpu") -> Posterior:
+        """Read what :meth:`save` wrote.
+
+        Args:
+            folder: that it was saved in.
+            device: of the model that it is used with.
+        """
+        return cls(**read(Path(folder), torch.device(device)))
 
     def __repr__(self) -> str:
         return (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -11,11 +10,10 @@ from typing import Any
 
 import pandas as pd
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engram.errors import ArgumentError, DataError, ModelMismatchError
+from engram.errors import ArgumentError, ModelMismatchError
+from engram.folders import read_folder, write_folder
 from engram.likelihoods import Likelihood
 from engram.sensitivity.diagnostics import Diagnostics
 from engram.sensitivity.page import result_page
@@ -159,11 +157,7 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Write ``result.safetensors`` and ``result.json`` into a folder; no pickle."""
         path = Path(folder)
-        path.mkdir(parents=True, exist_ok=True)
-        save_file(
-            {name: getattr(self, name).contiguous() for name in (*TENSORS, *REFINED)},
-            path / "result.safetensors",
-        )
+        tensors = {name: getattr(self, name) for name in (*TENSORS, *REFINED)}
         description = {
             "format": FORMAT,
             "units": UNITS,
@@ -171,7 +165,7 @@ class Result:
             "coverage": dict(self.coverage),
             "provenance": dict(self.provenance),
         }
-        (path / "result.json").write_text(json.dumps(description, indent=2) + "\n")
+        write_folder(path, "result", tensors, description)
         return path
 
     def report(self, path: str | Path, top: int = 20) -> Path:
@@ -203,23 +197,7 @@ class Result:
 
 def load(folder: str | Path) -> Result:
     """Read what :meth:`Result.save` wrote."""
-    path = Path(folder)
-    missing = [n for n in ("result.safetensors", "result.json") if not (path / n).is_file()]
-    if missing:
-        raise DataError(
-            "a folder written by result.save", f"{path} without {missing[0]}", "check the path"
-        )
-    try:
-        description = json.loads((path / "result.json").read_text())
-        tensors: dict[str, Tensor] = load_file(path / "result.safetensors")
-    except (ValueError, SafetensorError) as error:
-        raise DataError("an undamaged result", f"{path}: {error}", "save it again") from error
-    if description.get("format") != FORMAT:
-        raise DataError(
-            f"a result in format {FORMAT}",
-            f"format {description.get('format')!r}",
-            "read it with the version of engram that wrote it",
-        )
+    tensors, description = read_folder(Path(folder), "result", FORMAT)
     names = {f.name for f in fields(Diagnostics)}
     diagnostics = Diagnostics(**{k: v for k, v in description["diagnostics"].items() if k in names})
     return Result(
