@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from benchmarks.data import images
-from benchmarks.nets import SIDE
+from benchmarks.minimum import PRIOR_PRECISION, silent, trained
 from benchmarks.records import RESULTS, conditions, table, times, write
 from benchmarks.timing import environment
 from engram import retrain
@@ -29,11 +28,9 @@ from engram.retraining.recipes import LBFGS, Newton
 from engram.retraining.stack import Stack
 
 BAR = 10.0
-PRIOR_PRECISION = 30.0
 FEW = 3  # copies by L-BFGS, which takes long
 CALLS = 20  # of `engram.retrain` for one example each
 TOGETHER, ALONE = "newton, together", "newton, one at a time"
-NOTHING = torch.empty(0, dtype=torch.long)
 REPEATS = 3  # of what takes seconds; the median counts
 Clock = Callable[[], float]
 
@@ -70,51 +67,12 @@ class Setting:
     seeds: tuple[int, ...]
 
 
-def mlp() -> nn.Module:
-    """784-32-16, tanh."""
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(SIDE * SIDE, 32),
-        nn.Tanh(),
-        nn.Linear(32, 16),
-        nn.Tanh(),
-        nn.Linear(16, 10),
-    )
-
-
-def trained(data: tuple[Tensor, Tensor], seed: int) -> tuple[nn.Module, float]:
-    """A converged net and the norm of its gradient: Adam, then the Newton recipe."""
-    torch.manual_seed(seed)
-    model, (inputs, targets) = mlp(), data
-    decay = PRIOR_PRECISION / len(inputs)
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, weight_decay=decay)
-    for _ in range(60):
-        for chosen in torch.randperm(len(inputs)).split(250):
-            optimizer.zero_grad()
-            functional.cross_entropy(model(inputs[chosen]), targets[chosen]).backward()
-            optimizer.step()
-    norm = float("inf")
-    for tolerance in (1e-2, 1e-2, 1e-3):  # the posterior is fitted again nearer to the minimum
-        with undisturbed(model):
-            stack = open_stack(model, data, Categorical(), PRIOR_PRECISION)
-            recipe = Newton(tolerance=tolerance, iterations=600, history=40)
-            recipe = recipe.bind(model, data, Categorical(), PRIOR_PRECISION, False)
-            found = recipe.train(Objective(stack, (NOTHING,)), stack.start[None], 0, _silent)
-        nn.utils.vector_to_parameters(found.flat[0], model.parameters())
-        norm = float(found.gradient_norm)
-    return model, norm
-
-
-def _silent(count: float) -> None:
-    """No progress bar."""
-
-
 def together(
     recipe: Recipe, stack: Stack, members: tuple[Tensor, ...], clock: Clock
 ) -> tuple[float, Trained]:
     """Seconds for all copies at once."""
     start, began = stack.start.expand(len(members), -1), clock()
-    found = recipe.train(Objective(stack, members), start, 0, _silent)
+    found = recipe.train(Objective(stack, members), start, 0, silent)
     return clock() - began, found
 
 
