@@ -17,6 +17,7 @@ from engram.errors import ArgumentError, PosteriorError, TargetError
 from engram.likelihoods import Categorical
 from engram.models.predictor.design import as_column, count_of, read_design
 from engram.models.predictor.fit import Fit, fit_at
+from engram.models.predictor.frames import check_rows
 from engram.models.predictor.newton import Objective, minimise, starting_point
 from engram.models.predictor.separation import check_one_class, check_separation
 from engram.models.responses import Response, response_named
@@ -66,6 +67,7 @@ def fit_glm(
     """
     kind = response_named(response, link)
     count = count_of(targets)
+    check_rows(X=inputs, y=targets)
     if penalise_intercept and not isinstance(penalty, Real):
         raise ArgumentError(
             "one number as penalty with penalise_intercept=True",
@@ -110,9 +112,9 @@ def fit_multinomial(
         >>> fit_multinomial(x, y).means[0]
         tensor([0.5000, 0.2500, 0.2500], dtype=torch.float64)
     """
-    design = read_design(
-        inputs, count_of(targets), penalty=penalty, intercept=intercept, weights=weights
-    )
+    count = count_of(targets)
+    check_rows(X=inputs, y=targets)
+    design = read_design(inputs, count, penalty=penalty, intercept=intercept, weights=weights)
     return _fitted(Objective(design, Categorical(), class_shares(targets)), None, "observed")
 
 

@@ -18,6 +18,7 @@ import torch
 from engram.errors import PosteriorError
 from engram.models.predictor.design import as_column, count_of, read_design
 from engram.models.predictor.fit import Fit, fit_at
+from engram.models.predictor.frames import check_rows
 from engram.models.predictor.newton import Objective
 from engram.models.predictor.rank import check_rank
 from engram.models.responses import Gaussian
@@ -59,6 +60,7 @@ def fit_linear(
         R. D. Cook and S. Weisberg, *Residuals and Influence in Regression*, 1982.
     """
     count = count_of(targets)
+    check_rows(X=inputs, y=targets)
     design = read_design(
         inputs, count, penalty=penalty, intercept=intercept, weights=weights, offset=offset
     )

@@ -10,6 +10,7 @@ from engram.errors import ArgumentError, UnsupportedModelError
 from engram.models.adapters import scikit_learn, stats_models
 from engram.models.influence.sensitivities import sensitivities_of
 from engram.models.predictor.fit import Fit
+from engram.models.predictor.frames import check_rows
 from engram.sensitivity.result import Result
 
 
@@ -77,6 +78,7 @@ def read(model: Any, X: Any = None, y: Any = None, sample_weight: Any = None) ->
                 f"X={'None' if X is None else 'given'}, y={'None' if y is None else 'given'}",
                 "call engram.of(estimator, X, y)",
             )
+        check_rows(X=X, y=y, sample_weight=sample_weight)
         return _read_estimator(model, X, y, sample_weight)
     if _from("statsmodels", model):
         return _read_results(model, X, y, sample_weight)

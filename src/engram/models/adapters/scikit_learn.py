@@ -21,15 +21,9 @@ from torch import Tensor
 
 from engram.errors import DataError, TargetError, UnsupportedModelError
 from engram.likelihoods import Categorical, Likelihood
-from engram.models.predictor.design import (
-    as_column,
-    as_weights,
-    count_of,
-    frame_names,
-    in_order,
-    read_design,
-)
+from engram.models.predictor.design import as_column, as_weights, count_of, read_design
 from engram.models.predictor.fit import Fit, fit_at
+from engram.models.predictor.frames import frame_names, in_order, row_index
 from engram.models.predictor.newton import Objective
 from engram.models.responses import Bernoulli, Gamma, Gaussian, Poisson, Response, Tweedie
 from engram.models.responses.likelihood import ResponseLikelihood
@@ -44,6 +38,7 @@ def read_pipeline(model: Any, inputs: Any, targets: Any, weights: Any, read: Rea
     if not hasattr(last, "coef_") and not hasattr(last, "steps"):
         return read(last, inputs, targets, weights)  # which says what is wrong with it
     if len(model.steps) > 1:
+        index = row_index(inputs)
         try:
             inputs = model[:-1].transform(_in_order(model, inputs))
         except (TypeError, ValueError) as error:
@@ -52,11 +47,11 @@ def read_pipeline(model: Any, inputs: Any, targets: Any, weights: Any, read: Rea
                 f"{type(error).__name__}: {error}",
                 "fit all steps, and pass the inputs the pipeline was fitted on",
             ) from error
-        inputs = _named(model[:-1], inputs)
+        inputs = _named(model[:-1], inputs, index)
     return read(last, inputs, targets, weights)
 
 
-def _named(steps: Any, values: Any) -> Any:
+def _named(steps: Any, values: Any, index: Any) -> Any:
     """What the steps gave as a data frame with their names for its columns, if they have any."""
     if frame_names(values) is not None:
         return values
@@ -65,7 +60,9 @@ def _named(steps: Any, values: Any) -> Any:
     except (AttributeError, TypeError, ValueError):  # some step has none
         return values
     matrix = values.toarray() if hasattr(values, "toarray") else np.asarray(values)
-    return pd.DataFrame(matrix, columns=names) if matrix.shape[1:] == (len(names),) else values
+    if matrix.shape[1:] != (len(names),):
+        return values
+    return pd.DataFrame(matrix, index=index, columns=names)
 
 
 def _in_order(model: Any, inputs: Any) -> Any:

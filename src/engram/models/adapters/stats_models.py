@@ -14,6 +14,7 @@ from engram.errors import DataError, UnsupportedModelError
 from engram.likelihoods import Categorical
 from engram.models.predictor.design import Design, as_matrix, read_design
 from engram.models.predictor.fit import Fit, fit_at
+from engram.models.predictor.frames import check_names
 from engram.models.predictor.newton import Objective
 from engram.models.responses import (
     Bernoulli,
@@ -126,7 +127,9 @@ def _design(results: Any, weights: Any = None, offset: Any = None) -> Design:
     design = read_design(
         as_matrix(model.exog), len(model.endog), intercept=False, weights=weights, offset=offset
     )
-    return replace(design, names=tuple(map(str, model.exog_names)))
+    names = tuple(map(str, model.exog_names))
+    check_names(names)
+    return replace(design, names=names)
 
 
 def _fit(results: Any, design: Design, response: Response, targets: Any, scale: float) -> Fit:

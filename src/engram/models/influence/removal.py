@@ -21,6 +21,7 @@ from engram.errors import DataError, PosteriorError
 from engram.models.predictor.design import Design
 from engram.models.predictor.factor import curvature
 from engram.models.predictor.fit import Fit
+from engram.models.predictor.frames import check_rows
 from engram.models.predictor.rank import check_rank
 from engram.models.responses.likelihood import Weighted
 from engram.selection import check_group
@@ -78,6 +79,7 @@ def _other_data(fit: Fit, data: tuple[Any, ...]) -> tuple[Design, Tensor, Tensor
         raise DataError(
             "evaluate_on as (X, y) or (X, y, offset)", type(data).__name__, "pass one tuple"
         )
+    check_rows(**dict(zip(("X", "y", "offset"), data, strict=False)))
     design = fit.objective.design
     matrix, targets = design.read_inputs(data[0]), fit.read_targets(data[1])
     if len(matrix) != len(targets):

@@ -12,6 +12,13 @@ import torch
 from torch import Tensor
 
 from engram.errors import ArgumentError, DataError, NonFiniteError
+from engram.models.predictor.frames import (
+    check_names,
+    check_rows,
+    column_names,
+    frame_names,
+    in_order,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +152,8 @@ def read_design(
         raise DataError(
             "at least one column", "none, and no intercept", "give X, or intercept=True"
         )
+    check_names(names)
+    check_rows(X=inputs, weights=weights, offset=offset)
     row_weights = as_weights(weights, num_targets)
     shift = as_column("offset", offset, num_targets, 0.0)[:, None]
     return Design(matrix, intercept, names, columns, row_weights, shift)
@@ -231,35 +240,6 @@ def _as_tensor(values: Any) -> Tensor:
         return values.detach().cpu().double()
     array = np.ascontiguousarray(values, dtype=np.float64)
     return torch.from_numpy(array if array.flags.writeable else array.copy())
-
-
-def column_names(inputs: Any, count: int) -> tuple[str, ...]:
-    """The data frame's names, or x0, x1, ..."""
-    named = frame_names(inputs)
-    if named is not None and len(named) == count:
-        return named
-    return tuple(f"x{number}" for number in range(count))
-
-
-def frame_names(inputs: Any) -> tuple[str, ...] | None:
-    """The names of a data frame's columns; None for all else."""
-    named = getattr(inputs, "columns", None)
-    return None if named is None else tuple(str(name) for name in named)
-
-
-def in_order(inputs: Any, names: Sequence[str]) -> Any:
-    """A data frame with its columns in the order of the names; DataError if they are others."""
-    found = frame_names(inputs)
-    if found is None or found == tuple(names):
-        return inputs
-    if sorted(found) != sorted(names) or len(set(found)) < len(found):
-        others = sorted(set(found) ^ set(names)) or ["repeated ones"]
-        raise DataError(
-            f"the columns that the model was fitted on, {', '.join(names[:8])}",
-            f"{', '.join(found[:8])} (they differ in {', '.join(others[:8])})",
-            "pass a data frame with these columns, in any order",
-        )
-    return inputs.iloc[:, [found.index(name) for name in names]]
 
 
 def _penalties(penalty: float | Sequence[float], count: int) -> Tensor:

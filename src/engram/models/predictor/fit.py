@@ -18,6 +18,7 @@ from engram.errors import ArgumentError, PosteriorError
 from engram.likelihoods import Likelihood
 from engram.models.predictor.design import as_column, count_of
 from engram.models.predictor.factor import Factor
+from engram.models.predictor.frames import check_rows
 from engram.models.predictor.newton import Minimum, Objective, minimise
 from engram.models.predictor.rank import check_rank
 from engram.models.predictor.separation import check_separation, check_separation_elsewhere
@@ -134,6 +135,7 @@ class Fit:
 
         The columns of a data frame are found by name.
         """
+        check_rows(X=inputs, offset=offset)
         design = self.objective.design
         matrix = design.read_inputs(inputs)
         return matrix @ self.coefficients.mT + design.read_offset(offset, len(matrix))
