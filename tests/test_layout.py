@@ -7,7 +7,8 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "engram"
 ORDER = (
-    {"_version", "errors", "precision", "parameters", "equation", "likelihoods", "batches"},
+    {"_version", "errors", "arguments", "precision", "parameters", "equation"},
+    {"likelihoods", "batches"},
     {"selection", "report", "folders"},
     {"families", "posteriors", "curvature", "engine", "optimizers"},
     {"sensitivity"},

@@ -91,7 +91,7 @@ def test_an_exception_of_the_training_leaves_everything_as_it_was():
         ({"indices": [0], "groups": [[1]]}, "indices and groups"),
         ({"indices": None, "groups": [list(range(14))]}, "leave some examples"),
         ({"indices": None, "groups": []}, "at least one group"),
-        ({"refits": 1}, "at least 2 refits"),
+        ({"refits": 1}, "number of refits of at least 2"),
     ],
     ids=str,
 )

@@ -118,7 +118,7 @@ def test_the_sample_has_its_size_and_no_repeats(num_data, sample):
 
 def test_wrong_arguments(digits_like):
     model, data, result = digits_like
-    with pytest.raises(ArgumentError, match=r"3 to 36 examples.*got 37"):
+    with pytest.raises(ArgumentError, match=r"3 to 36; got 37"):
         engram.verify(model, data, result, sample=37, progress=False)
     with pytest.raises(ModelMismatchError, match="these 35 examples"):
         engram.verify(model, (data[0][1:], data[1][1:]), result, progress=False)

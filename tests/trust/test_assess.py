@@ -135,9 +135,9 @@ def test_examples_saved_shown_and_model_unchanged(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sample": 2}, "a sample of 3 to 36 examples"),
-        ({"sample": 37}, "a sample of 3 to 36 examples"),
-        ({"rounds": 0}, "at least 1 of rounds"),
+        ({"sample": 2}, "a whole sample from 3 to 36"),
+        ({"sample": 37}, "a whole sample from 3 to 36"),
+        ({"rounds": 0}, "a whole number of rounds of at least 1"),
     ],
 )
 def test_bad_numbers(settings, message):

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from engram.arguments import whole
 from engram.batches import Batch, Batches, Data, call
 from engram.engine.passes import Trace
 from engram.engine.prepare import Engine, device_of, prepare, undisturbed
-from engram.errors import ArgumentError, NonFiniteError
+from engram.errors import NonFiniteError
 from engram.likelihoods import Likelihood, resolve
 from engram.parameters import Named, uncompiled
 
@@ -166,8 +167,8 @@ def session(
     progress: bool = True,
 ) -> Iterator[Session]:
     """Open the model for passes; it is as before when this ends, also after an exception."""
-    if batch_size is not None and not (isinstance(batch_size, int) and batch_size >= 1):
-        raise ArgumentError("a whole batch_size of at least 1", repr(batch_size), "leave it out")
+    if batch_size is not None:
+        batch_size = whole("batch_size", batch_size, remedy="leave it out")
     chosen, model = resolve(likelihood), uncompiled(model)
     batches = Batches(data, batch_size or 1)
     with undisturbed(model):

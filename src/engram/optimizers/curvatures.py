@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from engram.arguments import whole
 from engram.curvature.hessian import hessian_rows
 from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood, resolve
@@ -210,5 +211,4 @@ def signs(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 
 
 def _check_probes(probes: int) -> None:
-    if probes < 1:
-        raise ArgumentError("at least 1 probe", repr(probes), "use probes=1 or more")
+    whole("number of probes", probes, remedy="use probes=1 or more")

@@ -7,10 +7,11 @@ from typing import Any
 
 from torch import nn
 
+from engram.arguments import fraction, seed_number, whole
 from engram.batches import Data
 from engram.curvature.exact import ExactCurvature
 from engram.engine.session import session
-from engram.errors import ArgumentError, PosteriorError
+from engram.errors import PosteriorError
 from engram.likelihoods import Likelihood
 from engram.posteriors.blocks import Block, DenseBlock, EigenBlock
 from engram.posteriors.convert import as_posterior
@@ -85,7 +86,9 @@ def calibrate(
         K. Takeuchi's information criterion has the same trace as its penalty.
     """
     check_match(match)
-    _check_counts(probes, tolerance)
+    probes = whole("number of probes", probes, 2, remedy="use probes=10, for a standard error")
+    tolerance = fraction("tolerance", tolerance, "use tolerance=0.05")
+    seed = seed_number(seed)
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
     layout = covered_layout(posterior)
@@ -140,12 +143,3 @@ def _record(traces: Traces, match: str, curvature: str, probes: int, seed: int) 
         "residual": traces.residual,
         "seed": seed,
     }
-
-
-def _check_counts(probes: int, tolerance: float) -> None:
-    if not isinstance(probes, int) or probes < 2:
-        raise ArgumentError(
-            "at least 2 probes, for a standard error", repr(probes), "use probes=10"
-        )
-    if not 0 < tolerance < 1:
-        raise ArgumentError("a tolerance between 0 and 1", repr(tolerance), "use tolerance=0.05")

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from engram.errors import ArgumentError, ModelMismatchError
+from engram.arguments import positive
+from engram.errors import ModelMismatchError
 from engram.parameters import Named, check_finite_weights, trainable
 from engram.posteriors.blocks import Block
 from engram.posteriors.saving import ABOUT, read, write
@@ -18,18 +19,12 @@ from engram.posteriors.saving import ABOUT, read, write
 
 def check_prior_precision(value: float) -> float:
     """Delta must be a positive number."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = float("nan")
-    if not number > 0 or number == float("inf"):
-        raise ArgumentError(
-            "a positive prior_precision (delta of the regulariser delta/2 |theta|^2 added to the "
-            "sum of the losses)",
-            repr(value),
-            "use num_data times the weight decay of the mean loss",
-        )
-    return number
+    return positive(
+        "prior_precision (delta of the regulariser delta/2 |theta|^2 added to the sum of the "
+        "losses)",
+        value,
+        "use num_data times the weight decay of the mean loss",
+    )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from engram.arguments import seed_number
 from engram.batches import Data
 from engram.curvature.hessian import hessian
 from engram.curvature.kronecker import KroneckerFactors
@@ -84,7 +85,7 @@ def laplace(
     prior_precision = check_prior_precision(prior_precision)
     if curvature is not None:
         check_curvature(curvature)
-    tolerance = chosen_tolerance(tolerance, model)
+    tolerance, seed = chosen_tolerance(tolerance, model), seed_number(seed)
     undecided = structure is None and curvature is None
     if structure is None:
         structure = "full" if curvature == "hessian" else default_structure(model, data)

@@ -9,7 +9,6 @@ our own full matrices).
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from engram.arguments import whole
 from engram.errors import ArgumentError, ModelMismatchError
 from engram.optimizers.base import BayesianOptimizer
 from engram.optimizers.curvatures import GaussNewton
@@ -126,10 +126,7 @@ def loss_scale(
     optimizer: Optimizer, num_data: int, reduction: str, batch_size: int | None
 ) -> float:
     """N for a loss averaged over the batch, N / batch size for a sum."""
-    if not isinstance(num_data, numbers.Integral) or num_data < 1:
-        raise ArgumentError(
-            "a whole num_data of at least 1", repr(num_data), "count the training examples"
-        )
+    num_data = whole("num_data", num_data, remedy="count the training examples")
     own = {group["num_data"] for group in optimizer.param_groups if "num_data" in group}
     if own and own != {num_data}:
         raise ArgumentError(
@@ -167,13 +164,8 @@ def _root(optimizer: Optimizer, squares: str, batch_size: int | None, num_data: 
 
 
 def _checked_batch_size(batch_size: int | None, num_data: int, purpose: str) -> int:
-    if not batch_size or not 1 <= batch_size <= num_data:
-        raise ArgumentError(
-            f"the training batch_size with {purpose}, from 1 to {num_data:,}",
-            "none" if batch_size is None else repr(batch_size),
-            "pass batch_size",
-        )
-    return batch_size
+    remedy = f"pass the batch size of the training with {purpose}"
+    return whole("batch_size", batch_size, 1, num_data, remedy)
 
 
 def _check_owner(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from engram.arguments import is_number, shown
 from engram.errors import ArgumentError
 from engram.parameters import trainable
 from engram.posteriors.blocks import Block, EigenBlock
@@ -26,9 +27,9 @@ def chosen_tolerance(given: float | None, model: nn.Module) -> float:
     if given is None:
         double = any(p.dtype == torch.float64 for p in trainable(model).values())
         return 0.0 if double else TOLERANCE
-    if not 0 <= given < 1:
+    if not (is_number(given) and 0 <= given < 1):
         raise ArgumentError(
-            "a tolerance from 0 to below 1, or None", repr(given), "use 0 to have everything exact"
+            "a tolerance from 0 to below 1, or None", shown(given), "use 0 to have everything exact"
         )
     return float(given)
 

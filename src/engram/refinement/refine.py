@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engram.arguments import fraction
 from engram.batches import Data
 from engram.curvature.seeds import check_exact
 from engram.engine.session import Session, session
@@ -84,8 +85,7 @@ def refine(
     if not isinstance(method, str) or method not in ways:
         raise ArgumentError(f"method to be one of {', '.join(ways)}", repr(method), 'use "solve"')
     check_exact(curvature)
-    if not 0 < tolerance < 1:
-        raise ArgumentError("a tolerance between 0 and 1", repr(tolerance), "use tolerance=1e-3")
+    tolerance = fraction("tolerance", tolerance, "use tolerance=1e-3")
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
     with session(model, data, likelihood, batch_size, progress) as opened:

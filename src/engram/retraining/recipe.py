@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from engram.arguments import positive
 from engram.batches import Data
-from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
 from engram.precision import wide
 from engram.retraining.quasi_newton import Objective, left_out_norms
@@ -60,8 +60,8 @@ class Recipe(ABC):
 
 def check_positive(recipe: object, **values: float | None) -> None:
     for name, value in values.items():
-        if value is not None and not value > 0:
-            raise ArgumentError(f"a positive {name}", repr(value), f"check {recipe!r}")
+        if value is not None:
+            positive(name, value, f"check {recipe!r}")
 
 
 def wanted_norms(objective: Objective, start: Tensor, tolerance: float) -> Tensor:

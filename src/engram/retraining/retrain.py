@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from engram.arguments import seed_number, whole
 from engram.batches import Batch, Batches, Data
 from engram.engine.prepare import device_of, training_layers, undisturbed
 from engram.errors import ArgumentError
@@ -100,7 +101,8 @@ def retrain(
     chosen = resolve(likelihood)
     delta = check_prior_precision(prior_precision)
     ways = _resolve_train(train)
-    _check_refits(refits)
+    refits = whole("number of refits", refits, 2, remedy="use refits=3, a baseline and its noise")
+    seed = seed_number(seed)
     ranks = Ranks.from_environment()
     ranks.check_folder(folder)
     selection = select(Batches(data, 256), indices, groups, classes)
@@ -197,13 +199,6 @@ def _resolve_train(train: Train) -> Recipe | Function:
         repr(train),
         'use train="newton", or pass the function that trained the model',
     )
-
-
-def _check_refits(refits: int) -> None:
-    if not isinstance(refits, int) or refits < 2:
-        raise ArgumentError(
-            "at least 2 refits, a baseline and one to compare it with", repr(refits), "use refits=3"
-        )
 
 
 def _settings(model: nn.Module, data: Data, ways: Recipe | Function, task: Task) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from engram.arguments import seed_number, whole
 from engram.batches import Batches, Data
 from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood, resolve
@@ -69,6 +70,7 @@ def verify(
     num_data = Batches(data, 1).num_data
     result.check_data(num_data, resolve(likelihood))
     _check_sample(sample, num_data)
+    seed = seed_number(seed)
     chosen, strata = stratified(result.score, sample, seed)
     settings = result.provenance.get("settings", {})
     truth = retrain(
@@ -125,9 +127,4 @@ def _check_sample(sample: int, num_data: int) -> None:
             f"{num_data} examples",
             "use engram.retrain for the left-out models themselves",
         )
-    if not isinstance(sample, int) or not SMALLEST_SAMPLE <= sample <= num_data:
-        raise ArgumentError(
-            f"a sample of {SMALLEST_SAMPLE} to {num_data} examples, as many as the data has",
-            repr(sample),
-            "use sample=30, or fewer for small data",
-        )
+    whole("sample", sample, SMALLEST_SAMPLE, num_data, "use sample=30, or fewer for small data")

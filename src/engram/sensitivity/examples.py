@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from engram.arguments import seed_number, whole
 from engram.batches import Data
 from engram.engine.prepare import training_layers
 from engram.engine.session import Session, session
 from engram.engine.totals import GradientSum
-from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.downdating import can_be_downdated
@@ -68,8 +68,7 @@ def sensitivities(
         >>> result.loo_nll > result.train_nll
         True
     """
-    if rounds < 0:
-        raise ArgumentError("rounds of 0 or more", repr(rounds), "use rounds=3")
+    rounds, seed = whole("number of rounds", rounds, 0, remedy="use rounds=3"), seed_number(seed)
     if estimator not in (None, *FITTING):
         estimator_named(estimator, also=FITTING)
     posterior = as_posterior(posterior, model)

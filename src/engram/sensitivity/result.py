@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from engram.arguments import whole
 from engram.errors import ArgumentError, ModelMismatchError
 from engram.folders import read_folder, write_folder
 from engram.likelihoods import Likelihood
@@ -123,9 +124,7 @@ class Result:
 
         ``score`` finds what the model depends on most, ``loo_loss`` likely label errors.
         """
-        frame = self.to_frame()
-        if count < 1:
-            raise ArgumentError("at least 1 example", repr(count), "ask for top(20)")
+        frame, count = self.to_frame(), whole("count", count, remedy="ask for top(20)")
         if by not in frame.columns:
             raise ArgumentError(
                 f"by to be one of {', '.join(map(str, frame.columns))}", repr(by), 'use "score"'
@@ -170,7 +169,7 @@ class Result:
 
     def report(self, path: str | Path, top: int = 20) -> Path:
         """Write one self-contained HTML page with figures, the top examples and diagnostics."""
-        return result_page(self, top, Path(path))
+        return result_page(self, whole("top", top, remedy="use top=20"), Path(path))
 
     def __repr__(self) -> str:
         settings = self.provenance.get("settings", {})

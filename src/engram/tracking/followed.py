@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from engram.arguments import whole
 from engram.batches import Batches, Data
 from engram.engine.witness import Witness
 from engram.errors import ArgumentError, DataError
@@ -75,7 +76,7 @@ class Followed:
         self.model, self.likelihood, self.reduction = model, likelihood, reduction
         self.batches = Batches(data, 1)
         num_data = self.batches.num_data
-        _check_count(count, num_data)
+        count = _check_count(count, num_data)
         generator = torch.Generator().manual_seed(SEED)
         self.indices = torch.randperm(num_data, generator=generator)[:count]
         self.kept = torch.ones(num_data)
@@ -219,11 +220,8 @@ def increase_of_all(increase: Tensor, difficulty: Tensor, difficulty_of_all: flo
     return float(increase.mean()) + slope * (difficulty_of_all - float(difficulty.mean()))
 
 
-def _check_count(count: int, num_data: int) -> None:
+def _check_count(count: int, num_data: int) -> int:
+    """At most half of the data."""
     highest = max(1, int(LARGEST_SHARE * num_data))
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= highest:
-        raise ArgumentError(
-            f"a whole number of examples to follow, from 1 to half of the data, {highest:,}",
-            repr(count),
-            "use a tenth of the data, and no more than some thousands",
-        )
+    remedy = "use a tenth of the data, at most half of the data and some thousands"
+    return whole("number of examples to follow", count, 1, highest, remedy)

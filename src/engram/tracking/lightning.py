@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from engram.arguments import whole
 from engram.batches import Data
-from engram.errors import ArgumentError
 from engram.tracking.extras import require
 from engram.tracking.tracker import Tracker
 
@@ -45,8 +45,7 @@ class TrackerCallback(Callback):
         **settings: Any,
     ) -> None:
         super().__init__()
-        if every < 1:
-            raise ArgumentError("every to be at least 1", repr(every), "use every=1")
+        every = whole("every", every)
         self.data, self.model, self.indices = data, model, indices
         self.every, self.stop, self.settings = every, stop, settings
         self.tracker: Tracker | None = None

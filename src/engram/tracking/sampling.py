@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engram.arguments import whole
 from engram.batches import Data
 from engram.engine.prepare import device_of
-from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
 from engram.parameters import trainable
 from engram.posteriors.gaussian import Posterior
@@ -40,10 +40,9 @@ def weights(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
             parameter.data = before[name]
 
 
-def check_samples(samples: int) -> None:
-    """ArgumentError unless it is a number of draws."""
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0:
-        raise ArgumentError("samples of at least 1, or 0 for the mean", repr(samples), "use 8")
+def check_samples(samples: int) -> int:
+    """A number of draws; 0 is the mean."""
+    return whole("number of samples", samples, 0, remedy="use 8, or 0 for the mean")
 
 
 def sampled_sensitivities(
@@ -63,7 +62,7 @@ def sampled_sensitivities(
         seed: of the draws.
         settings: further arguments of :func:`engram.sensitivities`.
     """
-    check_samples(samples)
+    samples = check_samples(samples)
     at_mean = sensitivities(model, data, posterior, likelihood=likelihood, seed=seed, **settings)
     if samples == 0:
         return at_mean

@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from engram.arguments import whole
 from engram.batches import Batches, Data
-from engram.errors import ArgumentError, NonFiniteError, PosteriorError
+from engram.errors import NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood, resolve
 from engram.parameters import uncompiled
 from engram.posteriors.gaussian import Posterior
@@ -90,9 +91,8 @@ class Tracker:
         patience: int = 5,
         folder: str | Path | None = None,
     ) -> None:
-        if not isinstance(patience, int) or patience < 1:
-            raise ArgumentError("a whole patience of at least 1", repr(patience), "use 5")
-        check_samples(samples)
+        patience = whole("patience", patience, remedy="use 5")
+        samples = check_samples(samples)
         estimator_named(estimator)
         self.model = model = uncompiled(model)
         self.optimizer, self.data = optimizer, data

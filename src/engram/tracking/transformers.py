@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
+from engram.arguments import whole
 from engram.batches import Data
-from engram.errors import ArgumentError
 from engram.tracking.extras import require
 from engram.tracking.tracker import Tracker
 
@@ -46,8 +46,7 @@ class TrackerCallback(TrainerCallback):
         checkpoint: str | Path | None = None,
         **settings: Any,
     ) -> None:
-        if every < 1:
-            raise ArgumentError("every to be at least 1", repr(every), "use every=1")
+        every = whole("every", every)
         self.data, self.every, self.stop, self.settings = data, every, stop, settings
         self.checkpoint = checkpoint
         self.tracker: Tracker | None = None

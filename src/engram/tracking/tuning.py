@@ -159,7 +159,7 @@ def tune(
 
 
 def _checked_grid(prior_precisions: Sequence[float], posterior: str) -> list[float]:
-    grid = [check_prior_precision(float(value)) for value in prior_precisions]
+    grid = [check_prior_precision(value) for value in prior_precisions]
     if not grid:
         raise ArgumentError("at least one prior precision", "none", "use [0.1, 1, 10, 100]")
     if len(set(grid)) != len(grid):

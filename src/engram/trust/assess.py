@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from engram.arguments import seed_number, whole
 from engram.batches import Data
 from engram.engine.session import Session, session
-from engram.errors import ArgumentError, ModelMismatchError
+from engram.errors import ModelMismatchError
 from engram.likelihoods import Likelihood
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
@@ -76,13 +77,15 @@ def assess(
         >>> assess(model, data, result, posterior, likelihood=Gaussian()).level
         'good'
     """
+    rounds, seed = whole("number of rounds", rounds, remedy="use rounds=10"), seed_number(seed)
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
     with session(model, data, likelihood, batch_size, progress) as opened:
         posterior.check_likelihood(opened.likelihood)
-        sample = min(SAMPLE, opened.batches.num_data) if sample is None else sample
-        _check_numbers(sample, rounds, opened.batches.num_data)
-        result.check_data(opened.batches.num_data, opened.likelihood)
+        num_data = opened.batches.num_data
+        sample = min(SAMPLE, num_data) if sample is None else sample
+        sample = whole("sample", sample, SMALLEST_SAMPLE, num_data, "leave it out")
+        result.check_data(num_data, opened.likelihood)
         _check_posterior(result, posterior)
         _check_outputs(result, opened)
         objective = Objective(opened, posterior, _prior_share(result))
@@ -97,17 +100,6 @@ def _prior_share(result: Result) -> float:
     return result.diagnostics.fitting_prior / float(
         result.provenance["settings"]["prior_precision"]
     )
-
-
-def _check_numbers(sample: int, rounds: int, num_data: int) -> None:
-    if not isinstance(sample, int) or not SMALLEST_SAMPLE <= sample <= num_data:
-        raise ArgumentError(
-            f"a sample of {SMALLEST_SAMPLE} to {num_data} examples, as many as the data has",
-            repr(sample),
-            "leave it out",
-        )
-    if not isinstance(rounds, int) or rounds < 1:
-        raise ArgumentError("at least 1 of rounds", repr(rounds), "use rounds=10")
 
 
 def _check_posterior(result: Result, posterior: Posterior) -> None:

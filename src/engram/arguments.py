@@ -1,0 +1,61 @@
+"""Numbers that a caller gives, checked in one way wherever they enter.
+
+numpy's integers are integers, and truth values are not numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+from engram.errors import ArgumentError
+
+LARGEST_SEED = 2**63 - 1
+
+
+def whole(
+    name: str, value: Any, low: int = 1, high: int | None = None, remedy: str | None = None
+) -> int:
+    """An integer from ``low`` to ``high``, as Python's own.
+
+    Example:
+        >>> import numpy as np
+        >>> whole("rounds", np.int64(3))
+        3
+    """
+    proper = isinstance(value, Integral) and not isinstance(value, bool)
+    if proper and low <= value and (high is None or value <= high):
+        return int(value)
+    reach = f"of at least {low:,}" if high is None else f"from {low:,} to {high:,}"
+    raise ArgumentError(f"a whole {name} {reach}", shown(value), remedy or f"use {name}={low}")
+
+
+def seed_number(value: Any) -> int:
+    """A seed that every generator takes."""
+    return whole("seed", value, 0, LARGEST_SEED, "use seed=0")
+
+
+def positive(name: str, value: Any, remedy: str | None = None) -> float:
+    """A finite number above 0."""
+    if is_number(value) and 0 < value < math.inf:
+        return float(value)
+    raise ArgumentError(f"a positive {name}", shown(value), remedy or f"use {name}=1.0")
+
+
+def fraction(name: str, value: Any, remedy: str | None = None) -> float:
+    """A number above 0 and below 1."""
+    if is_number(value) and 0 < value < 1:
+        return float(value)
+    raise ArgumentError(f"a {name} between 0 and 1", shown(value), remedy or f"use {name}=0.5")
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a real number, NaN and infinity among them; truth values are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def shown(value: Any) -> str:
+    """A value in a message, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
