@@ -210,6 +210,6 @@ def test_reductions_that_cannot_be() -> None:
         engram.posterior_of(adam, model, num_data=NUM_DATA, reduction="none")
     with pytest.raises(ArgumentError, match=r"from 1 to 40; got 41"):
         engram.posterior_of(adam, model, num_data=NUM_DATA, reduction="sum", batch_size=41)
-    plain = torch.optim.SGD(by_layer(model, 0.0, 0.0), lr=0.1)
+    plain = torch.optim.Adam(by_layer(model, 0.0, 0.0), lr=0.1)
     with pytest.raises(ArgumentError, match="pass prior_precision"):
         engram.posterior_of(plain, model, num_data=NUM_DATA)

@@ -16,6 +16,10 @@ DiagonalVON
 
 A root is taken to be no smaller than the optimizer's own ``eps``, which bounds its steps as well:
 an entry that never had a gradient and has no weight decay would otherwise have a precision of zero.
+
+The paper's row for RMSprop and Adam is N sqrt(s) with s as the optimizer keeps it; its authors add
+delta. Adam's s starts at zero, so at step t that is sqrt(1 - beta2^t) of the root above: a
+fourteenth at step 5 with beta2 = 0.999. ``Reading.as_kept`` asks for it.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ class Reading:
     state: Mapping[str, Any]
     scale: float  # N for a loss averaged over the batch, N / batch size for a sum
     prior_precision: float
+    as_kept: bool = False  # a running average as it stands: no correction of its start, no floor
 
     def scaled(self, root: Tensor) -> Tensor:
         """N root + delta, for gradients of the mean loss."""
@@ -44,6 +49,8 @@ class Reading:
 
     def floored(self, root: Tensor, share: float = 1.0) -> Tensor:
         """No smaller than the group's eps, or a share of it, where it has one."""
+        if self.as_kept:
+            return root
         return root.clamp(min=share * float(self.group.get("eps", 0.0)))
 
 
@@ -68,7 +75,7 @@ def _rmsprop(reading: Reading) -> Tensor:
 
 def _adam(reading: Reading) -> Tensor:
     name = "max_exp_avg_sq" if reading.group.get("amsgrad") else "exp_avg_sq"
-    correction = 1 - float(reading.group["betas"][1]) ** _steps(reading)
+    correction = 1.0 if reading.as_kept else 1 - float(reading.group["betas"][1]) ** _steps(reading)
     return reading.scaled(reading.floored((reading.state[name] / correction).sqrt()))
 
 
@@ -99,7 +106,8 @@ ADAPTERS: dict[str, Adapter] = {
     "DiagonalVON": _own,
 }
 
-SQUARED = {"RMSprop", "Adam", "AdamW", "NAdam", "RAdam", "Adagrad"}  # averages of squared gradients
+IN_PAPER = {"RMSprop", "Adam", "AdamW", "NAdam", "RAdam"}  # running averages of squared gradients
+SQUARED = IN_PAPER | {"Adagrad"}
 
 
 def register(name: str, adapter: Adapter) -> None:

@@ -22,9 +22,19 @@ from engram.optimizers.base import BayesianOptimizer
 from engram.optimizers.curvatures import GaussNewton
 from engram.parameters import trainable
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.readers import Source, blocks_of, check_known, keeps_squares, takes_mean_loss
+from engram.posteriors.readers import (
+    Source,
+    blocks_of,
+    check_known,
+    in_paper,
+    is_identity,
+    keeps_squares,
+    takes_mean_loss,
+)
 from engram.posteriors.tolerance import chosen_tolerance
 from engram.posteriors.weight_decay import Prior, prior_of
+
+SQUARES = ("batch", "example", "paper")  # readings of an average of squared gradients
 
 
 def posterior_of(
@@ -49,10 +59,13 @@ def posterior_of(
             times it for a sum.
         reduction: of the training loss over a batch, ``mean`` or ``sum``.
         batch_size: of training; needed for ``sum`` and for ``squares="example"``.
-        squares: what an average of squared gradients, as Adam keeps, is taken for: ``batch`` as it
-            stands, S = N sqrt(s) + delta (Table 1 of the paper), or ``example``, scaled to single
-            examples, S = N sqrt(B s) + delta. A batch's gradient is a mean of B, so its square is
-            about 1/B of an example's, and S would depend on B; see docs/optimizers.md.
+        squares: what an average s of squared gradients, as Adam keeps, is taken for. ``batch``:
+            S = N sqrt(s_hat) + delta, with the start of Adam's average corrected as in its step,
+            s_hat = s / (1 - beta2^t). ``example``: scaled to single examples,
+            S = N sqrt(B s_hat) + delta; a batch's gradient is a mean of B, so its square is about
+            1/B of an example's, and S would depend on B. ``paper``: Table 1 of the paper as its
+            authors compute it, S = N sqrt(s) + delta, with s as it is kept; delta may be 0 there.
+            See docs/optimizers.md.
         tolerance: how far an average example's sensitivity may change for speed: wide diagonals at
             one position are taken as a short sum of products. If not given, 0.03 in single
             precision and 0, everything exact, in double.
@@ -103,6 +116,11 @@ class Wanted:
     squares: str
     tolerance: float | None = None
 
+    @property
+    def as_kept(self) -> bool:
+        """Whether running averages are taken as the paper's table has them."""
+        return self.squares == "paper"
+
     def applied(self, optimizer: Optimizer, model: nn.Module) -> tuple[Source, Prior]:
         """What is to be read, all checked; works before the first step as well."""
         optimizer = unwrapped(optimizer)
@@ -111,9 +129,12 @@ class Wanted:
         _check_owner(optimizer, parameters)
         scale = loss_scale(optimizer, self.num_data, self.reduction, self.batch_size)
         root = _root(optimizer, self.squares, self.batch_size, self.num_data)
-        prior = prior_of(optimizer, parameters, self.prior_precision, scale, self.num_data)
+        needed = not (self.as_kept or is_identity(optimizer))
+        given = (self.prior_precision, scale, self.num_data, needed)
+        prior = prior_of(optimizer, parameters, *given)
         tolerance = chosen_tolerance(self.tolerance, model)
-        return Source(optimizer, parameters, scale * root, prior.by_name, tolerance), prior
+        read = (scale * root, prior.by_name, tolerance, self.as_kept)
+        return Source(optimizer, parameters, *read), prior
 
 
 def unwrapped(optimizer: Optimizer) -> Optimizer:
@@ -150,17 +171,26 @@ def loss_scale(
 
 def _root(optimizer: Optimizer, squares: str, batch_size: int | None, num_data: int) -> float:
     """The square root of B where averages of squared gradients are scaled to single examples."""
+    check_squares(squares)
     if squares == "batch":
         return 1.0
-    if squares != "example":
-        raise ArgumentError('squares "batch" or "example"', repr(squares), 'use "batch"')
-    if not keeps_squares(optimizer):
+    if not (in_paper(optimizer) if squares == "paper" else keeps_squares(optimizer)):
         raise ArgumentError(
             'squares="batch" with an optimizer that keeps no average of squared gradients',
-            f'{type(optimizer).__name__} with "example"',
+            f'{type(optimizer).__name__} with "{squares}"',
             "leave squares out",
         )
+    if squares == "paper":
+        return 1.0
     return math.sqrt(_checked_batch_size(batch_size, num_data, 'squares="example"'))
+
+
+def check_squares(squares: str) -> None:
+    """ArgumentError for a reading that is not known."""
+    if squares not in SQUARES:
+        raise ArgumentError(
+            f"squares to be one of {', '.join(SQUARES)}", repr(squares), 'use "batch"'
+        )
 
 
 def _checked_batch_size(batch_size: int | None, num_data: int, purpose: str) -> int:

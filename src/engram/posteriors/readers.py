@@ -12,7 +12,7 @@ from engram.errors import PosteriorError
 from engram.optimizers.ivon import check_restored
 from engram.optimizers.structures import SHARED
 from engram.parameters import Layout
-from engram.posteriors.adapters import ADAPTERS, SQUARED, Adapter, Reading, identity
+from engram.posteriors.adapters import ADAPTERS, IN_PAPER, SQUARED, Adapter, Reading, identity
 from engram.posteriors.blocks import Block, DenseBlock, diagonal_block
 
 
@@ -26,6 +26,7 @@ class Source:
         scale: N for a loss averaged over the batch, N / batch size for a sum.
         prior: delta by name.
         tolerance: how far gains of a diagonal precision may be off, for speed.
+        as_kept: take running averages as they stand; see :class:`Reading`.
     """
 
     optimizer: Optimizer
@@ -33,6 +34,7 @@ class Source:
     scale: float
     prior: Mapping[str, float]
     tolerance: float
+    as_kept: bool = False
 
     @property
     def names(self) -> dict[int, str]:
@@ -68,7 +70,23 @@ def takes_mean_loss(optimizer: Optimizer) -> bool:
 
 def keeps_squares(optimizer: Optimizer) -> bool:
     """Whether the state is an average of squared gradients of batches."""
-    return any(base.__name__ in SQUARED for base in type(optimizer).__mro__)
+    return _is_one_of(optimizer, SQUARED)
+
+
+def in_paper(optimizer: Optimizer) -> bool:
+    """Whether it has the paper's row of RMSprop and Adam."""
+    return _is_one_of(optimizer, IN_PAPER)
+
+
+def is_identity(optimizer: Optimizer) -> bool:
+    """Whether the precision is the identity, of which a prior is no part."""
+    kinds = [base.__name__ for base in type(optimizer).__mro__]
+    known = next((kind for kind in kinds if kind in WHOLE or kind in ADAPTERS), None)
+    return ADAPTERS.get(known or "") is identity
+
+
+def _is_one_of(optimizer: Optimizer, kinds: set[str]) -> bool:
+    return any(base.__name__ in kinds for base in type(optimizer).__mro__)
 
 
 def _reader(optimizer: Optimizer) -> Reader:
@@ -94,7 +112,8 @@ def _entries(source: Source, adapter: Adapter) -> Iterator[Block]:
             young = not state or float(state.get("step", 1)) == 0
             if name is None or (young and adapter is not identity):
                 continue
-            reading = Reading(parameter.detach(), group, state, source.scale, source.prior[name])
+            given = (group, state, source.scale, source.prior[name], source.as_kept)
+            reading = Reading(parameter.detach(), *given)
             precision = _read(reading, adapter, source.optimizer).detach()
             yield diagonal_block(name, precision, source.tolerance)
 

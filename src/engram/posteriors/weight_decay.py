@@ -47,6 +47,7 @@ def prior_of(
     given: float | None,
     scale: float,
     num_data: int,
+    needed: bool = True,
 ) -> Prior:
     """The prior that is given, or else the one that the groups' weight decays stand for.
 
@@ -56,6 +57,7 @@ def prior_of(
         given: delta for all of them, or None.
         scale: N for a loss averaged over the batch, N / batch size for a sum.
         num_data: N.
+        needed: whether the precision would be nothing without one.
     """
     names = {id(p): name for name, p in parameters.items()}
     found: dict[str, float] = {}
@@ -68,7 +70,7 @@ def prior_of(
     source = " and ".join(sorted(kinds))
     if given is not None:
         return _replaced(found, source, check_prior_precision(given))
-    if not max(found.values()) > 0 or min(found.values()) < 0:
+    if (needed and not max(found.values()) > 0) or min(found.values()) < 0:
         raise ArgumentError(
             "a prior_precision, or a positive weight decay to take it from",
             f"prior precisions {sorted(set(found.values()))} from the weight decays",

@@ -18,7 +18,7 @@ from engram.optimizers.ivon import at_mean
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.laplace import STRUCTURES, laplace
 from engram.posteriors.optimizers import Wanted as Readable
-from engram.posteriors.optimizers import posterior_of, unwrapped
+from engram.posteriors.optimizers import check_squares, posterior_of, unwrapped
 from engram.posteriors.running import RunningCurvature
 
 EVERY_STEP_UNTIL, READ_EVERY = 20, 8  # streamed steps
@@ -184,8 +184,7 @@ class Wanted:
             )
         if self.reduction not in ("mean", "sum"):
             raise ArgumentError('reduction "mean" or "sum"', repr(self.reduction), "see your loss")
-        if self.squares not in ("batch", "example"):
-            raise ArgumentError('squares "batch" or "example"', repr(self.squares), 'use "batch"')
+        check_squares(self.squares)
         if self.prior_precision is not None:
             check_prior_precision(self.prior_precision)
         if self.kind == "optimizer" and self.average is not None:
