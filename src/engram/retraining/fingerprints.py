@@ -1,4 +1,7 @@
-"""Short names for a model, for data and for a training function: equal only for equal ones."""
+"""Short names for everything that decides what a run gives: equal only for equal ones.
+
+What cannot be compared is named in ``unseen``, beside the fingerprints.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from engram.batches import Batches, Data
+from engram.retraining.description import Description
+from engram.retraining.digests import bytes_of, joined
 
-SAMPLE = 256  # examples of a Dataset that are read; tensors are read whole
+SAMPLE = 256  # examples of a Dataset that are read to see whether it has changed
+AT_ONCE = 256
 
 
 def of_tensors(tensors: Mapping[str, Tensor]) -> str:
@@ -20,39 +27,48 @@ def of_tensors(tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, tensor in tensors.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().tobytes())
+        digest.update(bytes_of(tensor))
     return digest.hexdigest()
 
 
-def of_model(model: nn.Module) -> str:
-    """Of its class and all its weights and buffers."""
-    kinds = [type(module).__name__ for module in model.modules()]
-    return _of_text(json.dumps(kinds) + of_tensors(model.state_dict()))
+def of_model(model: nn.Module, described: Description) -> str:
+    """Of its code, the settings of its layers, and all its weights and buffers."""
+    tied = [name for name, _ in model.named_parameters()]  # a shared one has one name only
+    return _of_text(json.dumps(tied) + described.of(model, "model"))
 
 
-def of_data(data: Data) -> str:
+def of_modes(model: nn.Module) -> str:
+    """Of which layers are in training mode."""
+    return _of_text(json.dumps([module.training for module in model.modules()]))
+
+
+def of_data(data: Data, described: Description, place: str) -> str:
+    """Of every example, inputs and targets, and of how a loader makes batches of them."""
+    if isinstance(data, DataLoader):
+        parts = described.of((data.collate_fn, data.batch_size), f"{place}.collate_fn")
+        return _of_text(of_data(data.dataset, described, place) + parts)
+    whole = _tensors_of(data)
+    if whole is not None:
+        return of_tensors(whole)
+    if not is_steady(data):
+        described.unseen.append(f"{place} (examples that differ each time they are read)")
+    return _of_examples(data, torch.arange(Batches(data, 1).num_data))
+
+
+def of_sample(data: Data) -> str:
     """Of tensors whole; of a Dataset from examples spread over it."""
-    if isinstance(data, Mapping):
-        return of_tensors({k: v for k, v in data.items() if isinstance(v, Tensor)})
-    if isinstance(data, (tuple, list)) and all(isinstance(part, Tensor) for part in data):
-        return of_tensors({str(i): part for i, part in enumerate(data)})
-    batches = Batches(data, 1)
-    count = min(SAMPLE, batches.num_data)
-    spread = torch.linspace(0, batches.num_data - 1, count).long().unique()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        batch = batches.take(spread)
-    inputs = batch.inputs if isinstance(batch.inputs, dict) else dict(enumerate(batch.inputs))
-    tensors = {str(k): v for k, v in inputs.items() if isinstance(v, Tensor)}
-    return _of_text(of_tensors({**tensors, "targets": batch.targets}) + str(batches.num_data))
+    inner = data.dataset if isinstance(data, DataLoader) else data
+    whole = None if isinstance(inner, Subset) else _tensors_of(inner)
+    if whole is not None:
+        return of_tensors(whole)
+    num_data = Batches(data, 1).num_data
+    spread = torch.linspace(0, num_data - 1, min(SAMPLE, num_data)).long().unique()
+    return _of_examples(data, spread)
 
 
-def of_function(function: Any) -> str:
-    """Of a function's name and code; what it closes over is not seen."""
-    code = getattr(function, "__code__", None)
-    body = "" if code is None else code.co_code.hex() + " ".join(code.co_names)
-    return _of_text(f"{getattr(function, '__module__', '')}.{name_of(function)} {body}")
+def is_steady(data: Data) -> bool:
+    """Whether reading the data twice gives the same."""
+    return of_sample(data) == of_sample(data)
 
 
 def name_of(function: Any) -> str:
@@ -63,6 +79,33 @@ def name_of(function: Any) -> str:
 def of_settings(settings: Mapping[str, Any]) -> str:
     """Of plain values by name."""
     return _of_text(json.dumps(settings, sort_keys=True))
+
+
+def _tensors_of(data: Data) -> dict[str, Tensor] | None:
+    """All data, where they are tensors in memory."""
+    if isinstance(data, Mapping) and all(isinstance(v, Tensor) for v in data.values()):
+        return dict(data)
+    if isinstance(data, (tuple, list)) and all(isinstance(part, Tensor) for part in data):
+        return {str(i): part for i, part in enumerate(data)}
+    if type(data) is TensorDataset:
+        return {str(i): part for i, part in enumerate(data.tensors)}
+    if type(data) is Subset:
+        inner = _tensors_of(data.dataset)
+        rows = torch.as_tensor(data.indices)
+        return None if inner is None else {k: v[rows.to(v.device)] for k, v in inner.items()}
+    return None
+
+
+def _of_examples(data: Data, chosen: Tensor) -> str:
+    """Of some examples as they are read, with torch's random numbers from one seed."""
+    batches, digests = Batches(data, AT_ONCE), []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for batch in batches.subset(chosen):
+            named = batch.inputs if isinstance(batch.inputs, dict) else enumerate(batch.inputs)
+            inputs = {str(k): v for k, v in dict(named).items()}
+            digests.append(Description().of({**inputs, "targets": batch.targets}, "examples"))
+    return joined(str(batches.num_data), *digests).hex()
 
 
 def _of_text(text: str) -> str:

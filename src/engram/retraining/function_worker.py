@@ -99,11 +99,11 @@ class FunctionWorker:
         """A trained copy, and whether it was returned or its weights have changed."""
         kept = without(self.data, members)
         watched = (kept, self.data) if self.steady else ()
-        before = [fingerprints.of_data(data) for data in watched]
+        before = [fingerprints.of_sample(data) for data in watched]
         private = copy.deepcopy(self.model)
         with seeded(seed, private):
             returned = self.function(private, kept)
-        if before != [fingerprints.of_data(data) for data in watched]:
+        if before != [fingerprints.of_sample(data) for data in watched]:
             raise TrainingError(
                 "a training function that leaves the data as it is",
                 "data that changed during the training",

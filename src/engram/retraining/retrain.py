@@ -14,13 +14,14 @@ from tqdm.auto import tqdm
 
 from engram.arguments import seed_number, whole
 from engram.batches import Batch, Batches, Data
-from engram.engine.prepare import device_of, training_layers, undisturbed
+from engram.engine.prepare import device_of, undisturbed
 from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood, resolve
 from engram.posteriors.gaussian import check_prior_precision
 from engram.retraining import fingerprints
 from engram.retraining.assembly import assemble
 from engram.retraining.function_worker import FunctionWorker
+from engram.retraining.identity import identify
 from engram.retraining.open_stack import open_stack
 from engram.retraining.ranks import Ranks, wait_until
 from engram.retraining.recipe import Recipe, Report
@@ -52,6 +53,7 @@ def retrain(
     refits: int = 3,
     seed: int = 0,
     folder: str | Path | None = None,
+    trust_folder: bool = False,
     progress: bool = True,
 ) -> Retraining:
     r"""The truth about leaving examples out: train again without them, from the trained model.
@@ -80,7 +82,10 @@ def retrain(
         refits: trainings with nothing left out, for baseline and noise floor; at least 2.
         seed: of all random numbers; every copy gets the same.
         folder: where finished copies are written at once. The same call goes on with it after a
-            kill; processes started by ``torchrun`` share the work through it.
+            kill; processes started by ``torchrun`` share the work through it. A folder of another
+            model, training function, likelihood, data or settings is refused.
+        trust_folder: your word that what cannot be compared with the run in the folder (the error
+            names it) is the same.
         progress: show a bar with the time left when it takes longer than a few seconds.
 
     Returns:
@@ -107,14 +112,12 @@ def retrain(
     ranks.check_folder(folder)
     selection = select(Batches(data, 256), indices, groups, classes)
     task = Task(selection, chosen, evaluate_on, refits, keep_models, seed)
-    settings = {
-        **_settings(model, data, ways, task),
-        "prior_precision": delta if isinstance(ways, Recipe) else None,
-    }
-    run = RunFolder(folder, fingerprints.of_settings(settings), settings)
+    identity = identify(model, data, ways, task, delta)
+    identity.check_seen(folder, trust_folder, ranks.world_size)
+    run = RunFolder(folder, identity.fingerprint, identity.settings)
     with _worker(model, data, ways, task, delta, progress) as (worker, given):
         _train_missing(worker, run, selection, ranks, progress)
-    return assemble(model, data, task, run, given, settings)
+    return assemble(model, data, task, run, given, identity.settings)
 
 
 def _train_missing(
@@ -173,7 +176,7 @@ def _worker(
             given = stack.predict(stack.start[None])[0].detach().cpu()
             yield RecipeWorker(task, stack, data, bound, _evaluation(stack, task)), given
     else:
-        steady = fingerprints.of_data(data) == fingerprints.of_data(data)
+        steady = fingerprints.is_steady(data)
         private = copy.deepcopy(model)
         worker = FunctionWorker(task, ways, private, data, steady)
         yield worker, worker.outputs(private, data, None)
@@ -199,24 +202,3 @@ def _resolve_train(train: Train) -> Recipe | Function:
         repr(train),
         'use train="newton", or pass the function that trained the model',
     )
-
-
-def _settings(model: nn.Module, data: Data, ways: Recipe | Function, task: Task) -> dict[str, Any]:
-    """Everything that decides what comes out, as plain values."""
-    own = isinstance(ways, Recipe)
-    evaluated = task.evaluate_on
-    groups = {str(n): m for n, m in enumerate(task.selection.members)}
-    return {
-        "model": fingerprints.of_model(model),
-        "data": fingerprints.of_data(data),
-        "left_out": fingerprints.of_tensors(groups),
-        "kind": task.selection.kind,
-        "train": repr(ways) if own else f"function {fingerprints.name_of(ways)}",
-        "code": None if own else fingerprints.of_function(ways),
-        "likelihood": repr(task.likelihood),
-        "evaluate_on": None if evaluated is None else fingerprints.of_data(evaluated),
-        "keep_models": task.keep_models,
-        "refits": task.refits,
-        "seed": task.seed,
-        "in_eval_mode": training_layers(model) if own else [],
-    }

@@ -31,6 +31,7 @@ def verify(
     refits: int = 3,
     seed: int = 0,
     folder: str | Path | None = None,
+    trust_folder: bool = False,
     progress: bool = True,
 ) -> Verification:
     """Train again without a sample of the examples and compare with what was estimated.
@@ -45,7 +46,7 @@ def verify(
         train: as in :func:`engram.retrain`; a recipe takes the result's prior precision.
         sample: how many examples; at most as many as there are.
         likelihood: the same as the result's.
-        refits, seed, folder, progress: as in :func:`engram.retrain`.
+        refits, seed, folder, trust_folder, progress: as in :func:`engram.retrain`.
 
     Returns:
         Spearman, Pearson and slope with bootstrap intervals, of score and of loss increase; the
@@ -83,6 +84,7 @@ def verify(
         refits=refits,
         seed=seed,
         folder=folder,
+        trust_folder=trust_folder,
         progress=progress,
     )
     score, increase = result.score[chosen], (result.loo_loss - result.loss)[chosen]
