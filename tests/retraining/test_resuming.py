@@ -357,6 +357,7 @@ def test_examples_that_differ_each_time_cannot_be_seen(tmp_path):
 
 def test_several_processes_need_the_users_word_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
     with pytest.raises(RunFolderError, match="trust_folder=True"):
         run(tmp_path, with_closure(open(os.devnull)))  # noqa: SIM115
 

@@ -171,6 +171,7 @@ def test_two_processes_share_the_work(tmp_path):
 
 def test_several_processes_need_a_folder(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
     with pytest.raises(ArgumentError, match="2 processes"):
         run(None, "newton")
 

@@ -7,11 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tqdm.auto import tqdm
+
 from engram.errors import ArgumentError, RunFolderError
 from engram.retraining.run_folder import RunFolder
 
 PAUSE_SECONDS = 0.2
-PATIENCE_SECONDS = 1800.0  # without anything new from the others
+PATIENCE_SECONDS = 1800.0  # without anything new from processes that have joined
+JOIN_SECONDS = 300.0  # without a sign of a process that is waited for
 
 
 @dataclass(frozen=True)
@@ -21,10 +24,25 @@ class Ranks:
     rank: int
     world_size: int
 
+    def __post_init__(self) -> None:
+        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
+            raise ArgumentError(
+                "WORLD_SIZE of at least 1, and RANK from 0 to WORLD_SIZE - 1",
+                f"RANK={self.rank} and WORLD_SIZE={self.world_size}",
+                "start the processes with torchrun, or unset both",
+            )
+
     @classmethod
     def from_environment(cls) -> Ranks:
         """From RANK and WORLD_SIZE; alone where they are not set."""
-        return cls(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
+        size = _from_environment("WORLD_SIZE", 1)
+        if size > 1 and "RANK" not in os.environ:
+            raise ArgumentError(
+                f"RANK, from 0 to {size - 1}, beside WORLD_SIZE={size}",
+                "none in the environment",
+                "start the processes with torchrun, or unset WORLD_SIZE",
+            )
+        return cls(_from_environment("RANK", 0), size)
 
     def check_folder(self, folder: object) -> None:
         """Several processes find each other's copies through a folder."""
@@ -39,18 +57,87 @@ class Ranks:
         """This process's part of the work, whatever of it the others have already seen done."""
         return [number for number in numbers if number % self.world_size == self.rank]
 
+    def owners(self, numbers: Sequence[int]) -> list[int]:
+        """The processes that have these copies to train."""
+        return sorted({number % self.world_size for number in numbers})
 
-def wait_until(complete: Callable[[], bool], run: RunFolder) -> None:
-    """Wait for the other processes' parts; an error where nothing new comes for long."""
-    last = time.monotonic()
-    while not complete():
-        if run.refresh():
-            last = time.monotonic()
-        elif time.monotonic() - last > PATIENCE_SECONDS:
-            raise RunFolderError(
-                "the other processes to write their parts",
-                f"nothing new in {run.path} for {PATIENCE_SECONDS / 60:.0f} minutes",
-                "start the run again: it goes on with what is missing",
-            )
-        else:
+    def join(self, run: RunFolder) -> None:
+        """Leave a sign in the folder that this process takes part."""
+        if self.world_size > 1 and run.path is not None:
+            (run.path / self._sign(self.rank)).touch()
+
+    def absent(self, run: RunFolder, ranks: Sequence[int]) -> list[int]:
+        """Those that have left no sign."""
+        if run.path is None:
+            return []
+        return [rank for rank in ranks if not (run.path / self._sign(rank)).exists()]
+
+    def _sign(self, rank: int) -> str:
+        return f"process-{rank}-of-{self.world_size}"
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds to wait for others: for a sign of them, and for anything new from them."""
+
+    join: float = JOIN_SECONDS
+    silence: float = PATIENCE_SECONDS
+
+
+def wait_until_done(
+    missing: Callable[[], Sequence[int]],
+    run: RunFolder,
+    ranks: Ranks,
+    progress: bool,
+    patience: Patience | None = None,
+) -> None:
+    """Wait for the other processes' parts; an error where nothing new comes for long.
+
+    Args:
+        missing: numbers of the copies that are not there yet.
+        run: where they are looked for.
+        ranks: which of the processes have to train them.
+        progress: show what is waited for, and for whom.
+    """
+    limits, last, before = patience or Patience(), time.monotonic(), missing()
+    with tqdm(total=len(before), disable=not progress, delay=2.0, leave=False) as bar:
+        while left := missing():
+            owners = ranks.owners(left)
+            bar.set_description_str(f"waiting for {_processes(owners)}", refresh=False)
+            if run.refresh():
+                last = time.monotonic()
+            silent = time.monotonic() - last
+            if silent > limits.join and (absent := ranks.absent(run, owners)):
+                raise _missing(run, absent, f"no sign of {_processes(absent)}", silent, len(left))
+            if silent > limits.silence:
+                raise _missing(run, owners, "nothing new", silent, len(left))
+            bar.update(len(before) - len(left) - bar.n)
             time.sleep(PAUSE_SECONDS)
+
+
+def _missing(
+    run: RunFolder, owners: Sequence[int], what: str, seconds: float, copies: int
+) -> RunFolderError:
+    return RunFolderError(
+        f"{_processes(owners)} to write their parts of the run",
+        f"{what} in {run.path} for {seconds / 60:.0f} minutes, with {copies} missing",
+        "see that all processes run with the same folder and settings, and start again: the run "
+        "goes on with what is missing",
+    )
+
+
+def _processes(ranks: Sequence[int]) -> str:
+    plural = "es" if len(ranks) > 1 else ""
+    return f"process{plural} {', '.join(map(str, ranks))}"
+
+
+def _from_environment(name: str, otherwise: int) -> int:
+    text = os.environ.get(name, "").strip()
+    try:
+        return int(text) if text else otherwise
+    except ValueError as error:
+        raise ArgumentError(
+            f"a whole number in the environment's {name}",
+            repr(text)[:80],
+            "start the processes with torchrun, or unset it",
+        ) from error

@@ -23,7 +23,7 @@ from engram.retraining.assembly import assemble
 from engram.retraining.function_worker import FunctionWorker
 from engram.retraining.identity import identify
 from engram.retraining.open_stack import open_stack
-from engram.retraining.ranks import Ranks, wait_until
+from engram.retraining.ranks import Ranks, wait_until_done
 from engram.retraining.recipe import Recipe, Report
 from engram.retraining.recipe_worker import RecipeWorker
 from engram.retraining.recipes import NAMED
@@ -128,11 +128,12 @@ def _train_missing(
     progress: bool,
 ) -> None:
     """Whatever the folder does not hold yet: the refits first, then this process's copies."""
+    ranks.join(run)
     if not run.of_kind("refits"):
         if ranks.rank == 0:
             with _bar("refits", worker.task.refits, progress) as report:
                 run.write("refits", worker.refit(report))
-        wait_until(lambda: bool(run.of_kind("refits")), run)
+        wait_until_done(lambda: [] if run.of_kind("refits") else [0], run, ranks, progress)
     baseline = run.of_kind("refits")[0]["baseline"]
 
     def missing() -> list[int]:
@@ -144,7 +145,7 @@ def _train_missing(
         with _bar("retraining", len(own), progress) as report:
             for part in worker.copies(own, baseline, report):
                 run.write("copies", part)
-    wait_until(lambda: not missing(), run)
+    wait_until_done(missing, run, ranks, progress)
 
 
 @contextmanager

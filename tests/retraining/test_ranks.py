@@ -1,0 +1,71 @@
+"""Processes that cannot be right are refused at once; waiting has a limit, and says for whom."""
+
+import time
+
+import pytest
+import torch
+
+import engram
+from engram.errors import ArgumentError, RunFolderError
+from engram.retraining.ranks import Patience, Ranks, wait_until_done
+from engram.retraining.run_folder import RunFolder
+from retraining_problems import RIDGE, ridge_problem
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"RANK": "3", "WORLD_SIZE": "2"}, "RANK=3 and WORLD_SIZE=2"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 and WORLD_SIZE=2"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE=0"),
+        ({"RANK": "0", "WORLD_SIZE": "-4"}, "WORLD_SIZE=-4"),
+        ({"RANK": "1"}, "RANK=1 and WORLD_SIZE=1"),
+        ({"WORLD_SIZE": "2"}, "RANK, from 0 to 1"),
+        ({"RANK": "first", "WORLD_SIZE": "2"}, "whole number in the environment's RANK"),
+        ({"RANK": "0", "WORLD_SIZE": "2.0"}, "environment's WORLD_SIZE; got '2.0'"),
+    ],
+    ids=str,
+)
+def test_an_impossible_environment_is_refused_at_once(tmp_path, monkeypatch, environment, words):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    model, x, y = ridge_problem()
+    began = time.monotonic()
+    with pytest.raises(ArgumentError, match=words):
+        engram.retrain(model, (x, y), [0], likelihood=RIDGE, folder=tmp_path, progress=False)
+    assert time.monotonic() - began < 10
+
+
+def test_an_empty_variable_is_as_good_as_none(monkeypatch):
+    monkeypatch.setenv("RANK", "")
+    monkeypatch.setenv("WORLD_SIZE", " ")
+    assert Ranks.from_environment() == Ranks(0, 1)
+
+
+def test_waiting_names_processes_that_never_came(tmp_path):
+    run, ranks = RunFolder(tmp_path, "x", {}), Ranks(0, 4)
+    ranks.join(run)
+    Ranks(1, 4).join(run)
+    with pytest.raises(RunFolderError, match=r"no sign of processes 2, 3 in .* 3 missing"):
+        wait_until_done(lambda: [5, 6, 7], run, ranks, True, Patience(join=0.3, silence=60))
+
+
+def test_waiting_names_processes_that_fell_silent(tmp_path):
+    run, ranks = RunFolder(tmp_path, "x", {}), Ranks(0, 2)
+    Ranks(1, 2).join(run)
+    with pytest.raises(RunFolderError, match=r"process 1 to write .*nothing new .* 2 missing"):
+        wait_until_done(lambda: [1, 3], run, ranks, False, Patience(join=0.1, silence=0.4))
+
+
+def test_waiting_ends_when_the_last_part_comes(tmp_path):
+    run, other = RunFolder(tmp_path, "x", {}), RunFolder(tmp_path, "x", {})
+    other.write("copies", {"number": torch.tensor([1])})
+
+    def missing():
+        return [] if run.of_kind("copies") else [1]
+
+    wait_until_done(missing, run, Ranks(0, 2), False, Patience(join=5, silence=5))
+    assert not missing()
