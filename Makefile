@@ -18,7 +18,7 @@ PEERS_NEED := accelerate termcolor pyyaml pretty_midi pyDeprecate more-itertools
 	zarr cvxpy
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format typecheck unit bench-speed bench-faithfulness constraints clean distclean
+.PHONY: help demo test lint format typecheck unit golden bench-speed bench-faithfulness constraints clean distclean
 
 help:
 	@echo "make demo         install engram and run its demonstration"
@@ -27,6 +27,7 @@ help:
 	@echo "make format       ruff: apply the formatting and the safe fixes"
 	@echo "make typecheck    mypy, strict, over src"
 	@echo "make unit         pytest, doctests included"
+	@echo "make golden       tell which golden results changed, and store them anew"
 	@echo "make bench-speed  speed and memory as ratios, into docs/results; takes long"
 	@echo "make bench-faithfulness  estimates of engram and its peers against true refits"
 	@echo "make constraints  write constraints.txt anew from a fresh virtualenv"
@@ -51,6 +52,9 @@ typecheck: $(TEST_STAMP)
 # One thread a process: two workers that each take every core are slower than one.
 unit: $(TEST_STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+golden: $(TEST_STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden
 
 # ENGRAM_DATA may name a folder with fmnist.npz; without it the images are random.
 bench-speed: $(TEST_STAMP)
