@@ -41,7 +41,7 @@ def sensitivities(data=None, model=None, fitted=None, **settings):
     fitted = posterior("mlp", "diagonal") if fitted is None else fitted
     data, model = (X, Y) if data is None else data, MLP.model if model is None else model
     if "likelihood" in settings:  # as if read off an optimizer, which knows no likelihood
-        fitted = replace(fitted, settings={})
+        fitted = replace(fitted, likelihood=None)
     return engram.sensitivities(model, data, fitted, progress=False, **settings)
 
 
@@ -277,5 +277,5 @@ def test_outputs_that_are_not_one_row_an_example():
 def test_posterior_of_another_likelihood():
     fitted = laplace(likelihood="categorical")
     other = engram.likelihoods.from_loss(overflowing)
-    with Refusal(ModelMismatchError, "categorical", "same likelihood"):
+    with Refusal(ModelMismatchError, "categorical", "leave likelihood out"):
         engram.sensitivities(MLP.model, (X, Y), fitted, likelihood=other)

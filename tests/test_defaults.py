@@ -20,7 +20,7 @@ def test_a_small_model_gets_the_full_matrix_and_the_rule_that_goes_with_it() -> 
     posterior = engram.laplace(model, data)
     result = engram.sensitivities(model, data, posterior)
     assert posterior.structure == "full"
-    assert posterior.settings["curvature"] == "hessian"
+    assert posterior.curvature == "hessian"
     assert result.provenance["settings"]["estimator"] == "newton"
 
 
@@ -31,7 +31,7 @@ def test_a_hessian_that_is_not_definite_is_replaced_unless_it_was_asked_for() ->
     posterior = engram.laplace(model, data, prior_precision=1e-3)
     result = engram.sensitivities(model, data, posterior)
     assert posterior.structure == "full"
-    assert posterior.settings["curvature"] == "ggn"
+    assert posterior.curvature == "ggn"
     assert result.provenance["settings"]["estimator"] == "corrected"
     with pytest.raises(engram.errors.PosteriorError, match="positive-definite"):
         engram.laplace(model, data, curvature="hessian", prior_precision=1e-3)
@@ -41,7 +41,7 @@ def test_a_named_structure_means_the_gauss_newton_matrix() -> None:
     model, data = problem()
     posterior = engram.laplace(model, data, structure="full")
     result = engram.sensitivities(model, data, posterior)
-    assert posterior.settings["curvature"] == "ggn"
+    assert posterior.curvature == "ggn"
     assert result.provenance["settings"]["estimator"] == "corrected"
 
 
@@ -52,8 +52,8 @@ def test_weights_used_at_many_positions_make_the_hessian_too_dear(monkeypatch) -
     small = engram.laplace(model, data, prior_precision=100.0)
     monkeypatch.setattr(affordable, "SHARED_WORK", 1.0)
     large = engram.laplace(model, data, prior_precision=100.0)
-    assert small.settings["curvature"] == "hessian"
-    assert large.settings["curvature"] == "ggn"
+    assert small.curvature == "hessian"
+    assert large.curvature == "ggn"
 
 
 def test_an_operation_without_a_second_derivative_leaves_the_gauss_newton_matrix() -> None:
@@ -75,7 +75,7 @@ def test_an_operation_without_a_second_derivative_leaves_the_gauss_newton_matrix
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), Doubled())
     data = (torch.randn(30, 4), torch.randint(0, 3, (30,)))
     posterior = engram.laplace(model, data)
-    assert posterior.settings["curvature"] == "ggn"
+    assert posterior.curvature == "ggn"
 
 
 def test_a_much_larger_one_gets_kronecker_factors_and_their_rule(monkeypatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "engram"
 ORDER = (
-    {"_version", "errors", "arguments", "precision", "parameters", "equation"},
+    {"_version", "errors", "arguments", "precision", "parameters", "equation", "identity"},
     {"likelihoods", "batches"},
     {"selection", "report", "folders"},
     {"families", "posteriors", "curvature", "engine", "optimizers"},

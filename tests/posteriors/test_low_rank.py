@@ -206,7 +206,7 @@ def test_it_is_the_default_above_the_full_matrix(monkeypatch):
     model, data = trained()
     fitted = engram.laplace(model, data, prior_precision=DELTA)
     assert fitted.structure == "low_rank"
-    assert fitted.settings["curvature"] == "hessian"
+    assert fitted.curvature == "hessian"
 
 
 def test_other_layers_than_linear_ones_and_convolutions_keep_kronecker_factors(monkeypatch):

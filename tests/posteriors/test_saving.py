@@ -88,7 +88,7 @@ def test_missing_damaged_and_newer_folders_are_errors(
     path = fitted(problem, "diagonal").save(tmp_path / "saved")
     description = json.loads((path / "posterior.json").read_text())
     for change, words in (
-        ({"format": 2}, "format 2"),
+        ({"format": 9}, "format 9"),
         ({"blocks": None}, "undamaged"),
         ({"names": ["0.weight", "lost"]}, "mean lost"),
         ({"blocks": [{"kind": "unknown", "names": [], "shapes": []}]}, "unknown"),

@@ -151,7 +151,7 @@ def test_what_does_not_belong_together():
     model, data = trained()
     result, posterior = judged(model, data, "diagonal", DELTA)
     _, other = judged(model, data, "full", DELTA)
-    with pytest.raises(ModelMismatchError, match="the posterior of the result"):
+    with pytest.raises(ModelMismatchError, match="the posterior that the result"):
         assessed(model, data, result, other)
     fewer = (data[0][:30], data[1][:30])
     with pytest.raises(ModelMismatchError, match="a result on these 30 examples"):

@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from engram.identity.description import Description
+
 
 class Likelihood(ABC):
     """A loss per example as a function of the outputs, with its first two derivatives."""
@@ -69,6 +71,16 @@ class Likelihood(ABC):
         """Lambda, [N, K, K]."""
         factor = self.hessian_factor(outputs, targets)
         return factor @ factor.mT
+
+    @property
+    def identity(self) -> str:
+        """The same text for the same likelihood, in any process; another one for any other.
+
+        Where something of it cannot be seen, only the very same object has the same text.
+        """
+        description = Description()
+        text = f"{self!r} {description.of(self, 'likelihood')}"
+        return f"{text} {id(self)}" if description.unseen else text
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

@@ -20,6 +20,11 @@ class Categorical(Likelihood):
 
     name = "categorical"
 
+    @property
+    def identity(self) -> str:
+        """It has no settings."""
+        return repr(self)
+
     def prepare(self, outputs: Tensor, targets: Tensor) -> Tensor:
         num_outputs = outputs.shape[1]
         if num_outputs < 2:

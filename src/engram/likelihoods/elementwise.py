@@ -28,6 +28,11 @@ def _with_output_dimension(outputs: Tensor, targets: Tensor, kind: str) -> Tenso
 class ElementwiseLikelihood(Likelihood):
     """Outputs that are independent given f: Lambda is diagonal."""
 
+    @property
+    def identity(self) -> str:
+        """What is printed has all settings."""
+        return repr(self)
+
     @abstractmethod
     def hessian_diagonal(self, outputs: Tensor) -> Tensor:
         """The diagonal of Lambda, [N, K]."""

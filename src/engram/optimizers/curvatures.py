@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from engram.arguments import whole
 from engram.curvature.hessian import hessian_rows
+from engram.curvature.kinds import Curvature
 from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood, resolve
 from engram.optimizers.evaluation import flat_gradient, mean_loss, outputs_and_targets
@@ -84,6 +85,8 @@ class Hessian:
     It need not be positive definite away from a minimum.
     """
 
+    kind: ClassVar[Curvature] = Curvature.HESSIAN
+
     def matrix(self, returned: Any, parameters: Parameters, draw: Draw) -> Measured:
         """Gradient and Hessian of the mean loss."""
         loss = mean_loss(returned)
@@ -104,6 +107,7 @@ class GaussNewton:
             for as many backward passes with random signs, whose squares have it as their mean.
     """
 
+    kind: ClassVar[Curvature] = Curvature.GGN
     likelihood: str | Likelihood
     probes: int | None = None
 
@@ -167,6 +171,7 @@ class Hutchinson:
         probes: products with the Hessian a step.
     """
 
+    kind: ClassVar[Curvature] = Curvature.HESSIAN
     probes: int = 1
 
     def __post_init__(self) -> None:
@@ -191,6 +196,8 @@ class Reparameterised:
     One backward pass a sample and no second derivative; for :class:`engram.optimizers.DiagonalVON`
     only. Noisy: use a small ``precision_lr``. The closure returns the mean loss.
     """
+
+    kind: ClassVar[Curvature] = Curvature.HESSIAN
 
     def diagonal(self, returned: Any, parameters: Parameters, draw: Draw) -> Measured:
         """Gradient of the mean loss at a sample, and that gradient times S (theta - m)."""

@@ -32,7 +32,7 @@ def calibrate(
     data: Data,
     posterior: Posterior | Any,
     *,
-    likelihood: str | Likelihood = "categorical",
+    likelihood: str | Likelihood | None = None,
     match: str = "errors",
     curvature: str = "hessian",
     probes: int = 10,
@@ -55,7 +55,7 @@ def calibrate(
         model: trained to a minimum; it is not changed.
         data: the training data.
         posterior: of any structure, also one read off an optimizer.
-        likelihood: a name or an object.
+        likelihood: a name or an object; that of the posterior if not given.
         match: ``errors`` for the trace above; ``leverages`` for the sum of the leverages, with the
             Gauss-Newton matrix in place of F.
         curvature: ``hessian`` or ``ggn``, taken as exact. The Hessian is what decides where
@@ -92,8 +92,8 @@ def calibrate(
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
     layout = covered_layout(posterior)
-    with session(model, data, likelihood, batch_size, progress) as opened:
-        posterior.check_likelihood(opened.likelihood)
+    used = posterior.likelihood_or(likelihood)
+    with session(model, data, used, batch_size, progress) as opened:
         exact = ExactCurvature(opened, layout, curvature)
         vectors = probe_vectors(opened, layout, match, probes, seed)
         if not (vectors != 0).any(1).all():
@@ -111,13 +111,13 @@ def calibrate(
 def scaled(posterior: Posterior, scale: float, record: dict[str, Any]) -> Posterior:
     """The posterior with precision scale times S; the prior that the model was trained with stays.
 
-    A posterior that was scaled before carries the product of the scales.
+    A posterior that was scaled before carries the product of the scales. No example's own Hessian
+    is in a scaled precision as it stands.
     """
-    earlier = posterior.settings.get("calibration")
-    total = scale * (float(earlier["total_scale"]) if isinstance(earlier, dict) else 1.0)
+    total = scale * posterior.scale
     settings = {**posterior.settings, "calibration": {**record, "total_scale": total}}
     blocks = tuple(_scaled_block(block, scale) for block in posterior.blocks)
-    return replace(posterior, blocks=blocks, settings=settings)
+    return replace(posterior, blocks=blocks, settings=settings, scale=total, exact=False)
 
 
 def _scaled_block(block: Block, scale: float) -> Block:

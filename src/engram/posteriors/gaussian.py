@@ -11,10 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from engram.arguments import positive
-from engram.errors import ModelMismatchError
+from engram.curvature.kinds import Curvature
+from engram.errors import LikelihoodError, ModelMismatchError
+from engram.identity.digests import joined, of_tensors
+from engram.likelihoods import Likelihood, resolve
+from engram.likelihoods.remembered import Remembered
 from engram.parameters import Named, check_finite_weights, trainable
-from engram.posteriors.blocks import Block
-from engram.posteriors.saving import ABOUT, read, write
+from engram.posteriors.blocks import Block, DenseBlock
+from engram.posteriors.low_rank import LowRankBlock
+from engram.posteriors.saving import ABOUT, read, tensors_of, write
+
+FACTS = ("structure", "curvature", "exact", "scale", "prior_precision", "num_data", "prior_by_name")
 
 
 def check_prior_precision(value: float) -> float:
@@ -37,8 +44,13 @@ class Posterior:
         blocks: the precision S, block by block; parameters in no block count as fixed.
         prior_precision: delta, which S contains; its mean over the entries where it differs.
         num_data: N, the number of examples that S sums over.
-        settings: how it was made, for the record.
+        settings: how it was made, for the record; nothing is decided by it.
         prior_by_name: delta of each parameter, where parameters have different ones.
+        curvature: what S is made of besides the prior.
+        exact: whether every example's own Hessian is in S as it stands, so that it can be taken
+            out of it.
+        scale: by which calibration has multiplied S; 1 without any.
+        likelihood: that it was fitted with; None where it is not known, as with most optimizers.
     """
 
     structure: str
@@ -48,6 +60,18 @@ class Posterior:
     num_data: int
     settings: Mapping[str, object] = field(default_factory=dict)
     prior_by_name: Mapping[str, float] = field(default_factory=dict, repr=False)
+    curvature: Curvature = field(kw_only=True)
+    exact: bool = field(default=False, kw_only=True)
+    scale: float = field(default=1.0, kw_only=True)
+    likelihood: Likelihood | Remembered | None = field(default=None, kw_only=True, repr=False)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over mean, precision and all facts but the record: the same for the same one."""
+        facts = [repr(getattr(self, name)) for name in FACTS]
+        likelihood = "" if self.likelihood is None else self.likelihood.identity
+        tensors = of_tensors(tensors_of(self.mean, self.blocks))
+        return joined(tensors, *facts, likelihood).hex()
 
     @cached_property
     def block_of(self) -> dict[str, Block]:
@@ -62,6 +86,12 @@ class Posterior:
     def prior_of(self, name: str) -> float:
         """delta of one parameter."""
         return self.prior_by_name.get(name, self.prior_precision)
+
+    @property
+    def is_whole_matrix(self) -> bool:
+        """Whether one block couples all parameters: there is no richer structure."""
+        one = len(self.blocks) == 1 and isinstance(self.blocks[0], (DenseBlock, LowRankBlock))
+        return one and len(self.names) == len(self.mean)
 
     @property
     def num_params(self) -> int:
@@ -138,15 +168,31 @@ class Posterior:
                     "fit the posterior again after training, or restore the weights",
                 )
 
-    def check_likelihood(self, likelihood: object) -> None:
-        """Raise if this posterior was fitted with another likelihood."""
-        fitted = self.settings.get("likelihood")
-        if fitted is not None and fitted != repr(likelihood):
+    def likelihood_or(self, given: str | Likelihood | None) -> Likelihood:
+        """The likelihood that this was fitted with; the one given must be the same.
+
+        Where none is known and none is given, it is the categorical one.
+        """
+        fitted = self.likelihood
+        if given is None:
+            if isinstance(fitted, Remembered):
+                raise LikelihoodError(
+                    f"the likelihood of the saved posterior, {fitted}",
+                    "none: a function cannot be saved",
+                    "pass likelihood=, made from the same function as before",
+                )
+            return fitted or resolve("categorical")
+        chosen = resolve(given)
+        if fitted is not None and fitted is not chosen and fitted.identity != chosen.identity:
+            text = repr(chosen)
             raise ModelMismatchError(
                 f"the likelihood that the posterior was fitted with, {fitted}",
-                repr(likelihood),
-                "pass the same likelihood to both calls",
+                f"another of that name, {text}: its code or what it uses differs"
+                if text == repr(fitted)
+                else text,
+                "leave likelihood out, or fit the posterior again",
             )
+        return chosen
 
     def save(self, folder: str | Path) -> Path:
         """Write ``posterior.safetensors`` and ``posterior.json`` into a folder; no pickle."""

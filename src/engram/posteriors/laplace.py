@@ -11,6 +11,7 @@ from torch import nn
 from engram.arguments import seed_number
 from engram.batches import Data
 from engram.curvature.hessian import hessian
+from engram.curvature.kinds import Curvature
 from engram.curvature.kronecker import KroneckerFactors
 from engram.curvature.moments import OuterMoments, SquareMoments
 from engram.curvature.seeds import check_curvature, seeds
@@ -53,8 +54,8 @@ def laplace(
     matrix up to N P^2 = 2e10 and P = 6000, of the exact Hessian where that is positive definite and
     affordable (weights used once per example), else of the Gauss-Newton matrix; above, the exact
     Hessian in up to 1206 directions, where it is positive definite and that takes some tens of
-    seconds; else Kronecker factors. The posterior's ``structure`` and ``settings["curvature"]``
-    say what it was.
+    seconds; else Kronecker factors. The posterior's ``structure`` and ``curvature`` say what it
+    was.
 
     Args:
         model: trained; it is not changed.
@@ -107,14 +108,23 @@ def laplace(
         mean = {name: p.detach().clone() for name, p in trainable(model).items()}
         settings: dict[str, Any] = {
             "method": "laplace",
-            "curvature": fit.curvature,
+            "curvature": str(fit.curvature),
             "likelihood": repr(opened.likelihood),
             "tolerance": tolerance,
             "seed": seed,
             **fit.record,
         }
-        num_data = opened.batches.num_data
-    return Posterior(fit.structure or structure, mean, blocks, prior_precision, num_data, settings)
+        return Posterior(
+            fit.structure or structure,
+            mean,
+            blocks,
+            prior_precision,
+            opened.batches.num_data,
+            settings,
+            curvature=Curvature(fit.curvature),
+            exact=fit.curvature == Curvature.HESSIAN,
+            likelihood=opened.likelihood,
+        )
 
 
 def _check_combination(structure: str, curvature: str | None) -> None:

@@ -11,10 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engram.curvature.kinds import Curvature
 from engram.errors import PosteriorError
+from engram.likelihoods import Categorical, Gaussian, Likelihood
 from engram.parameters import Layout, trainable
 from engram.posteriors.blocks import Block, DenseBlock, EigenBlock, diagonal_block
 from engram.posteriors.gaussian import Posterior
+
+BACKENDS = {"GGN": Curvature.GGN, "EF": Curvature.EMPIRICAL, "Hessian": Curvature.HESSIAN}
 
 
 def is_laplace_torch(candidate: Any) -> bool:
@@ -59,7 +63,22 @@ def from_laplace_torch(fitted: Any, model: nn.Module) -> Posterior:
         float(torch.as_tensor(fitted.prior_precision).float().mean()),
         int(fitted.n_data),
         {"method": "laplace-torch", "class": type(fitted).__name__},
+        **_facts(fitted, structure),
     )
+
+
+def _facts(fitted: Any, structure: str) -> dict[str, Any]:
+    """What the precision is made of, by the name of the library's backend, and the likelihood."""
+    backend = getattr(fitted, "_backend_cls", type(None)).__name__
+    kinds = [kind for ending, kind in BACKENDS.items() if backend.endswith(ending)]
+    curvature = kinds[0] if kinds else Curvature.GGN
+    likelihood: Likelihood | None = None
+    if fitted.likelihood == "classification":
+        likelihood = Categorical()
+    elif fitted.likelihood == "regression":
+        likelihood = Gaussian(float(fitted.sigma_noise) ** 2)
+    exact = curvature is Curvature.HESSIAN and structure == "full"
+    return {"curvature": curvature, "exact": exact, "likelihood": likelihood}
 
 
 def _names(fitted: Any, weights: str) -> list[str]:

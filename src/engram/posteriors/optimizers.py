@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engram.arguments import whole
+from engram.curvature.kinds import Curvature
 from engram.errors import ArgumentError, ModelMismatchError
 from engram.optimizers.base import BayesianOptimizer
-from engram.optimizers.curvatures import GaussNewton
+from engram.optimizers.structures import FullMatrix
 from engram.parameters import trainable
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.readers import (
@@ -102,6 +103,7 @@ def posterior_of(
         num_data,
         settings,
         prior.by_name if prior.differs else {},
+        **_facts(source.optimizer),
     )
 
 
@@ -222,6 +224,22 @@ def _settings(
     }
     if isinstance(optimizer, BayesianOptimizer):
         settings["curvature"] = repr(optimizer.curvature)
-        if isinstance(optimizer.curvature, GaussNewton):
-            settings["likelihood"] = repr(optimizer.curvature.likelihood)
     return settings
+
+
+def _facts(optimizer: Optimizer) -> dict[str, Any]:
+    """What the precision is made of, and the likelihood where the optimizer knows it.
+
+    Every example's own Hessian is in it where nothing of earlier steps is left and nothing was
+    sampled, as after a step of Newton's method on all data.
+    """
+    if not isinstance(optimizer, BayesianOptimizer):
+        return {"curvature": Curvature.OPTIMIZER}
+    kind: Curvature = getattr(optimizer.curvature, "kind", Curvature.OPTIMIZER)
+    fresh = all(group["precision_lr"] == 1 for group in optimizer.param_groups)
+    whole = fresh and not optimizer.num_samples and isinstance(optimizer.structure, FullMatrix)
+    return {
+        "curvature": kind,
+        "exact": kind is Curvature.HESSIAN and whole,
+        "likelihood": getattr(optimizer.curvature, "likelihood", None),
+    }

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from engram.batches import Data
+from engram.curvature.kinds import Curvature
 from engram.curvature.kronecker import KroneckerFactors
 from engram.curvature.moments import SquareMoments
 from engram.curvature.squares import SquareSum
@@ -91,8 +92,16 @@ class RunningCurvature:
                 "likelihood": repr(opened.likelihood),
             }
             mean = {name: p.detach().clone() for name, p in trainable(model).items()}
-            num_data = opened.batches.num_data
-        found = Posterior(self.structure, mean, blocks, self.prior_precision, num_data, settings)
+            found = Posterior(
+                self.structure,
+                mean,
+                blocks,
+                self.prior_precision,
+                opened.batches.num_data,
+                settings,
+                curvature=Curvature(self.curvature),
+                likelihood=opened.likelihood,
+            )
         self.updates, self.sums = averages.updates, self.sums | averages.sums
         return found
 

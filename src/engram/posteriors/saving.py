@@ -10,14 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engram.curvature.kinds import Curvature
 from engram.errors import DataError, PosteriorError
 from engram.folders import read_folder, write_folder
+from engram.likelihoods.remembered import described, restored
 from engram.parameters import Layout
 from engram.posteriors.blocks import Block, DenseBlock, EigenBlock
 from engram.posteriors.low_rank import LowRankBlock
 
-FORMAT = 1
-ABOUT = ("structure", "prior_precision", "num_data", "settings", "prior_by_name")
+FORMAT = 2
+ABOUT = (
+    *("structure", "prior_precision", "num_data", "settings", "prior_by_name"),
+    *("curvature", "exact", "scale", "likelihood"),
+)
 KINDS: dict[str, type[Any]] = {
     "eigen": EigenBlock,
     "dense": DenseBlock,
@@ -36,13 +41,18 @@ def write(
         blocks: of the precision.
         about: everything else, which JSON can hold, under the names of ``ABOUT``.
     """
-    tensors = {f"mean {name}": value for name, value in mean.items()}
-    kinds = []
-    for number, block in enumerate(blocks):
-        kinds.append({"kind": _kind(block), **_described(block.layout)})
-        tensors |= {f"block {number} {name}": part for name, part in _parts(block).items()}
+    kinds = [{"kind": _kind(block), **_described(block.layout)} for block in blocks]
     description = {"format": FORMAT, "names": list(mean), "blocks": kinds, **about}
-    write_folder(folder, "posterior", tensors, description)
+    description["likelihood"] = described(about["likelihood"])
+    write_folder(folder, "posterior", tensors_of(mean, blocks), description)
+
+
+def tensors_of(mean: Mapping[str, Tensor], blocks: Sequence[Block]) -> dict[str, Tensor]:
+    """Everything that a posterior's numbers come from, by name."""
+    tensors = {f"mean {name}": value for name, value in mean.items()}
+    for number, block in enumerate(blocks):
+        tensors |= {f"block {number} {name}": part for name, part in _parts(block).items()}
+    return tensors
 
 
 def read(folder: Path, device: torch.device) -> dict[str, Any]:
@@ -54,7 +64,9 @@ def read(folder: Path, device: torch.device) -> dict[str, Any]:
             _block(number, kind, tensors) for number, kind in enumerate(description["blocks"])
         )
         about = {name: description[name] for name in ABOUT}
-    except (KeyError, TypeError) as error:
+        about["curvature"] = Curvature(about["curvature"])
+        about["likelihood"] = restored(about["likelihood"])
+    except (KeyError, TypeError, ValueError) as error:
         raise DataError(
             "an undamaged posterior", f"{folder} without {error}", "save it again"
         ) from error

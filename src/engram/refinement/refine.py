@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from engram.arguments import fraction
 from engram.batches import Data
+from engram.curvature.kinds import Curvature
 from engram.curvature.seeds import check_exact
 from engram.engine.session import Session, session
 from engram.errors import ArgumentError, DataError
@@ -35,7 +36,7 @@ def refine(
     result: Result,
     posterior: Posterior | Any,
     *,
-    likelihood: str | Likelihood = "categorical",
+    likelihood: str | Likelihood | None = None,
     indices: Sequence[int] | Tensor | None = None,
     method: str = "solve",
     curvature: str = "hessian",
@@ -56,7 +57,7 @@ def refine(
         data: the training data.
         result: of :func:`engram.sensitivities` on this model and data, or refined before.
         posterior: of this model; the better it is, the fewer passes the solves take.
-        likelihood: a name or an object.
+        likelihood: a name or an object; that of the posterior if not given.
         indices: which examples; the flagged ones and the 5 % (at least 20) with the highest score
             if not given.
         method: ``solve``, or ``retrain`` for the truth itself.
@@ -88,8 +89,8 @@ def refine(
     tolerance = fraction("tolerance", tolerance, "use tolerance=1e-3")
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
-    with session(model, data, likelihood, batch_size, progress) as opened:
-        posterior.check_likelihood(opened.likelihood)
+    used = posterior.likelihood_or(likelihood)
+    with session(model, data, used, batch_size, progress) as opened:
         _check_result(result, opened)
         chosen = _default_choice(result) if indices is None else indices
         chosen = check_group(chosen, None, opened.batches.num_data)[0]
@@ -165,7 +166,7 @@ def _retrain(request: Request) -> Obtained:
 
 def _is_nearly_exact(posterior: Posterior) -> bool:
     """Whether steps with it need few products with the Hessian besides."""
-    exact = posterior.settings.get("curvature") == "hessian"
+    exact = posterior.curvature is Curvature.HESSIAN
     return exact and all(isinstance(block, LowRankBlock) for block in posterior.blocks)
 
 

@@ -15,20 +15,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from engram.batches import Batches, Data
-from engram.retraining.description import Description
-from engram.retraining.digests import bytes_of, joined
+from engram.identity.description import Description
+from engram.identity.digests import joined, of_tensors
 
 SAMPLE = 256  # examples of a Dataset that are read to see whether it has changed
 AT_ONCE = 256
-
-
-def of_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and bytes."""
-    digest = hashlib.sha256()
-    for name, tensor in tensors.items():
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(bytes_of(tensor))
-    return digest.hexdigest()
 
 
 def of_model(model: nn.Module, described: Description) -> str:

@@ -13,8 +13,9 @@ from torch import nn
 from engram.batches import Data
 from engram.engine.prepare import training_layers
 from engram.errors import RunFolderError
+from engram.identity.description import Description
+from engram.identity.digests import of_tensors
 from engram.retraining import fingerprints
-from engram.retraining.description import Description
 from engram.retraining.recipe import Recipe
 from engram.retraining.task import Task
 
@@ -73,7 +74,7 @@ def identify(
     settings = {
         "model": fingerprints.of_model(model, described),
         "data": fingerprints.of_data(data, described, "data"),
-        "left_out": fingerprints.of_tensors(groups),
+        "left_out": of_tensors(groups),
         "kind": task.selection.kind,
         "train": repr(train) if own else f"function {fingerprints.name_of(train)}",
         "code": described.of(train, "train"),

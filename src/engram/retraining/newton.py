@@ -65,7 +65,7 @@ class Newton(Recipe):
         if self.posterior is not None:
             posterior = as_posterior(self.posterior, model)
             posterior.check_model(model)
-            posterior.check_likelihood(likelihood)
+            posterior.likelihood_or(likelihood)
             return replace(self, posterior=posterior)
         return replace(self, posterior=_fitted(model, data, likelihood, prior, progress))
 

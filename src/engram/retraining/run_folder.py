@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engram.errors import RunFolderError
-from engram.retraining.fingerprints import of_tensors
+from engram.identity.digests import of_tensors
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -73,14 +73,14 @@ def verify(
     _check_sample(sample, num_data)
     seed = seed_number(seed)
     chosen, strata = stratified(result.score, sample, seed)
-    settings = result.provenance.get("settings", {})
+    prior = result.basis.prior_precision
     truth = retrain(
         model,
         data,
         result.indices[chosen],
         train=train,
         likelihood=likelihood,
-        prior_precision=settings.get("prior_precision", 1.0),
+        prior_precision=1.0 if prior is None else prior,
         refits=refits,
         seed=seed,
         folder=folder,

@@ -15,6 +15,7 @@ from engram.likelihoods import Likelihood
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.downdating import can_be_downdated
 from engram.posteriors.gaussian import Posterior
+from engram.sensitivity.basis import Basis
 from engram.sensitivity.columns import Columns
 from engram.sensitivity.diagnostics import Leverages, diagnose, sampled_leverages
 from engram.sensitivity.downdated import DOWNDATED, DowndatedStep
@@ -36,7 +37,7 @@ def sensitivities(
     data: Data,
     posterior: Posterior | Any,
     *,
-    likelihood: str | Likelihood = "categorical",
+    likelihood: str | Likelihood | None = None,
     estimator: str | None = None,
     rounds: int = 3,
     batch_size: int | None = None,
@@ -49,7 +50,8 @@ def sensitivities(
         model: trained, or in training; it is not changed.
         data: the training data.
         posterior: of this model at its present weights; a fitted laplace-torch object works too.
-        likelihood: a name or an object.
+        likelihood: a name or an object; that of the posterior if not given, and ``categorical``
+            where it has none, as one read off an optimizer.
         estimator: ``linear``, ``corrected``, ``iterated``, ``paper``, ``newton`` for posteriors
             with the exact Hessian, or ``downdated`` for those with Kronecker factors. If not given,
             ``newton`` and ``downdated`` with these, ``corrected`` with other dense precisions
@@ -73,10 +75,9 @@ def sensitivities(
         estimator_named(estimator, also=FITTING)
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
-    chosen = estimator or _default_rule(posterior)
+    chosen, used = estimator or _default_rule(posterior), posterior.likelihood_or(likelihood)
     switched = training_layers(model)
-    with session(model, data, likelihood, batch_size, progress) as opened:
-        posterior.check_likelihood(opened.likelihood)
+    with session(model, data, used, batch_size, progress) as opened:
         total = GradientSum()
         setting = Setting(opened.likelihood, posterior, rounds, total)
         rule = _rule(chosen, opened, posterior)
@@ -107,6 +108,7 @@ def sensitivities(
             diagnostics=diagnostics,
             coverage=opened.engine.coverage.ways,
             provenance=provenance(model, settings),
+            basis=Basis.of(chosen, posterior, opened.likelihood),
         )
 
 

@@ -72,7 +72,7 @@ def remove(
     posterior: Posterior | Any,
     indices: Sequence[int] | Tensor | None = None,
     *,
-    likelihood: str | Likelihood = "categorical",
+    likelihood: str | Likelihood | None = None,
     weights: Sequence[float] | Tensor | None = None,
     estimator: str | None = None,
     evaluate_on: Data | None = None,
@@ -99,8 +99,8 @@ def remove(
     posterior.check_model(model)
     estimator = estimator or _default_rule(posterior)
     _check_choices(estimator, at, evaluate_on)
-    with session(model, data, likelihood, batch_size, progress) as opened:
-        posterior.check_likelihood(opened.likelihood)
+    used = posterior.likelihood_or(likelihood)
+    with session(model, data, used, batch_size, progress) as opened:
         chosen, shares = check_group(indices, weights, opened.batches.num_data)
         return _remove(opened, posterior, chosen, shares, estimator, evaluate_on, at)
 
@@ -128,7 +128,7 @@ def remove_classes(
     data: Data,
     posterior: Posterior | Any,
     *,
-    likelihood: str | Likelihood = "categorical",
+    likelihood: str | Likelihood | None = None,
     estimator: str | None = None,
     evaluate_on: Data | None = None,
     at: str = "displaced",
@@ -140,8 +140,8 @@ def remove_classes(
     posterior.check_model(model)
     estimator = estimator or _default_rule(posterior)
     _check_choices(estimator, at, evaluate_on)
-    with session(model, data, likelihood, batch_size, progress) as opened:
-        posterior.check_likelihood(opened.likelihood)
+    used = posterior.likelihood_or(likelihood)
+    with session(model, data, used, batch_size, progress) as opened:
         labels = class_numbers(opened.batches)
         removals = ClassRemovals()
         for label in labels.unique().tolist():

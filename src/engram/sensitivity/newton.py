@@ -38,8 +38,7 @@ MOSTLY_OWN = 0.5  # share of the curvature along the cautious step that is the e
 def has_own_hessians(posterior: Posterior) -> bool:
     """Whether every example's own Hessian is in the precision, so that it can be taken out."""
     dense = all(isinstance(block, (DenseBlock, LowRankBlock)) for block in posterior.blocks)
-    scaled = "calibration" in posterior.settings
-    return dense and not scaled and posterior.settings.get("curvature") == "hessian"
+    return dense and posterior.exact
 
 
 class NewtonStep:

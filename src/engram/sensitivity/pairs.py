@@ -31,7 +31,7 @@ def influence(
     test: Data,
     posterior: Posterior | Any,
     *,
-    likelihood: str | Likelihood = "categorical",
+    likelihood: str | Likelihood | None = None,
     batch_size: int | None = None,
     progress: bool = True,
 ) -> Tensor:
@@ -47,8 +47,8 @@ def influence(
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
     layout = Layout.of({n: p for n, p in trainable(model).items() if n in posterior.block_of})
-    with session(model, train, likelihood, batch_size, progress) as opened:
-        posterior.check_likelihood(opened.likelihood)
+    used = posterior.likelihood_or(likelihood)
+    with session(model, train, used, batch_size, progress) as opened:
         columns = []
         for gradient in _gradients(opened, test, layout):
             step = layout.flatten(posterior.solve(layout.unflatten(gradient)))

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from engram.curvature.exact import ExactCurvature
+from engram.curvature.kinds import Curvature
 from engram.engine.session import Observed, Session
 from engram.parameters import Named, inner, square_norm, trainable
+from engram.posteriors.blocks import DenseBlock
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.low_rank import LowRankBlock
 from engram.posteriors.traces import covered_layout, prior_vector
@@ -18,6 +20,12 @@ LARGEST_ITERATION = 200
 def has_low_rank(posterior: Posterior) -> bool:
     """Whether the precision is exact in some directions only, and exact products complete it."""
     return all(isinstance(block, LowRankBlock) for block in posterior.blocks)
+
+
+def has_dense_hessian(posterior: Posterior) -> bool:
+    """Whether the precision is a whole matrix of Hessians, wherever they were taken."""
+    dense = all(isinstance(block, DenseBlock) for block in posterior.blocks)
+    return dense and posterior.curvature is Curvature.HESSIAN
 
 
 class LeftOut:
@@ -32,6 +40,7 @@ class LeftOut:
             n: p for n, p in trainable(opened.model).items() if n in posterior.block_of
         }
         self.low_rank = has_low_rank(posterior)
+        self.swapped = self.low_rank or has_dense_hessian(posterior)
 
     def _shares(self, indices: Tensor, like: Tensor) -> Tensor:
         return torch.tensor([self.share_of[int(i)] for i in indices], dtype=torch.float64).to(like)[
@@ -70,13 +79,13 @@ class LeftOut:
         without its Gauss-Newton part alone even less so: classes of digits came out up to eight
         times too large. Every remaining example's Gauss-Newton matrix is positive.
         """
-        if self.posterior.settings.get("curvature") != "hessian" and not self.low_rank:
+        if not self.swapped:
             return self.posterior.multiply(vector)
         layout = covered_layout(self.posterior)
         flat = layout.flatten(vector)
         prior = prior_vector(self.posterior, layout).to(flat)
         exact = ExactCurvature(self.opened, layout, "ggn")
-        return layout.unflatten(exact.times(flat[None])[0] + prior * flat)
+        return layout.unflatten(self.posterior.scale * (exact.times(flat[None])[0] + prior * flat))
 
     def solve_remaining(self, right: Named) -> tuple[Named, bool]:
         """(S - curvature of the group)^-1 right, by conjugate gradients preconditioned with S.

@@ -16,6 +16,7 @@ from engram.arguments import whole
 from engram.errors import ArgumentError, ModelMismatchError
 from engram.folders import read_folder, write_folder
 from engram.likelihoods import Likelihood
+from engram.sensitivity.basis import Basis
 from engram.sensitivity.diagnostics import Diagnostics
 from engram.sensitivity.page import result_page
 from engram.sensitivity.rules import judge
@@ -56,7 +57,8 @@ class Result:
         flagged: where the estimator's guard held, [N].
         diagnostics: what needs no truth to judge the result by.
         coverage: how each parameter was handled, by name.
-        provenance: versions, settings and seed.
+        provenance: versions, settings and seed, for the record; nothing is decided by it.
+        basis: the facts about posterior and likelihood that decide later.
         obtained: how each example was obtained, as a position in ``OBTAINED``; all are estimates
             until :func:`engram.refine` replaces some, [N].
     """
@@ -74,6 +76,7 @@ class Result:
     diagnostics: Diagnostics
     coverage: Mapping[str, str] = field(repr=False)
     provenance: Mapping[str, Any] = field(repr=False)
+    basis: Basis = field(default_factory=Basis)
     obtained: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.uint8))
 
     def __post_init__(self) -> None:
@@ -113,11 +116,7 @@ class Result:
                 f"one on {self.num_data}",
                 "pass the data that the sensitivities were computed on",
             )
-        used = self.provenance.get("settings", {}).get("likelihood", repr(likelihood))
-        if used != repr(likelihood):
-            raise ModelMismatchError(
-                f"the likelihood of the result, {used}", repr(likelihood), "pass the same one"
-            )
+        self.basis.check_likelihood(likelihood)
 
     def top(self, count: int = 20, by: str = "score") -> pd.DataFrame:
         """The examples that come first in a column of :meth:`to_frame`, highest first.
@@ -138,7 +137,7 @@ class Result:
             columns["target"] = self.targets.numpy()
         if self.num_outputs > 1:
             columns["predicted"] = self.outputs.argmax(1).numpy()
-        threshold = self.provenance.get("settings", {}).get("threshold")
+        threshold = self.basis.threshold
         if self.num_outputs == 1 and threshold is not None:
             columns["predicted"] = (self.outputs[:, 0] > threshold).long().numpy()
         columns |= {
@@ -163,6 +162,7 @@ class Result:
             "diagnostics": self.diagnostics.to_dict(),
             "coverage": dict(self.coverage),
             "provenance": dict(self.provenance),
+            "basis": self.basis.to_dict(),
         }
         write_folder(path, "result", tensors, description)
         return path
@@ -175,7 +175,7 @@ class Result:
         settings = self.provenance.get("settings", {})
         lines = [
             f"Sensitivities of {self.num_data:,} examples, {self.num_outputs} outputs"
-            f" ({settings.get('estimator')}, {settings.get('structure')} posterior)",
+            f" ({self.basis.estimator}, {self.basis.structure} posterior)",
             f"train loss            {self.train_nll:.4f} nats per example",
             f"leave-one-out loss    {self.loo_nll:.4f} nats per example: estimate of the test loss",
             f"score                 median {float(self.score.median()):.3g},"
@@ -185,7 +185,7 @@ class Result:
             "sign                  without the example minus with it",
             repr(self.verdict),
         ]
-        if settings.get("refined"):
+        if self.obtained.any():
             counts = [f"{int((self.obtained == n).sum()):,} by {OBTAINED[n]}" for n in (1, 2)]
             lines.append(f"refined               {', '.join(counts)}; the others are estimates")
         if settings.get("in_eval_mode"):
@@ -205,4 +205,5 @@ def load(folder: str | Path) -> Result:
         diagnostics=diagnostics,
         coverage=description["coverage"],
         provenance=description["provenance"],
+        basis=Basis.from_dict(description.get("basis", {})),
     )

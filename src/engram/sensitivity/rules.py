@@ -94,7 +94,7 @@ def signals(result: Result) -> dict[str, float]:
 
 def rules_of(result: Result) -> tuple[Rule, ...]:
     """The rules, with remedies that the result's structure leaves open."""
-    if result.provenance.get("settings", {}).get("structure") not in ("full", "low_rank"):
+    if not result.basis.whole_matrix:
         return RULES
     return tuple(replace(r, remedy=NO_RICHER) if r in RICHER else r for r in RULES)
 

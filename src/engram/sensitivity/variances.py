@@ -20,7 +20,7 @@ def prediction_variance(
     data: Data,
     posterior: Posterior | Any,
     *,
-    likelihood: str | Likelihood = "categorical",
+    likelihood: str | Likelihood | None = None,
     batch_size: int | None = None,
     progress: bool = True,
 ) -> Tensor:
@@ -42,7 +42,8 @@ def prediction_variance(
     """
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
-    with session(model, data, likelihood, batch_size, progress) as opened:
+    used = posterior.likelihood_or(likelihood)
+    with session(model, data, used, batch_size, progress) as opened:
         columns = Columns(opened.batches.num_data)
         for observed in opened.passes("variances"):
             columns.add({"variance": variance(observed, posterior)})

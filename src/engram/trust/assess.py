@@ -34,7 +34,7 @@ def assess(
     result: Result,
     posterior: Posterior | Any,
     *,
-    likelihood: str | Likelihood = "categorical",
+    likelihood: str | Likelihood | None = None,
     sample: int | None = None,
     rounds: int = 10,
     batch_size: int | None = None,
@@ -80,37 +80,24 @@ def assess(
     rounds, seed = whole("number of rounds", rounds, remedy="use rounds=10"), seed_number(seed)
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
-    with session(model, data, likelihood, batch_size, progress) as opened:
-        posterior.check_likelihood(opened.likelihood)
+    used = posterior.likelihood_or(likelihood)
+    with session(model, data, used, batch_size, progress) as opened:
         num_data = opened.batches.num_data
         sample = min(SAMPLE, num_data) if sample is None else sample
         sample = whole("sample", sample, SMALLEST_SAMPLE, num_data, "leave it out")
         result.check_data(num_data, opened.likelihood)
-        _check_posterior(result, posterior)
+        result.basis.check_posterior(posterior)
         _check_outputs(result, opened)
-        objective = Objective(opened, posterior, _prior_share(result))
+        objective = Objective(opened, posterior, _prior_share(result, posterior))
         signals = measure(objective, result, sample, rounds, seed, progress)
     return Assessment(judge(result, signals), signals)
 
 
-def _prior_share(result: Result) -> float:
+def _prior_share(result: Result, posterior: Posterior) -> float:
     """The training's prior precision over the posterior's, where the weights tell it."""
     if PRIOR.level(cheap_signals(result)["prior_mismatch"]) == GOOD:
         return 1.0
-    return result.diagnostics.fitting_prior / float(
-        result.provenance["settings"]["prior_precision"]
-    )
-
-
-def _check_posterior(result: Result, posterior: Posterior) -> None:
-    settings = result.provenance.get("settings", {})
-    used = (settings.get("structure"), settings.get("prior_precision"))
-    if used != (posterior.structure, posterior.prior_precision):
-        raise ModelMismatchError(
-            f"the posterior of the result ({used[0]}, prior_precision={used[1]:g})",
-            f"({posterior.structure}, prior_precision={posterior.prior_precision:g})",
-            "pass the posterior that the sensitivities were computed with",
-        )
+    return result.diagnostics.fitting_prior / posterior.prior_precision
 
 
 def _check_outputs(result: Result, opened: Session) -> None:

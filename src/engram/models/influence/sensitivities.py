@@ -15,6 +15,7 @@ from engram.models.influence.refits import with_refits
 from engram.models.predictor.fit import Fit
 from engram.models.responses.likelihood import ResponseLikelihood, Weighted
 from engram.posteriors.gaussian import Posterior
+from engram.sensitivity.basis import Basis
 from engram.sensitivity.diagnostics import Diagnostics
 from engram.sensitivity.estimators import GUARD, Estimate, Setting, corrected, estimator_named
 from engram.sensitivity.provenance import provenance
@@ -127,9 +128,9 @@ def sensitivities_of(
         "refit_above": refit_above,
         "num_data": len(fit.targets),
         "columns": list(fit.names),
-        "threshold": _threshold(fit),
     }
-    return _result(fit, estimate, settings)
+    basis = Basis.of(estimator, fit.posterior, fit.likelihood, _threshold(fit))
+    return _result(fit, estimate, settings, basis)
 
 
 def is_least_squares(fit: Fit) -> bool:
@@ -178,7 +179,7 @@ def _inside_support(fit: Fit, estimate: Estimate) -> Estimate:
     return Estimate(deviation, change, loss, flagged, estimate.eigenvalues)
 
 
-def _result(fit: Fit, estimate: Estimate, settings: dict[str, Any]) -> Result:
+def _result(fit: Fit, estimate: Estimate, settings: dict[str, Any], basis: Basis) -> Result:
     targets = fit.targets[:, 0] if fit.targets.shape[1] == 1 else fit.targets.argmax(1)
     whole = fit.targets.shape[1] == 1 or bool((fit.targets.amax(1) == 1).all())
     return Result(
@@ -195,6 +196,7 @@ def _result(fit: Fit, estimate: Estimate, settings: dict[str, Any]) -> Result:
         diagnostics=_diagnostics(fit, estimate),
         coverage={"coefficients": "closed form"},
         provenance=provenance(fit if fit.source is None else fit.source, settings),
+        basis=basis,
     )
 
 

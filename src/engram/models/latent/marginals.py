@@ -20,6 +20,7 @@ from torch import Tensor
 from engram.errors import ArgumentError
 from engram.likelihoods.expected import ExpectedLoss
 from engram.models.diagnosis import Convergence, diagnose, finished
+from engram.sensitivity.basis import Basis
 from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import Result
 
@@ -125,4 +126,7 @@ def marginal_result(
         diagnostics=diagnose(marginals.variance * marginals.curvature, left.flagged, convergence),
         coverage={},
         provenance=provenance(model, {**settings, "num_data": len(mean), "likelihood": repr(loss)}),
+        basis=Basis(
+            estimator=settings["estimator"], structure=settings["structure"], whole_matrix=True
+        ),
     )

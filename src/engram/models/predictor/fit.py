@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engram import equation
+from engram.curvature.kinds import Curvature
 from engram.errors import ArgumentError, PosteriorError
 from engram.likelihoods import Likelihood
 from engram.models.predictor.design import as_column, count_of
@@ -128,6 +129,9 @@ class Fit:
             prior_precision=float(self.objective.design.penalty.max()) / self.dispersion,
             num_data=self.objective.design.num_data,
             settings={"curvature": self.hessian, "likelihood": repr(self.likelihood)},
+            curvature=Curvature.GGN if self.hessian == "expected" else Curvature.HESSIAN,
+            exact=self.hessian != "expected",
+            likelihood=self.likelihood,
         )
 
     def predictor(self, inputs: Any, offset: Any = None) -> Tensor:

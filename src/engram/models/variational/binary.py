@@ -32,6 +32,7 @@ from engram.models.variational.binary_expectations import (
 from engram.models.variational.linear import checked_inputs
 from engram.models.variational.natural_gradient import fit
 from engram.selection import check_group
+from engram.sensitivity.basis import Basis
 from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import Result
 
@@ -158,6 +159,7 @@ class BinaryPosterior:
             diagnostics=diagnose(columns["leverage"][:, None], flagged, self._convergence()),
             coverage={},
             provenance=provenance(self, settings),
+            basis=Basis(estimator=estimator, structure="Bernoulli"),
         )
 
     def _followed(self, hessian: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:

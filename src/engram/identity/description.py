@@ -30,9 +30,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engram.retraining.digests import bytes_of, joined
-from engram.retraining.libraries import library_version
-from engram.retraining.references import NotImported, Undefined, content, referred
+from engram.identity.digests import bytes_of, joined
+from engram.identity.libraries import library_version
+from engram.identity.references import NotImported, Undefined, content, referred
 
 ATOMS = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
 NOT_OF_A_CLASS = (

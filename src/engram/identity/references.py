@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from engram.retraining.libraries import library_version
+from engram.identity.libraries import library_version
 
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 CLOSED_OVER = ("LOAD_DEREF", "LOAD_CLASSDEREF")

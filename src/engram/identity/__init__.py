@@ -1,0 +1,1 @@
+"""Equal names for equal values, in any process: tensors, functions, objects."""

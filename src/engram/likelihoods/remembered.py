@@ -1,0 +1,45 @@
+"""The likelihood of something that was saved: made again by its name, or remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engram.likelihoods import KNOWN
+from engram.likelihoods.base import Likelihood
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """A likelihood of the user's own that is not there any more: functions are not saved.
+
+    Args:
+        text: how it was printed.
+        identity: by which the same one is known again.
+    """
+
+    text: str
+    identity: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def described(likelihood: Likelihood | Remembered | None) -> dict[str, Any] | None:
+    """Plain values from which :func:`restored` makes it again."""
+    if likelihood is None:
+        return None
+    about = {"text": repr(likelihood), "identity": likelihood.identity}
+    if isinstance(likelihood, Remembered) or KNOWN.get(likelihood.name) is not type(likelihood):
+        return about
+    return about | {"name": likelihood.name, "settings": dict(vars(likelihood))}
+
+
+def restored(about: Mapping[str, Any] | None) -> Likelihood | Remembered | None:
+    """The likelihood of a description; remembered where it was not one of engram's own."""
+    if about is None:
+        return None
+    if "name" in about:
+        return KNOWN[about["name"]](**about["settings"])
+    return Remembered(about["text"], about["identity"])

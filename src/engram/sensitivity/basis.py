@@ -1,0 +1,89 @@
+"""What a result rests on: the facts about its posterior and likelihood that decide later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from engram.errors import ModelMismatchError
+from engram.likelihoods import Likelihood
+from engram.posteriors.gaussian import Posterior
+
+
+@dataclass(frozen=True)
+class Basis:
+    """Facts about how a result was computed; None where one is not known.
+
+    Args:
+        estimator: the rule.
+        structure, curvature: of the posterior.
+        whole_matrix: whether its precision couples all parameters: there is no richer structure.
+        prior_precision: of the posterior; its mean over the entries where it differs.
+        priors_differ: whether parameters have different ones.
+        likelihood: how it is printed.
+        likelihood_identity: by which the same likelihood is known again.
+        posterior_digest: by which the same posterior is known again.
+        threshold: the output above which a binary classifier with one output says 1.
+    """
+
+    estimator: str | None = None
+    structure: str | None = None
+    curvature: str | None = None
+    whole_matrix: bool = False
+    prior_precision: float | None = None
+    priors_differ: bool = False
+    likelihood: str | None = None
+    likelihood_identity: str | None = None
+    posterior_digest: str | None = None
+    threshold: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        estimator: str,
+        posterior: Posterior,
+        likelihood: Likelihood,
+        threshold: float | None = None,
+    ) -> Basis:
+        """The facts of a posterior and a likelihood."""
+        return cls(
+            estimator,
+            posterior.structure,
+            str(posterior.curvature),
+            posterior.is_whole_matrix,
+            posterior.prior_precision,
+            bool(posterior.prior_by_name),
+            repr(likelihood),
+            likelihood.identity,
+            posterior.digest,
+            threshold,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values by name."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Basis:
+        """What :meth:`to_dict` gave."""
+        names = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in names})
+
+    def check_likelihood(self, likelihood: Likelihood) -> None:
+        """Raise if the result was computed with another likelihood."""
+        if self.likelihood_identity not in (None, likelihood.identity):
+            raise ModelMismatchError(
+                f"the likelihood of the result, {self.likelihood}",
+                repr(likelihood),
+                "pass the same one",
+            )
+
+    def check_posterior(self, posterior: Posterior) -> None:
+        """Raise unless the result was computed with this very posterior."""
+        if self.posterior_digest != posterior.digest:
+            raise ModelMismatchError(
+                f"the posterior that the result was computed with ({self.structure})",
+                f"another one, {posterior!r}",
+                "pass the posterior that was given to engram.sensitivities",
+            )
