@@ -8,8 +8,9 @@ from pathlib import Path
 SOURCE = Path(__file__).parent.parent / "src" / "engram"
 ORDER = (
     {"_version", "errors", "arguments", "precision", "parameters", "equation", "identity"},
+    {"storage"},
     {"likelihoods", "batches"},
-    {"selection", "report", "folders"},
+    {"selection", "report"},
     {"families", "posteriors", "curvature", "engine", "optimizers"},
     {"sensitivity"},
     {"tracking", "retraining", "models"},

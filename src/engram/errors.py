@@ -19,6 +19,10 @@ class DataError(EngramError, ValueError):
     """The data cannot be read in a fixed order, is empty, or has the wrong form."""
 
 
+class StorageError(DataError):
+    """Something saved that is missing, damaged, mixed or of another format, or cannot be saved."""
+
+
 class TargetError(EngramError, ValueError):
     """Targets that the likelihood has no meaning for."""
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import engram
-from engram.errors import DataError, ModelMismatchError
+from engram.errors import ModelMismatchError, StorageError
+from saved_folders import edit
 
 STRUCTURES = ["full", "kronecker", "diagonal", "isotropic", "last_layer", "low_rank"]
 
@@ -35,6 +41,7 @@ def test_read_posterior_gives_the_same_sensitivities(
     assert repr(read) == repr(written)
     assert read.settings == written.settings
     assert read.names == written.names
+    assert read.digest == written.digest
     assert read.log_determinant() == written.log_determinant()
     before, after = (
         engram.sensitivities(*problem, posterior, progress=False) for posterior in (written, read)
@@ -80,25 +87,173 @@ def test_posterior_of_other_weights_is_refused(
         engram.sensitivities(other, problem[1], read, progress=False)
 
 
-def test_missing_damaged_and_newer_folders_are_errors(
+def test_missing_and_older_folders_are_errors(
     problem: tuple[nn.Module, tuple[Tensor, Tensor]], tmp_path: Path
 ) -> None:
-    with pytest.raises(DataError, match=r"without posterior\.safetensors"):
+    with pytest.raises(StorageError, match=r"a folder written by posterior\.save"):
         engram.Posterior.load(tmp_path / "nothing")
     path = fitted(problem, "diagonal").save(tmp_path / "saved")
-    description = json.loads((path / "posterior.json").read_text())
-    for change, words in (
-        ({"format": 9}, "format 9"),
-        ({"blocks": None}, "undamaged"),
-        ({"names": ["0.weight", "lost"]}, "mean lost"),
-        ({"blocks": [{"kind": "unknown", "names": [], "shapes": []}]}, "unknown"),
+    document = json.loads((path / "posterior.json").read_text())
+    (path / "posterior.json").write_text(json.dumps(document | {"format": 1}))
+    with pytest.raises(StorageError, match="format 1"):
+        engram.Posterior.load(path)
+
+
+def put(*keys: Any) -> Callable[[dict[str, Any]], None]:
+    """Put the last of the keys where the others lead."""
+
+    def change(content: dict[str, Any]) -> None:
+        *way, last, value = keys
+        for key in way:
+            content = content[key]
+        if value is DELETED:
+            del content[last]
+        else:
+            content[last] = value
+
+    return change
+
+
+DELETED = object()
+NOT_A_NUMBER = {"float": "nan"}
+CHANGES = [
+    (put("blocks", None), "a list in posterior.json: blocks"),
+    (put("blocks", []), "with blocks"),
+    (put("mean", {}), "a mean with parameters"),
+    (put("mean", "0.weight", DELETED), "parameters of the mean"),
+    (put("mean", "0.weight", 3), "a tensor in posterior.json: mean: 0.weight"),
+    (put("mean", "0.weight", {"tensor": "lost"}), "'lost'"),
+    (put("mean", "0.weight", {"tensor": 3}), "the tensor 3"),
+    (put("blocks", 0, "kind", "unknown"), "eigen or dense or low_rank"),
+    (put("blocks", 0, "kind", ["eigen"]), "eigen or dense or low_rank"),
+    (put("blocks", 0, "layout", "names", ["lost"]), "'lost'"),
+    (put("blocks", 0, "layout", "names", []), "names and shapes"),
+    (put("blocks", 0, "layout", "shapes", [[6, 6]]), "the shape"),
+    (put("blocks", 0, "layout", "shapes", [[-6, -5]]), "a shape"),
+    (put("blocks", 0, "layout", "shapes", [[10**30]]), "a whole number"),
+    (put("blocks", 0, "layout", "shapes", "5"), "a list"),
+    (put("blocks", 0, "tolerance", "0"), "a number"),
+    (put("blocks", 0, "tolerance", -1.0), "a tolerance"),
+    (put("blocks", 0, "extra", 1), "'extra' as well"),
+    (put("prior_precision", -2.0), "none negative"),
+    (put("prior_precision", NOT_A_NUMBER), "none negative"),
+    (put("prior_precision", {"float": "huge"}), "a number"),
+    (put("prior_precision", "2"), "a number"),
+    (put("prior_precision", True), "a number"),
+    (put("prior_precision", DELETED), "prior_precision"),
+    (put("prior_by_name", {"lost": 1.0}), "lost"),
+    (put("prior_by_name", [1.0]), "an object"),
+    (put("num_data", 0), "0 examples"),
+    (put("num_data", 1.5), "a whole number"),
+    (put("num_data", 10**30), "a whole number"),
+    (put("structure", None), "words"),
+    (put("settings", 3), "an object"),
+    (put("unknown", 3), "'unknown' as well"),
+    (put("scale", 0.0), "a positive scale"),
+    (put("exact", 1), "true or false"),
+    (put("curvature", "another"), "one of hessian"),
+    (put("curvature", ["ggn"]), "one of hessian"),
+    (put("likelihood", "name", "another"), "a likelihood"),
+    (put("likelihood", "settings", {"another": 3}), "a likelihood"),
+    (put("likelihood", "settings", 3), "a likelihood"),
+    (put("likelihood", {}), "a likelihood"),
+    (put("likelihood", 3), "a likelihood"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), CHANGES, ids=[words for _, words in CHANGES])
+def test_wrong_keys_and_types_are_refused(
+    problem: tuple[nn.Module, tuple[Tensor, Tensor]], tmp_path: Path, change: Any, words: str
+) -> None:
+    path = fitted(problem, "diagonal").save(tmp_path)
+    edit(path, "posterior", change)
+    with pytest.raises(StorageError, match=words):
+        engram.Posterior.load(path)
+
+
+def filled(ending: str, value: float) -> Callable[[dict[str, Tensor]], None]:
+    def change(tensors: dict[str, Tensor]) -> None:
+        name = next(n for n in tensors if n.endswith(ending))
+        tensors[name].view(-1)[0] = value
+
+    return change
+
+
+def cut(ending: str) -> Callable[[dict[str, Tensor]], None]:
+    def change(tensors: dict[str, Tensor]) -> None:
+        name = next(n for n in tensors if n.endswith(ending))
+        tensors[name] = tensors[name][:-1].clone()
+
+    return change
+
+
+def whole(ending: str) -> Callable[[dict[str, Tensor]], None]:
+    def change(tensors: dict[str, Tensor]) -> None:
+        name = next(n for n in tensors if n.endswith(ending))
+        tensors[name] = tensors[name].long()
+
+    return change
+
+
+TENSORS = [
+    ("diagonal", filled("0.weight", math.nan)),
+    ("diagonal", filled("precision", math.nan)),
+    ("diagonal", filled("precision", math.inf)),
+    ("diagonal", filled("precision", 0.0)),
+    ("diagonal", filled("precision", -1.0)),
+    ("diagonal", cut("precision")),
+    ("diagonal", cut("0.weight")),
+    ("diagonal", whole("precision")),
+    ("diagonal", whole("0.weight")),
+    ("diagonal", lambda tensors: tensors.update(beside=torch.ones(1))),
+    ("diagonal", lambda tensors: tensors.pop("mean/0.weight")),
+    ("kronecker", filled("rows", math.nan)),
+    ("kronecker", filled("columns", math.inf)),
+    ("kronecker", filled("row_share", math.nan)),
+    ("kronecker", cut("columns")),
+    ("kronecker", cut("row_share")),
+    ("full", filled("cholesky", math.nan)),
+    ("full", filled("cholesky", 0.0)),
+    ("full", filled("cholesky", -1.0)),
+    ("full", cut("cholesky")),
+    ("full", whole("cholesky")),
+    ("low_rank", filled("basis", math.nan)),
+    ("low_rank", filled("inside", math.nan)),
+    ("low_rank", filled("inside", 0.0)),
+    ("low_rank", filled("outside", math.inf)),
+    ("low_rank", cut("basis")),
+    ("low_rank", cut("inside")),
+]
+
+
+@pytest.mark.parametrize(("structure", "change"), TENSORS)
+def test_wrong_tensors_are_refused(
+    problem: tuple[nn.Module, tuple[Tensor, Tensor]], tmp_path: Path, structure: str, change: Any
+) -> None:
+    path = fitted(problem, structure).save(tmp_path)
+    edit(path, "posterior", change_tensors=change)
+    with pytest.raises(StorageError):
+        engram.Posterior.load(path)
+
+
+def test_numbers_of_numpy_are_saved(
+    problem: tuple[nn.Module, tuple[Tensor, Tensor]], tmp_path: Path
+) -> None:
+    posterior = replace(fitted(problem, "diagonal"), settings={"seed": np.int64(3)})
+    assert engram.Posterior.load(posterior.save(tmp_path)).settings == {"seed": 3}
+
+
+def test_a_posterior_that_could_not_be_read_is_not_saved(
+    problem: tuple[nn.Module, tuple[Tensor, Tensor]], tmp_path: Path
+) -> None:
+    good = fitted(problem, "diagonal")
+    good.save(tmp_path)
+    for bad in (
+        replace(good, blocks=()),
+        replace(good, prior_precision=-1.0),
+        replace(good, mean={name: value / 0 for name, value in good.mean.items()}),
+        replace(good, settings={"function": print}),
     ):
-        (path / "posterior.json").write_text(json.dumps(description | change))
-        with pytest.raises(DataError, match=words):
-            engram.Posterior.load(path)
-    (path / "posterior.json").write_text("{")
-    with pytest.raises(DataError, match="undamaged"):
-        engram.Posterior.load(path)
-    (path / "posterior.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(DataError, match="undamaged"):
-        engram.Posterior.load(path)
+        with pytest.raises(StorageError):
+            bad.save(tmp_path)
+    assert engram.Posterior.load(tmp_path).log_determinant() == good.log_determinant()

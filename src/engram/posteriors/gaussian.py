@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,14 +13,15 @@ from torch import Tensor, nn
 
 from engram.arguments import positive
 from engram.curvature.kinds import Curvature
-from engram.errors import LikelihoodError, ModelMismatchError
+from engram.errors import LikelihoodError, ModelMismatchError, StorageError
 from engram.identity.digests import joined, of_tensors
 from engram.likelihoods import Likelihood, resolve
 from engram.likelihoods.remembered import Remembered
 from engram.parameters import Named, check_finite_weights, trainable
 from engram.posteriors.blocks import Block, DenseBlock
 from engram.posteriors.low_rank import LowRankBlock
-from engram.posteriors.saving import ABOUT, read, tensors_of, write
+from engram.posteriors.saving import read, write
+from engram.storage.values import init_fields, taken_apart
 
 FACTS = ("structure", "curvature", "exact", "scale", "prior_precision", "num_data", "prior_by_name")
 
@@ -32,6 +34,21 @@ def check_prior_precision(value: float) -> float:
         value,
         "use num_data times the weight decay of the mean loss",
     )
+
+
+def _check_numbers(posterior: Posterior) -> None:
+    """StorageError unless the priors, the scale and the number of examples are possible ones."""
+    unknown = [name for name in posterior.prior_by_name if name not in posterior.mean]
+    priors = (posterior.prior_precision, *posterior.prior_by_name.values())
+    possible = all(0 <= prior < math.inf for prior in priors) and 0 < posterior.scale < math.inf
+    if unknown or posterior.num_data < 1 or not possible:
+        raise StorageError(
+            "prior precisions of the mean's parameters, none negative, a positive scale and a "
+            "number of examples",
+            f"priors from {min(priors):g}, scale {posterior.scale:g}, {posterior.num_data} examples"
+            + "".join(f", a prior of {name!r}" for name in unknown),
+            "fit the posterior again, and save it again",
+        )
 
 
 @dataclass(frozen=True)
@@ -70,8 +87,8 @@ class Posterior:
         """SHA-256 over mean, precision and all facts but the record: the same for the same one."""
         facts = [repr(getattr(self, name)) for name in FACTS]
         likelihood = "" if self.likelihood is None else self.likelihood.identity
-        tensors = of_tensors(tensors_of(self.mean, self.blocks))
-        return joined(tensors, *facts, likelihood).hex()
+        plain, tensors = taken_apart([self.mean, self.blocks])
+        return joined(of_tensors(tensors), repr(plain), *facts, likelihood).hex()
 
     @cached_property
     def block_of(self) -> dict[str, Block]:
@@ -195,20 +212,21 @@ class Posterior:
         return chosen
 
     def save(self, folder: str | Path) -> Path:
-        """Write ``posterior.safetensors`` and ``posterior.json`` into a folder; no pickle."""
-        path = Path(folder)
-        write(path, self.mean, self.blocks, {name: getattr(self, name) for name in ABOUT})
-        return path
+        """Write ``posterior.json`` and its tensors into a folder, whole; no pickle."""
+        _check_numbers(self)
+        return write(folder, init_fields(self))
 
     @classmethod
     def load(cls, folder: str | Path, device: torch.device | str = "cpu") -> Posterior:
-        """Read what :meth:`save` wrote.
+        """Read what :meth:`save` wrote; an error where it is damaged, not finite or not positive.
 
         Args:
             folder: that it was saved in.
             device: of the model that it is used with.
         """
-        return cls(**read(Path(folder), torch.device(device)))
+        found = cls(**read(folder, cls, torch.device(device)))
+        _check_numbers(found)
+        return found
 
     def __repr__(self) -> str:
         return (

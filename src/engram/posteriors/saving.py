@@ -1,28 +1,25 @@
-"""A posterior in a folder: its mean and the parts of its blocks by name."""
+"""A posterior in a folder: its fields, and its blocks with the name of their kind."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from engram.curvature.kinds import Curvature
-from engram.errors import DataError, PosteriorError
-from engram.folders import read_folder, write_folder
-from engram.likelihoods.remembered import described, restored
-from engram.parameters import Layout
+from engram.errors import EngramError, PosteriorError, StorageError
+from engram.likelihoods import Likelihood
+from engram.likelihoods.remembered import Remembered, described, restored
 from engram.posteriors.blocks import Block, DenseBlock, EigenBlock
 from engram.posteriors.low_rank import LowRankBlock
+from engram.posteriors.whole import check_blocks, check_mean
+from engram.storage.folder import read_folder, write_folder
+from engram.storage.typed import read_fields, wrong
+from engram.storage.values import init_fields
 
 FORMAT = 2
-ABOUT = (
-    *("structure", "prior_precision", "num_data", "settings", "prior_by_name"),
-    *("curvature", "exact", "scale", "likelihood"),
-)
+KIND = "kind"
 KINDS: dict[str, type[Any]] = {
     "eigen": EigenBlock,
     "dense": DenseBlock,
@@ -30,47 +27,30 @@ KINDS: dict[str, type[Any]] = {
 }
 
 
-def write(
-    folder: Path, mean: Mapping[str, Tensor], blocks: Sequence[Block], about: Mapping[str, Any]
-) -> None:
-    """Write a posterior.
+def write(folder: str | Path, fields: Mapping[str, Any]) -> Path:
+    """Write the fields of a posterior; those that JSON cannot hold are refused by name."""
+    check_mean(fields["mean"])
+    check_blocks(fields["blocks"], fields["mean"])
+    blocks = [{KIND: _kind(block)} | init_fields(block) for block in fields["blocks"]]
+    own = {"blocks": blocks, "likelihood": described(fields["likelihood"])}
+    return write_folder(folder, "posterior", FORMAT, dict(fields) | own)
+
+
+def read(folder: str | Path, kind: type[Any], device: torch.device) -> dict[str, Any]:
+    """The fields that :func:`write` was given, checked.
 
     Args:
-        folder: is made where it is missing.
-        mean: parameters by name.
-        blocks: of the precision.
-        about: everything else, which JSON can hold, under the names of ``ABOUT``.
+        folder: that it was written to.
+        kind: the posterior's class, for the types of its fields.
+        device: of its tensors.
     """
-    kinds = [{"kind": _kind(block), **_described(block.layout)} for block in blocks]
-    description = {"format": FORMAT, "names": list(mean), "blocks": kinds, **about}
-    description["likelihood"] = described(about["likelihood"])
-    write_folder(folder, "posterior", tensors_of(mean, blocks), description)
-
-
-def tensors_of(mean: Mapping[str, Tensor], blocks: Sequence[Block]) -> dict[str, Tensor]:
-    """Everything that a posterior's numbers come from, by name."""
-    tensors = {f"mean {name}": value for name, value in mean.items()}
-    for number, block in enumerate(blocks):
-        tensors |= {f"block {number} {name}": part for name, part in _parts(block).items()}
-    return tensors
-
-
-def read(folder: Path, device: torch.device) -> dict[str, Any]:
-    """What :func:`write` was given, by name."""
-    tensors, description = read_folder(folder, "posterior", FORMAT, str(device))
-    try:
-        mean = {name: tensors[f"mean {name}"] for name in description["names"]}
-        blocks = tuple(
-            _block(number, kind, tensors) for number, kind in enumerate(description["blocks"])
-        )
-        about = {name: description[name] for name in ABOUT}
-        about["curvature"] = Curvature(about["curvature"])
-        about["likelihood"] = restored(about["likelihood"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(
-            "an undamaged posterior", f"{folder} without {error}", "save it again"
-        ) from error
-    return {"mean": mean, "blocks": blocks, **about}
+    content = read_folder(folder, "posterior", FORMAT, str(device))
+    fields = read_fields(
+        kind, content, "posterior.json", {"blocks": _blocks, "likelihood": _likelihood}
+    )
+    check_mean(fields["mean"])
+    check_blocks(fields["blocks"], fields["mean"])
+    return fields
 
 
 def _kind(block: Block) -> str:
@@ -84,34 +64,32 @@ def _kind(block: Block) -> str:
     )
 
 
-def _described(layout: Layout) -> dict[str, Any]:
-    return {"names": list(layout.names), "shapes": [list(shape) for shape in layout.shapes]}
+def _likelihood(value: Any, where: str) -> Likelihood | Remembered | None:
+    try:
+        return restored(value)
+    except (KeyError, TypeError, ValueError) as error:
+        raise wrong(where, "a likelihood", value) from error
 
 
-def _parts(block: Block) -> dict[str, Tensor]:
-    """Tensors of a block, and its numbers as tensors: JSON has no infinity."""
-    found: dict[str, Tensor] = {}
-    for name in _given(type(block)):
-        value = getattr(block, name)
-        if isinstance(value, float | int):
-            value = torch.tensor(float(value), dtype=torch.float64)
-        if value is not None:
-            found[name] = value
-    return found
+def _blocks(values: Any, where: str) -> tuple[Block, ...]:
+    if not isinstance(values, list):
+        raise wrong(where, "a list", values)
+    return tuple(_block(value, f"{where}[{number}]") for number, value in enumerate(values))
 
 
-def _given(kind: type[Any]) -> list[str]:
-    """What a block is made of, its layout aside."""
-    return [field.name for field in fields(kind) if field.init and field.name != "layout"]
-
-
-def _block(number: int, described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Block:
-    kind = KINDS[described["kind"]]
-    shapes = tuple(torch.Size(shape) for shape in described["shapes"])
-    values: dict[str, Any] = {}
-    for field in fields(kind):
-        part = tensors.get(f"block {number} {field.name}")
-        if part is not None:
-            values[field.name] = float(part) if field.type == "float" else part
-    block: Block = kind(layout=Layout(tuple(described["names"]), shapes), **values)
+def _block(value: Any, where: str) -> Block:
+    if not isinstance(value, dict) or value.get(KIND) not in list(KINDS):
+        raise wrong(where, f"an object of the kind {' or '.join(KINDS)}", value)
+    kind = KINDS[value.pop(KIND)]
+    parts = read_fields(kind, value, where)
+    try:
+        block: Block = kind(**parts)
+    except (
+        EngramError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # tensors of a wrong shape
+        raise StorageError(
+            f"a positive-definite precision in {where}", str(error), "fit and save it again"
+        ) from error
     return block

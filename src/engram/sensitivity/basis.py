@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from engram.errors import ModelMismatchError
 from engram.likelihoods import Likelihood
@@ -59,16 +57,6 @@ class Basis:
             posterior.digest,
             threshold,
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values by name."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Basis:
-        """What :meth:`to_dict` gave."""
-        names = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in names})
 
     def check_likelihood(self, likelihood: Likelihood) -> None:
         """Raise if the result was computed with another likelihood."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,17 @@ from torch import Tensor
 
 from engram.arguments import whole
 from engram.errors import ArgumentError, ModelMismatchError
-from engram.folders import read_folder, write_folder
 from engram.likelihoods import Likelihood
 from engram.sensitivity.basis import Basis
 from engram.sensitivity.diagnostics import Diagnostics
 from engram.sensitivity.page import result_page
 from engram.sensitivity.rules import judge
+from engram.sensitivity.saved import FORMAT, check_saved
 from engram.sensitivity.verdict import Verdict
+from engram.storage.folder import read_folder, write_folder
+from engram.storage.typed import read_fields
+from engram.storage.values import init_fields
 
-FORMAT = 1
-TENSORS = (
-    *("indices", "targets", "outputs", "deviation", "prediction_deviation"),
-    *("score", "loss", "loo_loss", "leverage", "flagged"),
-)
-REFINED = ("obtained",)  # files of earlier versions are without it
 OBTAINED = ("estimate", "solve", "retrain")  # what the numbers in the column stand for
 UNITS = {
     "sign": "a deviation is without the example minus with it",
@@ -153,19 +150,10 @@ class Result:
         return pd.DataFrame(columns, index=pd.Index(self.indices.numpy(), name="example"))
 
     def save(self, folder: str | Path) -> Path:
-        """Write ``result.safetensors`` and ``result.json`` into a folder; no pickle."""
-        path = Path(folder)
-        tensors = {name: getattr(self, name) for name in (*TENSORS, *REFINED)}
-        description = {
-            "format": FORMAT,
-            "units": UNITS,
-            "diagnostics": self.diagnostics.to_dict(),
-            "coverage": dict(self.coverage),
-            "provenance": dict(self.provenance),
-            "basis": self.basis.to_dict(),
-        }
-        write_folder(path, "result", tensors, description)
-        return path
+        """Write ``result.json`` and its tensors into a folder, whole; no pickle."""
+        content = init_fields(self)
+        check_saved(content)
+        return write_folder(folder, "result", FORMAT, {"units": UNITS} | content)
 
     def report(self, path: str | Path, top: int = 20) -> Path:
         """Write one self-contained HTML page with figures, the top examples and diagnostics."""
@@ -195,15 +183,10 @@ class Result:
 
 
 def load(folder: str | Path) -> Result:
-    """Read what :meth:`Result.save` wrote."""
-    tensors, description = read_folder(Path(folder), "result", FORMAT)
-    names = {f.name for f in fields(Diagnostics)}
-    diagnostics = Diagnostics(**{k: v for k, v in description["diagnostics"].items() if k in names})
-    return Result(
-        **{name: tensors[name] for name in TENSORS},
-        **{name: tensors[name] for name in REFINED if name in tensors},
-        diagnostics=diagnostics,
-        coverage=description["coverage"],
-        provenance=description["provenance"],
-        basis=Basis.from_dict(description.get("basis", {})),
-    )
+    """Read what :meth:`Result.save` wrote; StorageError where it is damaged or not finite."""
+    content = read_folder(folder, "result", FORMAT)
+    if isinstance(content, dict):
+        content.pop("units", None)
+    values = read_fields(Result, content, "result.json")
+    check_saved(values)
+    return Result(**values)

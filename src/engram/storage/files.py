@@ -1,0 +1,129 @@
+"""A file is written beside its place and renamed: at any moment it is the old one or the new one.
+
+Nothing is written through a symbolic link: a link where a file should be is refused, and the file
+beside it has a name that nobody can foresee and is made anew. A *folder* that is a link was made
+by the user to put things elsewhere, and is followed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from engram.errors import StorageError
+
+LARGEST = 2**28  # bytes of a file that is read at once: JSON
+PART = ".part"  # ending of what is not in its place yet
+
+
+@contextmanager
+def replacing(target: str | Path) -> Iterator[Path]:
+    """A path to write to, which takes the target's place when the block ends well.
+
+    Folders are made. The content is on the disk before the name is, so that after a crash of the
+    machine too there is no name with half a file.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with replacing(Path(folder) / "page.html") as path:
+        ...         _ = path.write_text("whole")
+        ...     print((Path(folder) / "page.html").read_text())
+        whole
+    """
+    target = Path(target)
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}{PART}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        check_free(target)
+        mode = _made(temporary)
+        yield temporary
+        os.chmod(temporary, mode)  # safetensors makes files that only their owner may read
+        _to_disk(temporary)
+        os.replace(temporary, target)
+    except OSError as error:
+        raise _unwritable(target, error) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+    with suppress(OSError):  # not every system can do this for a folder
+        _to_disk(target.parent)
+
+
+def write_text(target: str | Path, text: str) -> Path:
+    """Write a text, whole."""
+    with replacing(target) as path:
+        path.write_text(text, encoding="utf-8")
+    return Path(target)
+
+
+def read_bytes(path: Path, meant: str) -> bytes:
+    """A file of moderate size; StorageError where there is none.
+
+    Args:
+        path: of the file.
+        meant: what it should be, for the error.
+    """
+    try:
+        check_file(path)
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
+    except OSError as error:
+        raise StorageError(meant, f"{path}: {reason_of(error)}", "check the path") from error
+    if len(content) > LARGEST:
+        raise StorageError(
+            meant, f"{path} with more than {LARGEST:,} bytes", "save it again: it is damaged"
+        )
+    return content
+
+
+def check_file(path: Path) -> None:
+    """OSError for what is no plain file: a pipe would be waited for, a device has no end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "not a file")
+
+
+def check_free(target: Path) -> None:
+    """A link would be replaced, and what it stands for would stay old without a word."""
+    for kind, found in (("symbolic link", target.is_symlink()), ("folder", target.is_dir())):
+        if found:
+            raise StorageError(
+                f"a file, or nothing yet, at {target}",
+                f"a {kind}, which is not written through",
+                "remove it, or save elsewhere",
+            )
+
+
+def _made(path: Path) -> int:
+    """Make an empty file, and nothing that was there before; its rights, as the user wants them."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        return stat.S_IMODE(os.fstat(handle).st_mode)
+    finally:
+        os.close(handle)
+
+
+def _to_disk(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _unwritable(target: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"a place to write {target.name} to",
+        f"{target.parent}: {reason_of(error)}",
+        "check the path, its rights and the free space; what was there before is as it was",
+    )
+
+
+def reason_of(error: OSError) -> str:
+    """In a few words."""
+    return error.strerror or type(error).__name__
