@@ -74,6 +74,7 @@ def measure(name: str, seed: int) -> dict[str, Any]:
         few,
         trainer(run, type(train)(*few, train.source), seed),
         GRID,
+        estimator="linear",
         validation=test.first(len(test.targets)),
     )
     frame = tuning.to_frame()

@@ -7,7 +7,6 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 import engram
 from engram.errors import ArgumentError
@@ -107,42 +106,6 @@ def test_settings_that_mean_nothing_are_refused() -> None:
         engram.Tracker(model, optimizer, data(), posterior="full", prior_precision=1.0, average=0.9)
     with pytest.raises(ArgumentError, match="below 1"):
         RunningCurvature("diagonal", 1.0, 1.0)
-
-
-def test_samples_average_the_deviation_over_the_posterior() -> None:
-    model, optimizer = build()
-    backward(model, torch.arange(NUM_DATA))
-    optimizer.step()
-    tracker = engram.Tracker(model, optimizer, data(), samples=3)
-    before = {k: v.clone() for k, v in model.state_dict().items()}
-    result = tracker.update(seed=5)
-    assert result is not None
-    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
-
-    posterior = tracker.posterior()
-    generator = torch.Generator().manual_seed(5)
-    total = torch.zeros(NUM_DATA, 3, dtype=torch.float64)
-    precision = torch.cat([b.precision.flatten() for b in posterior.blocks])
-    for _ in range(3):
-        draw = posterior.sample(1, generator)
-        other = copy.deepcopy(model)
-        other.load_state_dict({name: value[0] for name, value in draw.items()})
-        parameters = list(other.parameters())
-        outputs = other(data()[0])
-        residual = (outputs.softmax(1) - functional.one_hot(data()[1], 3)).detach()
-        for i in range(NUM_DATA):
-            rows = [torch.autograd.grad(f, parameters, retain_graph=True) for f in outputs[i]]
-            jacobian = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
-            total[i] += jacobian @ ((jacobian.mT @ residual[i]) / precision) / 3
-    assert torch.allclose(result.deviation, total)
-    with torch.no_grad():
-        outputs = model(data()[0])
-    loo = functional.cross_entropy(outputs + total, data()[1], reduction="none")
-    assert torch.allclose(result.loo_loss, loo)
-    assert result.provenance["settings"]["samples"] == 3
-    again = tracker.update(seed=5)
-    assert again is not None
-    assert again.deviation.equal(result.deviation)
 
 
 def test_weights_are_restored_after_an_exception() -> None:

@@ -112,7 +112,7 @@ def test_curvature_can_be_fitted_at_every_update(structure: str) -> None:
     posterior = engram.laplace(
         model, data(), structure=structure, prior_precision=0.5, progress=False
     )
-    expected = engram.sensitivities(model, data(), posterior, estimator="linear", progress=False)
+    expected = engram.sensitivities(model, data(), posterior, progress=False)
     assert result is not None
     assert result.loo_loss.equal(expected.loo_loss)
 

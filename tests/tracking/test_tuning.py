@@ -97,7 +97,7 @@ def test_trainings_start_from_the_one_before_and_the_model_stays() -> None:
     posterior = engram.laplace(
         tuning.model, data, structure="kronecker", prior_precision=tuning.prior_precision
     )
-    again = engram.sensitivities(tuning.model, data, posterior, estimator="linear")
+    again = engram.sensitivities(tuning.model, data, posterior)
     assert again.loo_nll == pytest.approx(tuning.best.estimate, rel=1e-6)
     assert tuning.figure().axes[0].get_xscale() == "log"
 

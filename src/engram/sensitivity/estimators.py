@@ -87,6 +87,14 @@ def displaced(
     return change, likelihood.loss(moved, targets).detach()
 
 
+def linearised(
+    likelihood: Likelihood, outputs: Tensor, targets: Tensor, deviation: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The paper's change of the predictions, sigma'(f) d elementwise, and the losses at f + d."""
+    change = likelihood.mean_derivative(outputs) * deviation
+    return change, likelihood.loss(outputs + deviation, targets).detach()
+
+
 def _displaced(
     observed: Observed,
     setting: Setting,
@@ -228,8 +236,8 @@ def paper(observed: Observed, setting: Setting) -> Estimate:
     observed.trace.add_gradient(observed.residual, setting.posterior, setting.total)
     covariance = variance(observed, setting.posterior)
     deviation = torch.diagonal(covariance, dim1=1, dim2=2) * observed.residual
-    change = setting.likelihood.mean_derivative(observed.outputs) * deviation
-    loss = setting.likelihood.loss(observed.outputs + deviation, observed.targets).detach()
+    given = (observed.outputs, observed.targets, deviation)
+    change, loss = linearised(setting.likelihood, *given)
     if observed.outputs.shape[1] == 1:
         eigenvalues = _only_eigenvalue(observed, setting, covariance)
     else:

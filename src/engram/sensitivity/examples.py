@@ -71,8 +71,7 @@ def sensitivities(
         True
     """
     rounds, seed = whole("number of rounds", rounds, 0, remedy="use rounds=3"), seed_number(seed)
-    if estimator not in (None, *FITTING):
-        estimator_named(estimator, also=FITTING)
+    check_estimator(estimator)
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
     chosen, used = estimator or _default_rule(posterior), posterior.likelihood_or(likelihood)
@@ -110,6 +109,12 @@ def sensitivities(
             provenance=provenance(model, settings),
             basis=Basis.of(chosen, posterior, opened.likelihood),
         )
+
+
+def check_estimator(estimator: str | None) -> None:
+    """ArgumentError for a rule that is not known; None is the posterior's own."""
+    if estimator not in (None, *FITTING):
+        estimator_named(estimator, also=FITTING)
 
 
 def _default_rule(posterior: Posterior) -> str:

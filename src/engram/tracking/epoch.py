@@ -36,7 +36,8 @@ class Epoch:
     @classmethod
     def empty(cls, num_data: int) -> Epoch:
         """Nothing visited yet."""
-        loss, loo_loss, score = torch.full((3, num_data), torch.nan).unbind(0)
+        nothing = torch.full((3, num_data), torch.nan, dtype=torch.float32)
+        loss, loo_loss, score = nothing.unbind(0)
         visited = torch.full((num_data,), -1, dtype=torch.int64)
         status = torch.zeros(num_data, dtype=torch.int8)
         return cls(loss, loo_loss, score, visited, status)

@@ -79,10 +79,14 @@ class Followed:
         count = _check_count(count, num_data)
         generator = torch.Generator().manual_seed(SEED)
         self.indices = torch.randperm(num_data, generator=generator)[:count]
-        self.kept = torch.ones(num_data)
+        self.kept = torch.ones(num_data, dtype=torch.float32)
         self.kept[self.indices] = 0.0
         self.twin = Twin(model, optimizer)
-        self.total, self.total_of_all, self.updates = torch.zeros(count).double(), 0.0, 0
+        self.total, self.total_of_all, self.updates = (
+            torch.zeros(count, dtype=torch.float64),
+            0.0,
+            0,
+        )
 
     @contextmanager
     def step(self, indices: Indices, targets: Tensor | None, scale: float) -> Iterator[None]:

@@ -26,7 +26,7 @@ from engram.tracking.sources import Source, training_lost
 from engram.tracking.visits import Indices, Visit, check_indices, visit
 
 
-def check_streamable(optimizer: Optimizer, estimator: str, samples: int) -> None:
+def check_streamable(optimizer: Optimizer, estimator: str | None, samples: int) -> None:
     """ArgumentError for what only an update can do."""
     if isinstance(unwrapped(optimizer), BayesianOptimizer):
         raise ArgumentError(
@@ -34,7 +34,7 @@ def check_streamable(optimizer: Optimizer, estimator: str, samples: int) -> None
             f"{type(optimizer).__name__}, which runs the model in its own step",
             "use tracker.update() at chosen times instead",
         )
-    if estimator != "linear":
+    if estimator not in (None, "linear"):
         raise ArgumentError(
             'estimator="linear" for streaming', repr(estimator), "use tracker.update()"
         )

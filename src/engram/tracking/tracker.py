@@ -19,7 +19,7 @@ from engram.errors import NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood, resolve
 from engram.parameters import uncompiled
 from engram.posteriors.gaussian import Posterior
-from engram.sensitivity.estimators import estimator_named
+from engram.sensitivity.examples import check_estimator
 from engram.sensitivity.result import Result
 from engram.tracking.epoch import Epoch, ended
 from engram.tracking.figures import leverage_figure, loss_figure, score_figure
@@ -27,7 +27,7 @@ from engram.tracking.followed import Followed, given_followed
 from engram.tracking.history import History, Record
 from engram.tracking.indexed import Indexed
 from engram.tracking.page import training_page
-from engram.tracking.sampling import check_samples, sampled_sensitivities
+from engram.tracking.sampling import Sampling, sampled_sensitivities
 from engram.tracking.saving import check_state, read_state, write_state
 from engram.tracking.sources import Wanted, source_of, training_lost
 from engram.tracking.stream import Stream, check_streamable
@@ -47,8 +47,12 @@ class Tracker:
         posterior: ``optimizer`` reads it off the optimizer; a structure such as ``kronecker`` or
             ``diagonal`` fits it at every update, for instance with SGD.
         average: beta of a running average of that curvature over updates, such as 0.9.
-        estimator: as in :func:`engram.sensitivities`.
-        samples: weights drawn from the posterior, over which deviations are averaged; 0 for none.
+        estimator: as in :func:`engram.sensitivities`, with the same default; a streamed step and
+            samples are ``linear``.
+        samples: weights drawn from the posterior for the expectation in the equation; 0 takes it
+            at the mean.
+        expectation: what is averaged over the samples: each example's ``gradient``, as the equation
+            has it, J(m) S^-1 E[J' e], or its whole ``deviation`` J S^-1 J' e, with any estimator.
         reduction, batch_size, squares: of the training loss and of what the optimizer keeps of it,
             as in :func:`engram.posterior_of`; with Adam, pass the batch size and
             ``squares="example"`` for estimates that do not grow with the batch.
@@ -81,8 +85,9 @@ class Tracker:
         prior_precision: float | None = None,
         posterior: str = "optimizer",
         average: float | None = None,
-        estimator: str = "linear",
+        estimator: str | None = None,
         samples: int = 0,
+        expectation: str = "gradient",
         reduction: str = "mean",
         batch_size: int | None = None,
         squares: str = "batch",
@@ -92,12 +97,12 @@ class Tracker:
         folder: str | Path | None = None,
     ) -> None:
         patience = whole("patience", patience, remedy="use 5")
-        samples = check_samples(samples)
-        estimator_named(estimator)
+        check_estimator(estimator)
+        self.estimator, self.sampling = estimator, Sampling.checked(samples, expectation)
+        self.sampling.rule(estimator)
         self.model = model = uncompiled(model)
         self.optimizer, self.data = optimizer, data
         self.likelihood = resolve(likelihood)
-        self.estimator, self.samples = estimator, samples
         self.validation, self.patience, self.folder = validation, patience, folder
         self.num_data = Batches(data, 1).num_data
         if validation is not None:
@@ -134,14 +139,17 @@ class Tracker:
         """
         number = len(self.history) if step is None else step
         chosen: dict[str, Any] = {"estimator": self.estimator, "progress": False} | settings
-        drawn = self.samples if samples is None else samples
+        sampling = self.sampling
+        if samples is not None:
+            sampling = Sampling.checked(samples, sampling.expectation)
+        sampling.rule(chosen["estimator"])  # complain before the posterior is made
         try:
-            given = (self.model, self.data, self.posterior(), self.likelihood, drawn)
+            given = (self.model, self.data, self.posterior(), self.likelihood, sampling)
             result = sampled_sensitivities(*given, **chosen)
         except (NonFiniteError, PosteriorError) as error:
             if not training_lost(error, self.model, self.optimizer):
                 raise
-            nothing = torch.full((self.num_data,), math.nan)
+            nothing = torch.full((self.num_data,), math.nan, dtype=torch.float32)
             self._add(Record(number, math.nan, math.nan), nothing, nothing)
             return None
         record = Record.of_result(number, result, self._validation_loss())
@@ -186,7 +194,7 @@ class Tracker:
             >>> len(tracker.history), tracker.last_epoch.seen
             (2, 40)
         """
-        check_streamable(self.optimizer, self.estimator, self.samples)
+        check_streamable(self.optimizer, self.estimator, self.sampling.samples)
         with self.stream.step(indices, targets, scale):
             yield
         if self.stream.epoch.all_seen:

@@ -92,7 +92,7 @@ def tune(
     *,
     likelihood: str | Likelihood = "categorical",
     posterior: str = "kronecker",
-    estimator: str = "linear",
+    estimator: str | None = None,
     validation: Data | None = None,
     progress: bool = True,
 ) -> Tuning:
@@ -114,7 +114,7 @@ def tune(
         likelihood: a name or an object.
         posterior: a structure for :func:`engram.laplace`, or ``optimizer`` to read it off the
             optimizer that ``train`` returns.
-        estimator: as in :func:`engram.sensitivities`.
+        estimator: as in :func:`engram.sensitivities`, with the same default.
         validation: data whose loss is recorded beside the estimate; never used for the choice.
         progress: show a bar.
 
@@ -182,7 +182,9 @@ class _Fit:
     kind: str
     prior_precision: float
 
-    def trial(self, optimizer: Optimizer | None, estimator: str, validation: Data | None) -> Trial:
+    def trial(
+        self, optimizer: Optimizer | None, estimator: str | None, validation: Data | None
+    ) -> Trial:
         if not all(bool(p.isfinite().all()) for p in trainable(self.model).values()):
             return Trial(self.prior_precision, math.nan, math.nan)
         try:
