@@ -22,11 +22,11 @@ def main(names: list[str]) -> None:
         if not found:
             print(f"{name}: as stored")
             continue
+        write(name, record)
         if stored.numbers:
             print(f"{name}: {len(found)} changes", *found, sep="\n  ")
         else:
             print(f"{name}: {len(record.numbers)} new values")
-        write(name, record)
 
 
 if __name__ == "__main__":
