@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    SequentialSampler,
-    default_collate,
+from torch.utils.data import BatchSampler, DataLoader, default_collate
+
+from engram.errors import DataError, brief
+from engram.fidelity import (
+    BATCHES,
+    check_repeatable,
+    check_rows_in_order,
+    not_repeatable,
+    spread,
 )
-
-from engram.errors import DataError
-
-Data = Any
-Inputs = Any
-LABEL_KEYS = ("labels", "label", "targets", "target")
+from engram.forms import Data as Data
+from engram.forms import common_length, is_dataset, is_table, parts
+from engram.inputs import Inputs as Inputs
+from engram.inputs import check_rows, handed, mapped, plain, tensors_of
+from engram.loaders import check_loader
 
 
 @dataclass(frozen=True)
@@ -39,34 +41,25 @@ class Batch:
         """The examples at these positions of the batch."""
         return Batch(
             self.indices[positions],
-            _map(self.inputs, lambda t: t[positions]),
+            mapped(self.inputs, lambda t: t[positions]),
             self.targets[positions],
         )
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device; indices stay on the CPU."""
-        return Batch(
-            self.indices, _map(self.inputs, lambda t: t.to(device)), self.targets.to(device)
-        )
+        inputs = mapped(self.inputs, lambda t: t.to(device))
+        return Batch(self.indices, inputs, self.targets.to(device))
 
     def in_single(self) -> Batch:
         """The same batch with its inputs in single precision."""
-        return Batch(
-            self.indices,
-            _map(self.inputs, lambda t: t.float() if t.is_floating_point() else t),
-            self.targets,
-        )
-
-
-def _map(inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(inputs, dict):
-        return {k: function(v) if isinstance(v, Tensor) else v for k, v in inputs.items()}
-    return tuple(function(v) if isinstance(v, Tensor) else v for v in inputs)
+        inputs = mapped(self.inputs, lambda t: t.float() if t.is_floating_point() else t)
+        return replace(self, inputs=inputs)
 
 
 def call(model: nn.Module, inputs: Inputs) -> Tensor:
     """Model outputs as [N, K], from a tensor or from an object or dict with ``logits``."""
-    return as_outputs(model(**inputs) if isinstance(inputs, dict) else model(*inputs))
+    args, kwargs = handed(inputs)
+    return as_outputs(model(*args, **kwargs))
 
 
 def logits_of(output: Any) -> Any:
@@ -96,12 +89,26 @@ def as_outputs(output: Any) -> Tensor:
     return logits
 
 
+def check_output_rows(outputs: Tensor, count: int) -> None:
+    """DataError unless there is a row of outputs for each of so many examples."""
+    if len(outputs) != count:
+        raise DataError(
+            "one row of outputs per example",
+            f"{len(outputs):,} rows for {count:,} examples",
+            "return outputs [N, K]; of graphs or sequences, pool or pad inside the model",
+        )
+
+
 class Batches:
     """The examples of a data set, always in the same order, as often as wanted.
 
+    Every pass gives every example once, or is an error that says how many came. What a loader
+    or a collate_fn gives is compared with single examples of the data set, on a sample; and every
+    pass with the first one.
+
     Args:
-        data: a map-style ``Dataset`` of (x, y) or dicts, a tuple of tensors whose last is the
-            target, or a ``DataLoader`` that neither shuffles nor drops.
+        data: a map-style ``Dataset`` of (x, y) or dicts, tensors (x, y), ((a, b), y), ({...}, y)
+            or a dict with labels, or a ``DataLoader`` that neither shuffles nor drops.
         batch_size: examples per batch; a DataLoader keeps its own.
 
     Example:
@@ -112,20 +119,22 @@ class Batches:
 
     def __init__(self, data: Data, batch_size: int) -> None:
         self.batch_size = batch_size
-        self.data: Any = data
+        self.data: Any = plain(data) if isinstance(data, Mapping) else data
+        self.table = is_table(self.data)
+        self._sums: dict[int, list[float]] = {}  # of the first pass, by a batch's first example
         if isinstance(data, DataLoader):
-            _check_loader(data)
+            check_loader(data)
             self.num_data = len(data.dataset)  # type: ignore[arg-type]
-        elif _is_tensors(data):
-            self.num_data = _common_length(data)
-        elif isinstance(data, Mapping):
-            self.num_data = _common_length(tuple(data.values()))
-        elif _is_dataset(data):
+        elif self.table:
+            self.num_data = common_length(tensors_of(self.data))
+            check_rows(self.data, self.num_data)
+        elif is_dataset(data):
             self.num_data = len(data)
         else:
+            kinds = [type(part).__name__ for part in data] if isinstance(data, tuple | list) else []
             raise DataError(
                 "a Dataset of (x, y), a tuple of tensors (x, y), or a DataLoader",
-                type(data).__name__,
+                type(data).__name__ + (f" of {', '.join(kinds[:4])}" if kinds else ""),
                 "pass for instance (x, y) with both as tensors",
             )
         if self.num_data == 0:
@@ -137,36 +146,125 @@ class Batches:
         return -(-self.num_data // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        if isinstance(self.data, DataLoader):
-            start = 0
-            for item in self.data:
-                batch = _to_batch(item, start)
-                yield batch
-                start += len(batch)
+        if self.table:  # in order: views instead of copies
+            for start in range(0, self.num_data, self.batch_size):
+                part = slice(start, min(start + self.batch_size, self.num_data))
+                indices = torch.arange(part.start, part.stop)
+                yield _to_batch(mapped(self.data, lambda t: t[part]), indices)  # noqa: B023
             return
-        for start in range(0, self.num_data, self.batch_size):
-            indices = torch.arange(start, min(start + self.batch_size, self.num_data))
-            if _is_tensors(self.data):  # in order: views instead of copies
-                part = tuple(t[start : start + self.batch_size] for t in self.data)
-                yield _to_batch(part, 0, indices)
-            else:
-                yield self.take(indices)
+        loaded = isinstance(self.data, DataLoader)
+        for batch in self._loaded() if loaded else self.subset(torch.arange(self.num_data)):
+            self._check_unchanged(batch)
+            yield batch
+
+    def _loaded(self) -> Iterator[Batch]:
+        """What the loader gives, counted and compared with the data set."""
+        with torch.random.fork_rng(devices=[]):  # every iterator draws a seed for its workers
+            source = iter(self.data)
+        compared = {n * self._loader_batch() for n in spread(len(self.data), BATCHES)}
+        start, ended = 0, object()
+        while (item := self._next(source, ended, start)) is not ended:
+            batch = _to_batch(item, None, start)
+            self._check_count(start, len(batch))
+            if start in compared or start + len(batch) == self.num_data:
+                check_rows_in_order(batch, self.alone)
+            yield batch
+            start += len(batch)
+        if start != self.num_data:
+            raise _wrong_count(self.num_data, start)
+
+    def _loader_batch(self) -> int:
+        size: int = self.data.batch_sampler.batch_size
+        return size
+
+    def _next(self, source: Iterator[Any], ended: object, start: int) -> Any:
+        try:
+            return next(source, ended)
+        except (IndexError, KeyError, RuntimeError):
+            stop = min(start + self._loader_batch(), self.num_data)
+            self.take(torch.arange(start, stop))  # says what is wrong where it is the data
+            raise
+
+    def _check_count(self, start: int, found: int) -> None:
+        """Batches of the standard sampler have a known size; of others the sum has to do."""
+        if start + found > self.num_data:
+            raise _wrong_count(self.num_data, start + found)
+        expected = min(self._loader_batch(), self.num_data - start)
+        if type(self.data.batch_sampler) is BatchSampler and found != expected:
+            raise _wrong_rows(start, expected, found)
+
+    def _check_unchanged(self, batch: Batch) -> None:
+        """Sums over a batch are those of the first pass."""
+        tensors = [batch.targets, *tensors_of(batch.inputs)]
+        wide = [torch.float64 if t.is_floating_point() else None for t in tensors]
+        sums = [float(t.detach().abs().sum(dtype=d)) for t, d in zip(tensors, wide, strict=True)]
+        first = self._sums.setdefault(int(batch.indices[0]), sums)
+        if any(a != b and not (a != a and b != b) for a, b in zip(first, sums, strict=True)):
+            low, high = int(batch.indices[0]), int(batch.indices[-1])
+            raise not_repeatable(f"examples {low} to {high} changed since the first pass")
 
     def take(self, indices: Tensor) -> Batch:
         """The examples with these indices, in this order."""
-        data: Any = self.data.dataset if isinstance(self.data, DataLoader) else self.data
-        if _is_tensors(data):
-            item: Any = tuple(t[indices.to(t.device)] for t in data)
-        elif isinstance(data, Mapping):
-            item = {k: v[indices.to(v.device)] for k, v in data.items()}
-        else:
-            collate = getattr(self.data, "collate_fn", None) or default_collate
-            item = collate([data[int(i)] for i in indices])
-        return _to_batch(item, 0, indices)
+        if self.table:
+            return _to_batch(mapped(self.data, lambda t: t[indices.to(t.device)]), indices)
+        items = [self._item(int(i)) for i in indices]
+        batch = self._collated(items, indices)
+        if self._own_collate() is not None and len(items) > 1:
+            places = {int(i): place for place, i in enumerate(indices)}
+            check_rows_in_order(
+                batch, lambda i: self._collated([items[places[i]]], torch.tensor([i]))
+            )
+        return batch
+
+    def alone(self, index: int) -> Batch:
+        """One example, read anew."""
+        return self._collated([self._item(index)], torch.tensor([index]))
+
+    def check_repeatable(self) -> None:
+        """DataError if examples differ from one reading to the next."""
+        if not self.table:
+            check_repeatable(self.alone, self.num_data)
+
+    def _item(self, index: int) -> Any:
+        data = self.data.dataset if isinstance(self.data, DataLoader) else self.data
+        try:
+            item = data[index]
+        except (IndexError, KeyError) as error:
+            raise DataError(
+                f"{self.num_data:,} examples, as the data set's length says",
+                f"{brief(error)} for example {index}",
+                "have __len__ return the number of examples",
+            ) from error
+        if item is None:
+            raise DataError(
+                "examples (x, y), or dicts with labels",
+                f"None for example {index}",
+                "drop broken examples from the data set itself",
+            )
+        return item
+
+    def _own_collate(self) -> Any:
+        """The collate_fn of the user, if there is one."""
+        own = getattr(self.data, "collate_fn", None)
+        return None if own is default_collate else own
+
+    def _collated(self, items: list[Any], indices: Tensor) -> Batch:
+        own = self._own_collate()
+        if own is not None:  # it may take out of an item what it has read
+            return _to_batch(own([copy.copy(item) for item in items]), indices)
+        try:
+            item = default_collate(items)
+        except (RuntimeError, TypeError) as error:
+            raise DataError(
+                "examples of one shape and kind, which can be stacked to a batch",
+                brief(error),
+                "pad them to one length, or pass a DataLoader with a collate_fn that does",
+            ) from error
+        return _to_batch(item, indices)
 
     def targets(self, indices: Tensor) -> Tensor:
         """The targets of the examples with these indices; inputs are read only where they must."""
-        if _is_tensors(self.data):
+        if self.table and not isinstance(self.data, Mapping):
             target: Tensor = self.data[-1]
             return target[indices.to(target.device)]
         return self.take(indices).targets
@@ -177,79 +275,32 @@ class Batches:
             yield self.take(chunk)
 
 
-def _is_dataset(data: Data) -> bool:
-    """Indexable, and not a tuple of arrays that would be read as a list of examples."""
-    indexable = hasattr(data, "__len__") and hasattr(data, "__getitem__")
-    arrays = isinstance(data, tuple) and any(hasattr(part, "shape") for part in data)
-    return indexable and not arrays and not hasattr(data, "shape")
-
-
-def _is_tensors(data: Data) -> bool:
-    return (
-        isinstance(data, Sequence) and len(data) >= 2 and all(isinstance(t, Tensor) for t in data)
+def _wrong_count(expected: int, found: int) -> DataError:
+    more = "at least " if found > expected else ""
+    return DataError(
+        f"{expected:,} examples in a pass, as many as the data set has",
+        f"{more}{found:,}",
+        "check the sampler, the collate_fn and the data set's __len__",
     )
 
 
-def _common_length(tensors: Sequence[Tensor]) -> int:
-    lengths = {len(t) for t in tensors}
-    if len(lengths) != 1:
-        raise DataError(
-            "inputs and targets with one row per example each",
-            f"lengths {sorted(lengths)}",
-            "give tensors of the same first dimension",
-        )
-    return lengths.pop()
+def _wrong_rows(start: int, expected: int, found: int) -> DataError:
+    return DataError(
+        f"{expected:,} rows for the examples {start} to {start + expected - 1}",
+        f"{found:,}",
+        "give a collate_fn that keeps every example; drop broken ones from the data set itself",
+    )
 
 
-def _check_loader(loader: DataLoader[Any]) -> None:
-    dataset: Dataset[Any] = loader.dataset
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise DataError(
-            "a loader over a map-style dataset",
-            "an iterable dataset, whose examples have no index",
-            "use a Dataset with __len__ and __getitem__",
-        )
-    grouped = loader.batch_sampler
-    sampler = loader.sampler if grouped is None else getattr(grouped, "sampler", grouped)
-    in_order = isinstance(sampler, SequentialSampler)
-    if not in_order or (grouped is not None and type(grouped) is not BatchSampler):
-        raise DataError(
-            "a DataLoader that reads the data in order",
-            f"one with {type(sampler).__name__} (it shuffles or subsamples)",
-            "pass the dataset itself, or a DataLoader with shuffle=False and no sampler",
-        )
-    batch_size = getattr(grouped, "batch_size", None) or loader.batch_size or 1
-    if getattr(grouped, "drop_last", loader.drop_last) and len(dataset) % batch_size:
-        raise DataError(
-            "a DataLoader that gives every example",
-            "drop_last=True, which drops the last incomplete batch",
-            "pass drop_last=False",
-        )
-
-
-def _to_batch(item: Any, start: int, indices: Tensor | None = None) -> Batch:
-    inputs: tuple[Any, ...] | dict[str, Any]
-    if isinstance(item, Mapping):
-        key = next((k for k in LABEL_KEYS if k in item), None)
-        if key is None:
-            raise DataError(
-                f"a dict batch with one of the keys {LABEL_KEYS}", f"{sorted(item)}", "add labels"
-            )
-        targets = item[key]
-        inputs = {k: v for k, v in item.items() if k != key}
-    elif isinstance(item, Sequence) and len(item) >= 2:
-        *first, targets = item
-        inputs = tuple(first)
-        if len(inputs) == 1 and isinstance(inputs[0], (tuple, list)):
-            inputs = tuple(inputs[0])
-        elif len(inputs) == 1 and isinstance(inputs[0], Mapping):
-            inputs = dict(inputs[0])
-    else:
-        raise DataError(
-            "examples (x, y), or dicts with labels", type(item).__name__, "return inputs and target"
-        )
-    if not isinstance(targets, Tensor):
-        raise DataError("targets as a tensor", type(targets).__name__, "convert them to a tensor")
+def _to_batch(item: Any, indices: Tensor | None, start: int = 0) -> Batch:
+    """Inputs and targets of what was read; without indices they count from ``start``."""
+    inputs, targets = parts(plain(item))
+    if not isinstance(targets, Tensor) or targets.dim() == 0:
+        what = type(targets).__name__ if not isinstance(targets, Tensor) else "a single number"
+        raise DataError("targets as a tensor, a row per example", what, "convert them to a tensor")
     if indices is None:
         indices = torch.arange(start, start + len(targets))
+    if len(targets) != len(indices):
+        raise _wrong_rows(int(indices[0]), len(indices), len(targets))
+    check_rows(inputs, len(targets))
     return Batch(indices, inputs, targets)

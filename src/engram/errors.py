@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 
+def brief(error: BaseException) -> str:
+    """Another library's error in one short line; some go on with a page of details."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:300]}"
+
+
 class EngramError(Exception):
     """Base of every error that engram raises on purpose."""
 

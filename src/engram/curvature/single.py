@@ -11,6 +11,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engram.batches import Batch, as_outputs, call
+from engram.inputs import handed, mapped
 from engram.likelihoods import Likelihood
 from engram.parameters import Layout, Named, trainable
 
@@ -43,13 +44,13 @@ def _vectorised(
 
     def product(inputs: Any, target: Tensor, vector: Named) -> Named:
         def loss(values: Named) -> Tensor:
-            args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
+            args, kwargs = handed(inputs)
             outputs = as_outputs(functional_call(model, values, args, kwargs))
             return likelihood.loss(outputs, target[None]).sum()
 
         return _derivative_along(loss, vector)(parameters)
 
-    with_batch_of_one = _map_tensors(batch.inputs, lambda t: t[:, None])
+    with_batch_of_one = mapped(batch.inputs, lambda t: t[:, None])
     result: Named = vmap(product)(with_batch_of_one, targets, vectors)
     return result
 
@@ -86,9 +87,3 @@ def _one_by_one(
         )
     columns = zip(*rows, strict=True)
     return {name: torch.stack(column) for name, column in zip(vectors, columns, strict=True)}
-
-
-def _map_tensors(inputs: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(inputs, dict):
-        return {k: function(v) for k, v in inputs.items()}
-    return tuple(function(v) for v in inputs)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from engram.batches import Batch, Batches, call
+from engram.batches import Batch, Batches, call, check_output_rows
 from engram.engine.passes import Trace, trace
 from engram.engine.plan import Plan, make_plan, outermost
-from engram.errors import EngineError, EngramError
+from engram.errors import EngineError, EngramError, brief
 from engram.parameters import Named, check_finite_weights, count, frozen, trainable
 
 
@@ -115,7 +115,7 @@ def prepare(model: nn.Module, batches: Batches) -> Engine:
     except Exception as error:
         raise EngineError(
             "a model that runs on the first examples of the data and can be differentiated twice",
-            f"{type(error).__name__}: {error}",
+            brief(error),
             "check shapes and types of the inputs; docs/errors-and-limits.md lists what is covered",
         ) from error
 
@@ -174,6 +174,7 @@ def _check_independent(model: nn.Module, probe: Batch) -> None:
     """An example's outputs must not depend on which others are in its batch."""
     with torch.no_grad():
         together, again = call(model, probe.inputs), call(model, probe.inputs)
+        check_output_rows(together, len(probe))
         alone = torch.cat(
             [call(model, probe.select(slice(i, i + 1)).inputs) for i in range(len(probe))]
         )

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from engram.arguments import whole
-from engram.batches import Batch, Batches, Data, call
+from engram.batches import Batch, Batches, Data, call, check_output_rows
 from engram.engine.passes import Trace
 from engram.engine.prepare import Engine, device_of, prepare, undisturbed
 from engram.errors import NonFiniteError
+from engram.inputs import tensors_of
 from engram.likelihoods import Likelihood, resolve
 from engram.parameters import Named, uncompiled
 
@@ -63,6 +64,7 @@ class Session:
         batch = batch.to(device_of(self.model))
         _check_inputs(batch)
         trace = self.engine.trace(batch)
+        check_output_rows(trace.outputs, len(batch))
         _check_finite("outputs", trace.outputs, batch)
         targets = self.likelihood.prepare(trace.outputs, batch.targets)
         loss = self.likelihood.loss(trace.outputs, targets).detach()
@@ -106,9 +108,8 @@ class Session:
 
 
 def _check_inputs(batch: Batch) -> None:
-    inputs = batch.inputs.values() if isinstance(batch.inputs, dict) else batch.inputs
-    for x in inputs:
-        if isinstance(x, Tensor) and x.is_floating_point() and len(x) == len(batch):
+    for x in tensors_of(batch.inputs):
+        if x.is_floating_point():
             _check_finite("inputs", x.flatten(1) if x.dim() > 1 else x[:, None], batch)
 
 
@@ -173,6 +174,7 @@ def session(
     batches = Batches(data, batch_size or 1)
     with undisturbed(model):
         keep_freed_memory()
+        batches.check_repeatable()
         engine = prepare(model, batches)
         fitting = _fitting_examples(engine, batches)
         size = batch_size or min(LARGEST_BATCH, fitting, batches.num_data)

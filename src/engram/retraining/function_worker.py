@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Subset
 from engram.batches import Batches, Data, call
 from engram.engine.prepare import device_of, undisturbed
 from engram.errors import NonFiniteError, TrainingError
+from engram.inputs import mapped
 from engram.parameters import trainable
 from engram.retraining import fingerprints
 from engram.retraining.recipe import Report
@@ -159,8 +160,8 @@ class FunctionWorker:
 
 def without(data: Data, members: Tensor) -> Data:
     """The data without some examples, in the form it has; tensors are copies."""
-    num_data = Batches(data, 1).num_data
-    kept = torch.ones(num_data, dtype=torch.bool)
+    batches = Batches(data, 1)
+    kept = torch.ones(batches.num_data, dtype=torch.bool)
     kept[members] = False
     rows = kept.nonzero()[:, 0]
     if isinstance(data, DataLoader):
@@ -169,10 +170,8 @@ def without(data: Data, members: Tensor) -> Data:
             batch_size=data.batch_size,
             collate_fn=data.collate_fn,
         )
-    if isinstance(data, dict):
-        return {k: v[rows.to(v.device)] for k, v in data.items()}
-    if isinstance(data, (tuple, list)) and all(isinstance(part, Tensor) for part in data):
-        return tuple(part[rows.to(part.device)] for part in data)
+    if batches.table:
+        return mapped(batches.data, lambda t: t[rows.to(t.device)])
     return Subset(data, rows.tolist())
 
 

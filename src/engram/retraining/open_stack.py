@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from engram.batches import Batches, Data
+from engram.batches import Batches, Data, check_output_rows
 from engram.engine.prepare import device_of
-from engram.errors import DataError, EngineError, NonFiniteError
+from engram.errors import EngineError, NonFiniteError
+from engram.inputs import tensors_of
 from engram.likelihoods import Likelihood
 from engram.parameters import Layout, Named, check_finite_weights, trainable
 from engram.retraining.stack import Stack
@@ -53,8 +54,7 @@ def _bytes_per_example(stack: Stack) -> int:
     few = min(2, stack.num_data)
     positions = torch.arange(2 * few) % stack.num_data
     inputs = stack.batch.select(slice(0, 1)).inputs
-    values = inputs.values() if isinstance(inputs, dict) else inputs
-    own = sum(v.numel() * v.element_size() for v in values if isinstance(v, Tensor))
+    own = sum(t.numel() * t.element_size() for t in tensors_of(inputs))
     more = _bytes_kept(stack, positions) - _bytes_kept(stack, positions[:few])
     return max(64, more // few - own)
 
@@ -78,12 +78,7 @@ def _prepared_targets(stack: Stack) -> Tensor:
     for part in stack.parts(stack.batch, 1):
         with torch.no_grad():
             outputs = stack.outputs(stack.start[None], part)[0]
-        if outputs.shape[0] != len(part):
-            raise DataError(
-                "one row of outputs per example",
-                f"{outputs.shape[0]} rows for {len(part)} examples",
-                "return outputs [N, K] from the model",
-            )
+        check_output_rows(outputs, len(part))
         if not torch.isfinite(outputs).all():
             raise NonFiniteError(
                 "finite outputs", "NaN or infinity on the training data", "clean the data"

@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engram.batches import Batch, as_outputs
 from engram.engine.session import available_bytes
+from engram.inputs import handed, mapped
 from engram.likelihoods import Likelihood
 from engram.parameters import Layout, Named
 from engram.precision import wide, widest
@@ -166,7 +167,7 @@ class Stack:
 
     def single(self, named: Named, inputs: Any, mode: Folded | None = None) -> Tensor:
         """Outputs of the model with other parameters."""
-        args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
+        args, kwargs = handed(inputs)
         try:
             with mode or Folded():
                 return as_outputs(functional_call(self.model, named, args, kwargs))
@@ -178,12 +179,8 @@ class Stack:
 
 def _own_rows(inputs: Any, copies: int, own: int) -> Any:
     """[C * own, ...] -> [C, own, ...] for every tensor of the inputs."""
-    if isinstance(inputs, dict):
-        return {k: v.unflatten(0, (copies, own)) for k, v in inputs.items()}
-    return tuple(v.unflatten(0, (copies, own)) for v in inputs)
+    return mapped(inputs, lambda t: t.unflatten(0, (copies, own)))
 
 
 def _pick(inputs: Any, copy: int) -> Any:
-    if isinstance(inputs, dict):
-        return {k: v[copy] for k, v in inputs.items()}
-    return tuple(v[copy] for v in inputs)
+    return mapped(inputs, lambda t: t[copy])

@@ -12,6 +12,7 @@ from torch.func import functional_call
 from engram.batches import Batch, as_outputs
 from engram.engine.session import Observed, Session
 from engram.engine.totals import GradientSum
+from engram.inputs import handed
 from engram.parameters import Named, trainable
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.columns import Columns
@@ -87,7 +88,7 @@ class _Collected:
 
 def outputs_at(model: nn.Module, parameters: Named, batch: Batch) -> Tensor:
     """Outputs with some parameters replaced, [B, K]."""
-    args, kwargs = ((), batch.inputs) if isinstance(batch.inputs, dict) else (batch.inputs, {})
+    args, kwargs = handed(batch.inputs)
     try:
         with torch.no_grad():
             return as_outputs(functional_call(model, parameters, args, kwargs))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
 from torch.utils.data import Dataset
 
-from engram.batches import Data
+from engram.batches import Batches, Data
 from engram.errors import DataError
+from engram.inputs import mapped
 
 
 class Indexed(Dataset[Any]):
@@ -31,18 +31,12 @@ class Indexed(Dataset[Any]):
                 type(data).__name__,
                 "wrap the loader's dataset, and make a new loader of it",
             )
-        self.data: Any = data
-        self.tensors = isinstance(data, Sequence) and all(isinstance(t, Tensor) for t in data)
+        self.batches = Batches(data, 1)
 
     def __len__(self) -> int:
-        if isinstance(self.data, Mapping):
-            return len(next(iter(self.data.values())))
-        return len(self.data[0]) if self.tensors else len(self.data)
+        return self.batches.num_data
 
     def __getitem__(self, index: int) -> Any:
-        if self.tensors:
-            return (index, *(t[index] for t in self.data))
-        if isinstance(self.data, Mapping):
-            return {"index": index} | {k: v[index] for k, v in self.data.items()}
-        item = self.data[index]
+        data = self.batches.data
+        item = mapped(data, lambda t: t[index]) if self.batches.table else data[index]
         return {"index": index} | dict(item) if isinstance(item, Mapping) else (index, *item)

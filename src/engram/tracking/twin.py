@@ -25,6 +25,7 @@ from engram.batches import Batches, as_outputs
 from engram.engine.prepare import device_of, own_forward, undisturbed
 from engram.engine.witness import Witness
 from engram.errors import DataError, PosteriorError
+from engram.inputs import handed
 from engram.likelihoods import Likelihood
 from engram.optimizers.base import BayesianOptimizer
 from engram.parameters import Named
@@ -103,9 +104,7 @@ class Twin:
         found = []
         with undisturbed(self.model), torch.no_grad():
             for batch in batches.subset(indices, EVALUATED):
-                inputs: Any = batch.to(device_of(self.model)).inputs
-                named = isinstance(inputs, dict)
-                outputs = self._called(() if named else inputs, inputs if named else {})
+                outputs = self._called(*handed(batch.to(device_of(self.model)).inputs))
                 targets = likelihood.prepare(outputs, batch.targets.to(outputs.device))
                 found.append(likelihood.loss(outputs, targets).cpu().double())
         return torch.cat(found)
