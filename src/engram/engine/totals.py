@@ -88,7 +88,7 @@ class GradientSum(Totals):
         share = max(-inner / length, 0.0) if length > 0 else 0.0
         left = max(square + 2 * share * inner + share**2 * length, 0.0)
         parts = math.sqrt(square) + share * math.sqrt(length)
-        return share, math.sqrt(left) / parts if parts > 0 else 0.0
+        return share, 0.0 if parts == 0 else math.sqrt(left) / parts  # NaN stays
 
     def _pairs(
         self, parameters: Mapping[str, Tensor], prior_of: Callable[[str], float]

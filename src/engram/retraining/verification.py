@@ -63,6 +63,12 @@ class Verification:
         """What came of it, in plain words."""
         count, ranks = len(self.strata), self.score.spearman
         start = f"Trained again without each of {count} examples: "
+        lost = int((~self._comparable()).sum())
+        if lost:
+            return start + (
+                f"{lost} of the scores or loss increases are NaN or infinite, so nothing can be "
+                "said; result.verdict names what to do about them."
+            )
         if not self.deterministic:
             start += self._apart()
         if self.noise_share > NOISY:
@@ -72,6 +78,11 @@ class Verification:
                 "is random."
             )
         return start + self._ranking(ranks) + "; " + self._size() + self._caveats() + "."
+
+    def _comparable(self) -> Tensor:
+        """Where estimate and truth are both numbers, [n]."""
+        pairs = (self.estimated_score, self.estimated_increase, self.truth.score)
+        return torch.stack([torch.isfinite(v.double()) for v in pairs]).all(0)
 
     def _apart(self) -> str:
         moved = f"predictions by {self.truth.noise_floor.repeated:.2g}), "

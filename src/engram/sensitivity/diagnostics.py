@@ -46,6 +46,7 @@ class Diagnostics:
         fitting_prior: the prior precision for which the gradient would be smallest: that of the
             training, if the model has converged. NaN where it was not computed.
         fitting_gradient: the relative gradient with it.
+        leverages_lost: leverages that were computed and came out as no finite number.
     """
 
     leverage_examples: int
@@ -63,6 +64,7 @@ class Diagnostics:
     parameters_covered: float = 1.0
     fitting_prior: float = math.nan
     fitting_gradient: float = math.nan
+    leverages_lost: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers by name."""
@@ -95,11 +97,13 @@ class Leverages:
 
     trace: Tensor
     largest: Tensor
+    lost: int = 0  # computed, and no finite number
 
     @classmethod
     def of_all(cls, eigenvalues: Tensor) -> Leverages:
         """From the eigenvalues of every example, [N, R]."""
-        return cls(eigenvalues.sum(1), eigenvalues.amax(1))
+        trace = eigenvalues.sum(1)
+        return cls(trace, eigenvalues.amax(1), int((~torch.isfinite(trace)).sum()))
 
 
 def sampled_leverages(session: Session, posterior: Posterior, seed: int) -> Leverages:
@@ -113,7 +117,8 @@ def sampled_leverages(session: Session, posterior: Posterior, seed: int) -> Leve
             trace, top = _leverage(observed, session, posterior, seed)
         traces.append(trace.cpu())
         largest.append(top.cpu())
-    return Leverages(_spread(traces, chosen, count), _spread(largest, chosen, count))
+    lost = sum(int((~torch.isfinite(trace)).sum()) for trace in traces)
+    return Leverages(_spread(traces, chosen, count), _spread(largest, chosen, count), lost)
 
 
 def _batch_size(session: Session) -> int:
@@ -204,6 +209,7 @@ def diagnose(
         parameters_covered=posterior.num_params / max(count_entries(trainable(model).values()), 1),
         fitting_prior=share * posterior.prior_precision,
         fitting_gradient=fitting,
+        leverages_lost=leverages.lost,
     )
 
 
@@ -219,4 +225,4 @@ def _convergence(
     pulls = {name: posterior.prior_of(name) * p for name, p in parameters.items()}
     regulariser = math.sqrt(square_norm(pulls))
     norm, parts = math.sqrt(objective), math.sqrt(losses) + regulariser
-    return norm, norm / parts if parts > 0 else 0.0
+    return norm, 0.0 if parts == 0 else norm / parts  # NaN stays

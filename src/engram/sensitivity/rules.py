@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engram.sensitivity.verdict import UNRELIABLE, Rule, Verdict
+from engram.sensitivity.verdict import LEVELS, UNRELIABLE, Reason, Rule, Verdict
 
 if TYPE_CHECKING:
     from engram.sensitivity.result import Result
@@ -70,6 +70,33 @@ NO_RICHER = (
 LEVERAGE = Rule("leverage", 0.5, 1.0, "the example holds itself in place", "Train without it.")
 
 
+FINITE = ("outputs", "deviation", "prediction_deviation", "score", "loss", "loo_loss")
+
+
+def not_finite(result: Result) -> Tensor:
+    """Where a number of an example is NaN or infinite, [N].
+
+    A leverage that is NaN was not computed, or is counted in the diagnostics.
+    """
+    lost = result.leverage.isinf()
+    for name in FINITE:
+        lost = lost | ~torch.isfinite(getattr(result, name).reshape(result.num_data, -1)).all(1)
+    return lost
+
+
+def lost_examples(result: Result) -> list[Reason]:
+    """That some numbers are no numbers: the means over all examples are none either."""
+    count = max(int(not_finite(result).sum()), result.diagnostics.leverages_lost)
+    if count == 0:
+        return []
+    text = f"{count:,} of {result.num_data:,} examples have numbers that are NaN or infinite"
+    remedy = (
+        "Raise prior_precision, compute in double precision, or leave these examples out: their "
+        "rows, and means over all rows, mean nothing."
+    )
+    return [Reason("not_finite", LEVELS[UNRELIABLE], count / result.num_data, 0.0, text, remedy)]
+
+
 def _linearised(result: Result) -> bool:
     """Whether a net was linearised; models in closed form may have any leverage."""
     return any(way in ("rule", "copies", "unit") for way in result.coverage.values())
@@ -79,12 +106,15 @@ def signals(result: Result) -> dict[str, float]:
     """The signals of the rules by name; NaN where a result does not know."""
     found = result.diagnostics
     leverage = found.effective_parameters / result.num_data
-    convergence = found.relative_gradient
-    if not math.isnan(found.fitting_gradient):
-        convergence = min(convergence, found.fitting_gradient)
+    relative = found.relative_gradient
+    if math.isnan(relative):  # it is always computed: the gradient is no number
+        relative = math.inf
+    convergence = relative
+    if math.isfinite(relative) and not math.isnan(found.fitting_gradient):
+        convergence = min(relative, found.fitting_gradient)
     return {
         "convergence": convergence,
-        "prior_mismatch": max(found.relative_gradient - convergence, 0.0),
+        "prior_mismatch": 0.0 if math.isinf(relative) else relative - convergence,
         "share_inconsistent": found.share_inconsistent,
         "mean_leverage": leverage if _linearised(result) else math.nan,
         "flagged_share": found.flagged_share,
@@ -100,13 +130,14 @@ def rules_of(result: Result) -> tuple[Rule, ...]:
 
 
 def own_levels(result: Result) -> Tensor:
-    """What speaks against single examples, whatever the run: their leverage and the guard."""
+    """What speaks against single examples, whatever the run: leverage, guard, no numbers."""
     levels = LEVERAGE.levels(result.leverage)
     if not _linearised(result):
         levels = torch.zeros_like(levels)
-    return torch.where(result.flagged, torch.full_like(levels, UNRELIABLE), levels)
+    bad = result.flagged | not_finite(result)
+    return torch.where(bad, torch.full_like(levels, UNRELIABLE), levels)
 
 
 def judge(result: Result) -> Verdict:
     """The verdict from what the result carries."""
-    return Verdict.of(rules_of(result), signals(result), own_levels(result))
+    return Verdict.of(rules_of(result), signals(result), own_levels(result), lost_examples(result))

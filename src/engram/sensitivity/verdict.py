@@ -83,7 +83,8 @@ class Verdict:
     Attributes:
         level: of the run: ``good``, ``caution`` or ``unreliable``, the worst of its reasons.
         reasons: the worst first; empty where nothing speaks against it.
-        levels: of every example as a position in ``LEVELS``, [N]; never better than the run's.
+        levels: of every example as a position in ``LEVELS``, [N]; never better than what the
+            reasons about the whole run leave.
     """
 
     level: str
@@ -91,17 +92,34 @@ class Verdict:
     levels: Tensor
 
     @classmethod
-    def of(cls, rules: Iterable[Rule], signals: Mapping[str, float], own_levels: Tensor) -> Verdict:
+    def of(
+        cls,
+        rules: Iterable[Rule],
+        signals: Mapping[str, float],
+        own_levels: Tensor,
+        of_examples: Iterable[Reason] = (),
+    ) -> Verdict:
         """Every rule applied to its signal, and what speaks against single examples."""
         found = [rule.reason(signals[rule.signal]) for rule in rules]
-        return cls.from_reasons([reason for reason in found if reason], own_levels)
+        return cls.from_reasons([reason for reason in found if reason], own_levels, of_examples)
 
     @classmethod
-    def from_reasons(cls, reasons: Iterable[Reason], own_levels: Tensor) -> Verdict:
-        """The worst reason decides about the run, and an example is never better than its run."""
-        ordered = sorted(reasons, key=lambda reason: -LEVELS.index(reason.level))
-        worst = LEVELS.index(ordered[0].level) if ordered else GOOD
-        return cls(LEVELS[worst], tuple(ordered), own_levels.clamp(min=worst))
+    def from_reasons(
+        cls, reasons: Iterable[Reason], own_levels: Tensor, of_examples: Iterable[Reason] = ()
+    ) -> Verdict:
+        """The worst reason decides about the run, and an example is never better than its run.
+
+        Args:
+            reasons: about the run.
+            own_levels: of the examples, by themselves, [N].
+            of_examples: reasons why the run is no better that lie in single examples; the others
+                stand as they are.
+        """
+        about_all = list(reasons)
+        worst = max((LEVELS.index(reason.level) for reason in about_all), default=GOOD)
+        ordered = sorted([*about_all, *of_examples], key=lambda r: -LEVELS.index(r.level))
+        level = ordered[0].level if ordered else LEVELS[GOOD]
+        return cls(level, tuple(ordered), own_levels.clamp(min=worst))
 
     @property
     def level_names(self) -> list[str]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engram.sensitivity import rules
 from engram.sensitivity.result import Result
-from engram.sensitivity.verdict import Rule, Verdict
+from engram.sensitivity.verdict import UNRELIABLE, Rule, Verdict
 from engram.trust.signals import Signals
 
 RANKS = Rule(
@@ -55,13 +55,27 @@ FACTOR = Rule(
 
 
 def measured(signals: Signals) -> dict[str, float]:
-    """The signals of the rules by name, each worse the larger it is."""
+    """The signals of the rules by name, each worse the larger it is.
+
+    Correlations are not known where scores do not differ; everything else that is no number came
+    from numbers that are none, and is as bad as can be.
+    """
+    known = bool(_comparable(signals).all())
     return {
-        "rank_disagreement": 1 - signals.spearman,
-        "size_disagreement": 1 - signals.pearson,
-        "linearisation": signals.linearisation,
-        "indefinite": max(-signals.smallest_curvature, 0.0),
+        "rank_disagreement": 1 - signals.spearman if known else math.inf,
+        "size_disagreement": 1 - signals.pearson if known else math.inf,
+        "linearisation": _worst_if_nan(signals.linearisation),
+        "indefinite": _worst_if_nan(max(-signals.smallest_curvature, 0.0)),
     }
+
+
+def _worst_if_nan(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def _comparable(signals: Signals) -> Tensor:
+    """Where both scores are numbers, [n]."""
+    return torch.isfinite(signals.score) & torch.isfinite(signals.second_score)
 
 
 def own_levels(result: Result, signals: Signals) -> Tensor:
@@ -70,6 +84,7 @@ def own_levels(result: Result, signals: Signals) -> Tensor:
     tiny = torch.finfo(signals.score.dtype).tiny
     ratio = signals.score.clamp(min=tiny) / signals.second_score.to(signals.score).clamp(min=tiny)
     factor = FACTOR.levels(torch.maximum(ratio, 1 / ratio))
+    factor = torch.where(_comparable(signals), factor, torch.full_like(factor, UNRELIABLE))
     levels[signals.positions] = torch.maximum(levels[signals.positions], factor)
     return levels
 
@@ -77,4 +92,9 @@ def own_levels(result: Result, signals: Signals) -> Tensor:
 def judge(result: Result, signals: Signals) -> Verdict:
     """The verdict from what the result carries and what was measured."""
     known = rules.signals(result) | measured(signals)
-    return Verdict.of((*rules.rules_of(result), *RULES), known, own_levels(result, signals))
+    return Verdict.of(
+        (*rules.rules_of(result), *RULES),
+        known,
+        own_levels(result, signals),
+        rules.lost_examples(result),
+    )

@@ -1,0 +1,84 @@
+"""Numbers that are none make a verdict: unreliable, how many, and what to do."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import engram
+from engram.engine.totals import GradientSum
+from engram.sensitivity.rules import FINITE
+from trust_problems import DELTA, judged, trained
+
+NAN, INFINITY = float("nan"), float("inf")
+
+
+@pytest.fixture(scope="module")
+def good():
+    model, data = trained()
+    result, posterior = judged(model, data, "full", DELTA, estimator="corrected")
+    assert result.verdict.level == "good"
+    return model, data, result, posterior
+
+
+def with_lost(result, name, rows, value):
+    column = getattr(result, name).clone()
+    column[rows] = value
+    return replace(result, **{name: column})
+
+
+@pytest.mark.parametrize("value", [NAN, INFINITY, -INFINITY])
+@pytest.mark.parametrize("name", FINITE)
+def test_one_lost_example_spoils_the_run_and_itself(good, name, value):
+    verdict = with_lost(good[2], name, [5], value).verdict
+    assert verdict.level == "unreliable"
+    assert verdict.reasons[0].signal == "not_finite"
+    assert "1 of 36 examples" in verdict.reasons[0].text
+    assert "prior_precision" in verdict.reasons[0].remedy
+    assert verdict.levels[5] == 2
+    assert verdict.counts["unreliable"] == 1
+
+
+def test_all_scores_lost(good):
+    verdict = with_lost(good[2], "score", slice(None), NAN).verdict
+    assert verdict.level == "unreliable"
+    assert verdict.counts["unreliable"] == 36
+
+
+def test_leverages_that_were_not_computed_say_nothing(good):
+    result = good[2]
+    assert with_lost(result, "leverage", [3], NAN).verdict.level == "good"
+    assert with_lost(result, "leverage", [3], INFINITY).verdict.level == "unreliable"
+    lost = replace(result, diagnostics=replace(result.diagnostics, leverages_lost=2))
+    assert lost.verdict.level == "unreliable"
+
+
+def test_a_gradient_that_is_no_number_is_not_converged(good):
+    lost = replace(good[2], diagnostics=replace(good[2].diagnostics, relative_gradient=NAN))
+    assert lost.verdict.level == "unreliable"
+    assert lost.verdict.reasons[0].signal == "convergence"
+
+
+def test_an_assessment_of_it_is_no_better(good):
+    model, data, result, posterior = good
+    lost = with_lost(result, "score", [0, 1], NAN)
+    found = engram.assess(model, data, lost, posterior, sample=36, progress=False)
+    assert found.level == "unreliable"
+    assert "not_finite" in {reason.signal for reason in found.reasons}
+    assert (found.levels[:2] == 2).all()
+
+
+def test_a_verification_says_that_nothing_can_be_compared(good):
+    model, data, result, _ = good
+    lost = with_lost(result, "score", slice(None), NAN)
+    check = engram.verify(model, data, lost, sample=4, refits=2, progress=False)
+    assert "4 of the scores or loss increases are NaN" in str(check)
+
+
+def test_the_relative_gradient_of_no_number_is_none():
+    total = GradientSum()
+    total.add("w", torch.tensor([NAN]))
+    weights = {"w": torch.ones(1)}
+    share, left = total.fitting_share(weights, lambda name: 1.0)
+    assert share != share
+    assert left != left
