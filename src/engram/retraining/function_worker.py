@@ -19,12 +19,18 @@ from engram.engine.prepare import device_of, undisturbed
 from engram.errors import NonFiniteError, TrainingError
 from engram.inputs import mapped
 from engram.parameters import trainable
-from engram.retraining import fingerprints
 from engram.retraining.recipe import Report
-from engram.retraining.returned import check_usable, has_moved, private_copy, trained_model
+from engram.retraining.returned import (
+    check_finite,
+    check_same_parameters,
+    has_moved,
+    private_copy,
+    trained_model,
+)
 from engram.retraining.run_folder import Part
 from engram.retraining.surroundings import kept_surroundings
 from engram.retraining.task import NOTHING, Task
+from engram.retraining.watched import Watched
 
 UNCHANGED_ALLOWED = 3
 
@@ -100,19 +106,14 @@ class FunctionWorker:
     def _train(self, members: Tensor, seed: int) -> tuple[nn.Module, bool]:
         """A trained copy, and whether it was returned or its weights have changed."""
         kept = without(self.data, members)
-        watched = (kept, self.data) if self.steady else ()
-        before = [fingerprints.of_sample(data) for data in watched]
+        watched = Watched.of(kept, self.data) if self.steady else Watched.of()
         private = private_copy(self.model)
         with kept_surroundings(), seeded(seed):
             returned = self.function(private, kept)
-        if before != [fingerprints.of_sample(data) for data in watched]:
-            raise TrainingError(
-                "a training function that leaves the data as it is",
-                "data that changed during the training",
-                "copy what you want to change, for instance x = x.clone()",
-            )
+        watched.check()
         trained = trained_model(returned, private)
-        check_usable(trained, self.model)
+        check_same_parameters(trained, self.model)
+        check_finite(trained)
         return trained, returned is not None or has_moved(trained, self.model)
 
     def outputs(self, trained: nn.Module, data: Data, members: Tensor | None) -> Tensor:

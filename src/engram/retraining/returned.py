@@ -47,8 +47,8 @@ def trained_model(returned: Any, given: nn.Module) -> nn.Module:
     return trained
 
 
-def check_usable(trained: nn.Module, template: nn.Module) -> None:
-    """Raise unless it has the parameters of the template, with finite values."""
+def check_same_parameters(trained: nn.Module, template: nn.Module) -> None:
+    """Raise unless it has the parameters and buffers of the template, with other values."""
     expected, got = _tensors(template), _tensors(trained)
     kinds = {n: (tuple(t.shape), t.dtype) for n, t in expected.items()}
     found = {n: (tuple(t.shape), t.dtype) for n, t in got.items()}
@@ -65,6 +65,11 @@ def check_usable(trained: nn.Module, template: nn.Module) -> None:
             raise TrainingError(
                 "a trained model with its weights", f"{name!r} on the meta device", "keep them"
             )
+
+
+def check_finite(trained: nn.Module) -> None:
+    """Raise where a weight or buffer is NaN or infinite."""
+    for name, tensor in _tensors(trained).items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise TrainingError(
                 "finite weights after training", f"NaN or infinity in {name!r}", "train slower"
