@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 
 from engram.errors import ArgumentError, DataError
 from engram.parameters import Named, trainable
-from engram.retraining.returned import private_copy
 
 FORMAT = 1
 ROWS = (
@@ -127,7 +127,7 @@ class Retraining:
         """A copy of the template with the weights of a left-out copy."""
         if not self.parameters:
             raise ArgumentError("kept parameters", "none", "retrain with keep_models=True")
-        trained = private_copy(template)
+        trained = copy.deepcopy(template)
         with torch.no_grad():
             for name, parameter in trainable(trained).items():
                 parameter.copy_(self.parameters[name][copy_number])

@@ -1,0 +1,45 @@
+"""What earlier versions have saved is read with the same numbers, or refused by a clear error."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from engram.errors import EngramError, RunFolderError, StorageError
+from golden.stored import relative_error
+from saved_things import FOLDER, SAVED
+
+TOLERANCE = 1e-10
+REFUSED: dict[str, dict[str, type[EngramError]]] = {
+    "0.1": {
+        **{name: StorageError for name in SAVED if name.startswith(("result", "posterior"))},
+        "run folder": RunFolderError,
+    }
+}
+"""What this version refuses of each earlier one; everything else it reads."""
+
+KEPT = [(v.name, name) for v in sorted(FOLDER.iterdir()) for name in SAVED if v.is_dir()]
+
+
+@pytest.mark.parametrize(("version", "name"), KEPT)
+def test_what_an_earlier_version_saved_is_read_or_refused(
+    version: str, name: str, tmp_path: Path
+) -> None:
+    place = FOLDER / version / name.replace(" ", "_")
+    copied = Path(shutil.copytree(place, tmp_path / "saved"))
+    before = {file.name: file.read_bytes() for file in copied.iterdir()}
+    refusal = REFUSED.get(version, {}).get(name)
+    if refusal:
+        with pytest.raises(refusal, match="What to do"):
+            SAVED[name].read(copied)
+    else:
+        found = SAVED[name].read(copied)
+        expected = load_file(place.with_suffix(".expected.safetensors"))
+        assert found.keys() == expected.keys()
+        errors = {key: relative_error(found[key], value) for key, value in expected.items()}
+        assert max(errors.values()) < TOLERANCE, errors
+    after = {file.name: file.read_bytes() for file in copied.iterdir()}
+    assert after == before  # reading writes nothing
