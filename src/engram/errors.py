@@ -29,6 +29,10 @@ class StorageError(DataError):
     """Something saved that is missing, damaged, mixed or of another format, or cannot be saved."""
 
 
+class FormatError(StorageError):
+    """Something saved by a version of engram that wrote it in another way."""
+
+
 class TargetError(EngramError, ValueError):
     """Targets that the likelihood has no meaning for."""
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import engram
-from engram.errors import ArgumentError, RunFolderError
+from engram.errors import ArgumentError, FormatError, RunFolderError, StorageError
 from engram.retraining.ranks import Ranks
 from retraining_problems import PRIOR_PRECISION, RIDGE, ridge_fit, ridge_problem
 
@@ -140,6 +140,49 @@ def test_leftovers_of_a_kill_while_writing_are_ignored(tmp_path):
     calls.clear()
     run(tmp_path, counting(calls))
     assert calls == []
+
+
+def test_a_damaged_manifest_of_another_run_is_not_taken_over(tmp_path):
+    run(tmp_path, "newton")
+    (tmp_path / "manifest.json").write_text("{ half")
+    before = sorted(file.name for file in tmp_path.iterdir())
+    with pytest.raises(RunFolderError, match="differs"):
+        run(tmp_path, "newton", seed=1)
+    assert sorted(file.name for file in tmp_path.iterdir()) == before
+
+
+def test_a_folder_of_an_earlier_version_is_refused(tmp_path):
+    (tmp_path / "manifest.json").write_text('{"format": 1, "fingerprint": "x", "settings": {}}')
+    with pytest.raises(FormatError, match="format 1"):
+        run(tmp_path, "newton")
+
+
+def test_what_else_is_saved_in_the_folder_stays(tmp_path):
+    first = run(tmp_path, "newton")
+    first.save(tmp_path)
+    again = run(tmp_path, "newton")
+    assert torch.equal(engram.Retraining.load(tmp_path).deviation, again.deviation)
+
+
+def test_a_folder_that_cannot_be_one_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError):
+        run(tmp_path / "file", "newton")
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "manifest.json").symlink_to(tmp_path / "theirs")
+    with pytest.raises(StorageError, match="symbolic link"):
+        run(tmp_path / "link", "newton")
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_a_pipe_in_place_of_a_part_is_set_aside(tmp_path):
+    first = run(tmp_path, "newton")
+    victim = copies(tmp_path)[0]
+    victim.unlink()
+    os.mkfifo(victim)
+    with pytest.warns(UserWarning, match="damaged"):
+        second = run(tmp_path, "newton")
+    assert torch.allclose(first.deviation, second.deviation, atol=1e-9)
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path):

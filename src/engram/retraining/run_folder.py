@@ -1,28 +1,34 @@
 """What has been trained so far: in memory, and in a folder that outlives a kill at any moment.
 
-A part is one safetensors file with a checksum inside, written under another name first and then
-renamed, so that a file is either whole or not there. A file that was damaged later is noticed,
-set aside as ``*.damaged``, and trained again.
+A part is one safetensors file with a checksum inside, written beside its place and renamed, so that
+a file is either whole or not there. A file that was damaged later is noticed, set aside as
+``*.damaged``, and trained again.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import re
 import uuid
 import warnings
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from engram.errors import RunFolderError
-from engram.identity.digests import of_tensors
+from engram.errors import FormatError, RunFolderError, StorageError
+from engram.identity.digests import joined, of_tensors
+from engram.storage.files import remove_stale
+from engram.storage.folder import read_folder, write_folder
+from engram.storage.tensors import read_tensors, write_tensors
+from engram.storage.typed import objects
+from engram.storage.values import taken_apart
 
-FORMAT = 1
-MANIFEST = "manifest.json"
+FORMAT = 2
+MANIFEST = "manifest"
+NEEDED = {"refits": {"baseline", "refit_outputs"}, "copies": {"number", "outputs_without"}}
+NAME = re.compile(rf"({'|'.join(NEEDED)})-[0-9a-f]{{32}}\.safetensors")
 Part = dict[str, Tensor]
 
 
@@ -40,8 +46,7 @@ class RunFolder:
         self.fingerprint = fingerprint
         self.parts: dict[str, tuple[str, Part]] = {}
         if self.path is not None:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._check_manifest(settings)
+            self._check_manifest(self.path, settings)
             self.refresh()
 
     def of_kind(self, kind: str) -> list[Part]:
@@ -50,19 +55,12 @@ class RunFolder:
 
     def write(self, kind: str, part: Part) -> None:
         """Add a part; on disk it is there whole or not at all."""
-        part = {name: tensor.detach().cpu().contiguous() for name, tensor in part.items()}
+        part = {name: part[name].detach().cpu().contiguous() for name in sorted(part)}
         name = f"{kind}-{uuid.uuid4().hex}.safetensors"
         if self.path is not None:
-            header = {
-                "kind": kind,
-                "fingerprint": self.fingerprint,
-                "checksum": of_tensors(dict(sorted(part.items()))),
-            }
-            temporary = self.path / f".{name}.part"
-            save_file(part, temporary, header)
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            temporary.replace(self.path / name)
+            header = {"kind": kind, "fingerprint": self.fingerprint}
+            header["checksum"] = _checksum(header, part)
+            write_tensors(self.path / name, part, header)
         self.parts[name] = (kind, part)
 
     def refresh(self) -> int:
@@ -70,7 +68,7 @@ class RunFolder:
         if self.path is None:
             return 0
         before = len(self.parts)
-        for file in sorted(self.path.glob("*.safetensors")):
+        for file in _files(self.path):
             if file.name not in self.parts:
                 found = self._read(file)
                 if found is not None:
@@ -79,21 +77,16 @@ class RunFolder:
 
     def _read(self, file: Path) -> tuple[str, Part] | None:
         try:
-            with safe_open(file, "pt") as opened:
-                header = opened.metadata() or {}
-                part = {name: opened.get_tensor(name) for name in sorted(opened.keys())}
-        except (SafetensorError, OSError, ValueError) as error:
-            self._set_aside(file, str(error))
+            kind, fingerprint, part = _read_part(file)
+        except FileNotFoundError:  # another process has set it aside
             return None
-        reason = ""
-        if header.get("checksum") != of_tensors(part):
-            reason = "its checksum differs"
-        elif header.get("fingerprint") != self.fingerprint:
-            reason = "it belongs to another run"
-        if reason:
-            self._set_aside(file, reason)
+        except StorageError as error:
+            self._set_aside(file, error.got)
             return None
-        return header["kind"], part
+        if fingerprint != self.fingerprint:
+            self._set_aside(file, "it belongs to another run")
+            return None
+        return kind, part
 
     def _set_aside(self, file: Path, reason: str) -> None:
         warnings.warn(
@@ -101,28 +94,66 @@ class RunFolder:
             "trained again",
             stacklevel=2,
         )
-        file.replace(file.with_name(f"{file.name}.damaged"))
+        with suppress(FileNotFoundError):
+            file.replace(file.with_name(f"{file.name}.damaged"))
 
-    def _check_manifest(self, settings: dict[str, Any]) -> None:
-        assert self.path is not None
-        file = self.path / MANIFEST
-        wanted = {"format": FORMAT, "fingerprint": self.fingerprint, "settings": settings}
+    def _check_manifest(self, path: Path, settings: dict[str, Any]) -> None:
+        wanted, _ = taken_apart({"fingerprint": self.fingerprint, "settings": settings})
         found: dict[str, Any] = {}
-        if file.is_file():
-            try:
-                found = json.loads(file.read_text())
-            except ValueError:
-                warnings.warn(f"{file} is damaged and written again", stacklevel=2)
-        if found and found.get("fingerprint") != self.fingerprint:
-            theirs = found.get("settings", {})
-            differing = [k for k in settings if settings[k] != theirs.get(k)] or ["format"]
-            raise RunFolderError(
-                "an empty folder, or one of a run with the same model, data and settings",
-                f"{self.path}, where {', '.join(differing)} differ"
-                + ("s" if len(differing) == 1 else ""),
-                "give another folder, or delete this one",
-            )
+        if (path / f"{MANIFEST}.json").is_file():
+            found = self._read_manifest(path)
+        if found and found["fingerprint"] != self.fingerprint:
+            theirs = found["settings"] if isinstance(found["settings"], dict) else {}
+            mine = wanted["settings"]
+            raise _another_run(path, [key for key in mine if mine[key] != theirs.get(key)])
         if found != wanted:
-            temporary = self.path / f".{MANIFEST}.{uuid.uuid4().hex}"
-            temporary.write_text(json.dumps(wanted, indent=2) + "\n")
-            temporary.replace(file)
+            write_folder(path, MANIFEST, FORMAT, wanted)
+        remove_stale(path, NAME.pattern, {file.name for file in _files(path)})
+
+    def _read_manifest(self, path: Path) -> dict[str, Any]:
+        """The manifest; where it is damaged, it is made again from the parts' own word."""
+        try:
+            content = read_folder(path, MANIFEST, FORMAT)
+            return objects(content, f"{MANIFEST}.json", ("fingerprint", "settings"))
+        except FormatError:
+            raise
+        except StorageError as error:
+            for file in _files(path):
+                with suppress(StorageError, FileNotFoundError):
+                    if _read_part(file)[1] != self.fingerprint:
+                        raise _another_run(path, []) from error
+            warnings.warn(
+                f"{path / MANIFEST}.json is damaged ({error.got}) and written again", stacklevel=2
+            )
+            return {}
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """Parts of a run, and no file of anything else that is saved there."""
+    return (file for file in sorted(path.iterdir()) if NAME.fullmatch(file.name))
+
+
+def _read_part(file: Path) -> tuple[str, str, Part]:
+    """Kind, fingerprint and tensors of a part; StorageError where they do not belong together."""
+    tensors, header = read_tensors(file)
+    part = {name: tensors[name] for name in sorted(tensors)}
+    kind = header.get("kind", "")
+    if header.get("checksum") != _checksum(header, part):
+        raise StorageError("an undamaged part of a run", "its checksum differs", "train it again")
+    if kind not in NEEDED or not NEEDED[kind] <= set(part):
+        raise StorageError("refits or copies", f"{kind!r} with {sorted(part)}", "train it again")
+    return kind, header.get("fingerprint", ""), part
+
+
+def _checksum(header: dict[str, str], part: Part) -> str:
+    words = [header.get(name, "") for name in ("kind", "fingerprint")]
+    return joined("part of a run", *words, of_tensors(part)).hex()
+
+
+def _another_run(path: Path, differing: list[str]) -> RunFolderError:
+    names = differing or ["the fingerprint"]
+    return RunFolderError(
+        "an empty folder, or one of a run with the same model, data and settings",
+        f"{path}, where {', '.join(names)} differ" + ("s" if len(names) == 1 else ""),
+        "give another folder, or delete this one",
+    )

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from engram.errors import ArgumentError, DataError
+from engram.errors import ArgumentError
 from engram.parameters import Named, trainable
-
-FORMAT = 1
-ROWS = (
-    *("indices", "owners", "targets", "outputs", "deviation", "prediction_deviation"),
-    *("score", "loss", "loo_loss", "noise"),
-)
-COPIES = ("gradient_norm", "wanted_norm", "evaluations", "seconds")
-OPTIONAL = ("evaluation_loss", "evaluation_loss_with")
+from engram.retraining.saved import FORMAT, check_saved
+from engram.storage.folder import read_folder, write_folder
+from engram.storage.typed import read_fields
+from engram.storage.values import init_fields
 
 
 @dataclass(frozen=True)
@@ -151,49 +144,23 @@ class Retraining:
         return pd.DataFrame(columns, index=pd.Index(self.indices.numpy(), name="example"))
 
     def save(self, folder: str | Path) -> Path:
-        """Write ``retraining.safetensors`` and ``retraining.json`` into a folder; no pickle."""
-        path = Path(folder)
-        path.mkdir(parents=True, exist_ok=True)
-        tensors = {name: getattr(self, name) for name in (*ROWS, *COPIES)}
-        tensors |= {n: getattr(self, n) for n in OPTIONAL if getattr(self, n) is not None}
-        tensors |= {f"parameter {name}": value for name, value in self.parameters.items()}
-        save_file({n: t.contiguous() for n, t in tensors.items()}, path / "retraining.safetensors")
-        description = {
-            "format": FORMAT,
-            "kind": self.kind,
-            "labels": list(self.labels),
-            "noise_floor": asdict(self.noise_floor),
-            "provenance": dict(self.provenance),
-        }
-        (path / "retraining.json").write_text(json.dumps(description, indent=2) + "\n")
-        return path
+        """Write ``retraining.json`` and its tensors into a folder, whole; no pickle."""
+        content = init_fields(self)
+        check_saved(content)
+        return write_folder(folder, "retraining", FORMAT, content)
 
     @classmethod
     def load(cls, folder: str | Path) -> Retraining:
-        """Read what :meth:`save` wrote."""
-        path = Path(folder)
-        try:
-            description = json.loads((path / "retraining.json").read_text())
-            tensors = load_file(path / "retraining.safetensors")
-        except (OSError, ValueError, SafetensorError) as error:
-            raise DataError(
-                "a folder written by retraining.save", f"{path}: {error}", "check the path"
-            ) from error
-        if description.get("format") != FORMAT:
-            raise DataError(
-                f"a retraining in format {FORMAT}",
-                f"format {description.get('format')!r}",
-                "read it with the version of engram that wrote it",
-            )
-        kept = {n.removeprefix("parameter "): t for n, t in tensors.items() if " " in n}
-        return cls(
-            kind=description["kind"],
-            labels=tuple(description["labels"]),
-            noise_floor=NoiseFloor(**description["noise_floor"]),
-            provenance=description["provenance"],
-            parameters=kept,
-            **{n: t for n, t in tensors.items() if " " not in n},
-        )
+        """Read what :meth:`save` wrote; StorageError where it is damaged or not finite."""
+        content = read_folder(folder, "retraining", FORMAT)
+        return cls.of_saved(content, "retraining.json")
+
+    @classmethod
+    def of_saved(cls, content: Any, where: str) -> Retraining:
+        """From what was read, checked."""
+        values = read_fields(cls, content, where)
+        check_saved(values)
+        return cls(**values)
 
     def __repr__(self) -> str:
         settings = self.provenance.get("settings", {})

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engram.errors import DataError
 from engram.retraining.agreement import Agreement, Interval
+from engram.retraining.saved import check, check_numbers, check_positions, check_saved
 from engram.retraining.truth import Retraining
+from engram.storage.folder import read_folder, write_folder
+from engram.storage.typed import read_fields
+from engram.storage.values import init_fields
 
-FORMAT = 1
+FORMAT = 2
 INK, ACCENT, PALE = "#1b1b1b", "#c8553d", "#8a8f98"
 STRATA = ("top", "middle", "bottom")
-TENSORS = ("estimated_score", "estimated_increase", "strata")
 NOISY = 0.1  # noise above this share of the median true score takes the ranking away
 DRIFTED = 0.5  # likewise for the way from the given model to its refit
 RANKED, ROUGHLY = 0.95, 0.7
@@ -148,37 +149,19 @@ class Verification:
         return figure
 
     def save(self, folder: str | Path) -> Path:
-        """Write ``verification.json`` and tensors, with the retraining beside them."""
-        path = self.truth.save(folder)
-        tensors = {name: getattr(self, name).contiguous() for name in TENSORS}
-        save_file(tensors, path / "verification.safetensors")
-        description = {
-            "format": FORMAT,
-            "sentence": self.sentence,
-            "score": asdict(self.score),
-            "increase": asdict(self.increase),
-        }
-        (path / "verification.json").write_text(json.dumps(description, indent=2) + "\n")
-        return path
+        """Write ``verification.json`` and its tensors, the truth among them, into a folder."""
+        content = init_fields(self)
+        check_estimates(content)
+        check_saved(init_fields(self.truth))
+        return write_folder(folder, "verification", FORMAT, content)
 
     @classmethod
     def load(cls, folder: str | Path) -> Verification:
-        """Read what :meth:`save` wrote."""
-        path = Path(folder)
-        truth = Retraining.load(path)
-        try:
-            description = json.loads((path / "verification.json").read_text())
-            tensors = load_file(path / "verification.safetensors")
-        except (OSError, ValueError, SafetensorError) as error:
-            raise DataError(
-                "a folder written by verification.save", f"{path}: {error}", "check the path"
-            ) from error
-        return cls(
-            **tensors,
-            score=_agreement(description["score"]),
-            increase=_agreement(description["increase"]),
-            truth=truth,
-        )
+        """Read what :meth:`save` wrote; StorageError where it is damaged or not finite."""
+        content = read_folder(folder, "verification", FORMAT)
+        values = read_fields(cls, content, "verification.json", {"truth": Retraining.of_saved})
+        check_estimates(values)
+        return cls(**values)
 
     def __str__(self) -> str:
         return self.sentence
@@ -196,8 +179,13 @@ class Verification:
         return "\n".join(lines)
 
 
-def _agreement(values: dict[str, dict[str, float]]) -> Agreement:
-    return Agreement(**{name: Interval(**numbers) for name, numbers in values.items()})
+def check_estimates(values: Mapping[str, Any]) -> None:
+    """StorageError unless there is a finite estimate and a stratum of every row of the truth."""
+    rows = len(values["truth"].indices)
+    for name in ("estimated_score", "estimated_increase"):
+        check_numbers(name, values[name], (rows,))
+    check_positions("strata", values["strata"], len(STRATA))
+    check(len(values["strata"]) == rows, f"{rows} strata", str(len(values["strata"])))
 
 
 def _scatter(axes: Axes, estimated: Tensor, true: Tensor, found: Agreement, name: str) -> None:

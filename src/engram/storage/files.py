@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from engram.errors import StorageError
 
 LARGEST = 2**28  # bytes of a file that is read at once: JSON
 PART = ".part"  # ending of what is not in its place yet
+STALE_SECONDS = 3600.0  # after which nobody is at work on a file any more
 
 
 @contextmanager
@@ -86,6 +89,23 @@ def check_file(path: Path) -> None:
     """OSError for what is no plain file: a pipe would be waited for, a device has no end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "not a file")
+
+
+def remove_stale(folder: Path, names: str, keep: Collection[str | None]) -> None:
+    """Remove what killed processes left: files, in their place or not, that nobody names.
+
+    Args:
+        folder: to look in.
+        names: a pattern of the names of such files, in their place.
+        keep: names that are in use.
+    """
+    oldest = time.time() - STALE_SECONDS
+    stale = re.compile(rf"({names})|\.({names})\.[0-9a-f]{{32}}\{PART}")
+    for file in folder.iterdir():
+        if stale.fullmatch(file.name) and file.name not in keep:
+            with suppress(OSError):
+                if file.lstat().st_mtime < oldest:
+                    file.unlink()
 
 
 def check_free(target: Path) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import time
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
@@ -21,14 +20,13 @@ from typing import Any
 
 from torch import Tensor
 
-from engram.errors import StorageError
-from engram.storage.files import PART, check_free, read_bytes, reason_of, write_text
+from engram.errors import FormatError, StorageError
+from engram.storage.files import check_free, read_bytes, reason_of, remove_stale, write_text
 from engram.storage.tensors import digest_of, read_tensors, write_tensors
 from engram.storage.values import put_together, taken_apart
 
 KEYS = ("engram", "format", "tensors", "content", "sha256")
 NAME = r"{kind}-[0-9a-f]{{16}}\.safetensors"
-STALE_SECONDS = 3600.0  # what a killed process left is removed after this
 ATTEMPTS = 20  # to read a folder that others write to
 
 
@@ -55,7 +53,7 @@ def write_folder(folder: str | Path, kind: str, version: int, content: Any) -> P
         write_text(path / f"{kind}.json", json.dumps(document, indent=2, allow_nan=False) + "\n")
     finally:
         _remove_unnamed(path, kind, (own, before))
-    _remove_stale(path, kind, own)
+    remove_stale(path, rf"{NAME.format(kind=kind)}|{kind}\.json", {own, f"{kind}.json"})
     return path
 
 
@@ -104,7 +102,7 @@ def _check(document: Any, kind: str, version: int, path: Path) -> None:
         raise _damaged(path, f"{kind}.json holds {type(document).__name__}, not an object")
     found = document.get("format")
     if found != version or isinstance(found, bool) or document.get("engram", kind) != kind:
-        raise StorageError(
+        raise FormatError(
             f"a {kind} in format {version}",
             f"{path} with {document.get('engram', kind)!r} in format {found!r}",
             "read it with the version of engram that wrote it, or make it and save it again",
@@ -158,17 +156,6 @@ def _remove_unnamed(path: Path, kind: str, names: Iterable[str | None]) -> None:
         if name is not None and name not in text:
             with suppress(OSError):
                 (path / name).unlink()
-
-
-def _remove_stale(path: Path, kind: str, own: str | None) -> None:
-    """Files that no description names and that are too old to belong to a saver at work."""
-    name, oldest = NAME.format(kind=kind), time.time() - STALE_SECONDS
-    stale = re.compile(rf"{name}|\.({name}|{kind}\.json)\.[0-9a-f]{{32}}\{PART}")
-    for file in path.iterdir():
-        if stale.fullmatch(file.name) and file.name != own:
-            with suppress(OSError):
-                if file.lstat().st_mtime < oldest:
-                    file.unlink()
 
 
 def _digest(document: dict[str, Any]) -> str:

@@ -47,6 +47,7 @@ def read_tensors(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], di
     except FileNotFoundError:
         raise
     except Exception as error:  # whatever the reader of another library makes of a damaged file
+        path.stat()  # or of one that was removed while it read
         raise StorageError(
             "an undamaged file of tensors", f"{path}: {error}", "save it again"
         ) from error
