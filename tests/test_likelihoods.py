@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from engram.likelihoods.draws import Draws
 from fitted import assert_close
 from likelihood_cases import LIKELIHOODS, NOISE_VARIANCE
 
@@ -61,9 +62,9 @@ def test_sampled_residuals_have_the_hessian_as_covariance(case):
     """20 000 draws of one example: five standard errors, from the draws' own fourth moments."""
     f, y = problem(case, num_data=1)
     draws = 20_000
-    generator = torch.Generator().manual_seed(2)
     repeated = y.expand(draws, *y.shape[1:])
-    sampled = case.make().sampled_residual(f.expand(draws, -1), repeated, generator)
+    numbers = Draws(2, torch.arange(draws))
+    sampled = case.make().sampled_residual(f.expand(draws, -1), repeated, numbers)
     products = torch.einsum("nk,nl->nkl", sampled, sampled)
     error = (products.mean(0) - case.dense.hessians(f, y)[0]).abs()
     assert (error <= 5 * products.std(0) / draws**0.5 + 1e-9).all()
@@ -71,12 +72,13 @@ def test_sampled_residuals_have_the_hessian_as_covariance(case):
 
 
 @CASE
-def test_sampled_residuals_repeat_with_the_generator(case):
+def test_sampled_residuals_belong_to_the_examples(case):
     f, y = problem(case)
-    first, second = (
-        case.make().sampled_residual(f, y, torch.Generator().manual_seed(5)) for _ in range(2)
-    )
-    assert torch.equal(first, second)
+    numbers = torch.arange(len(f)) + 3
+    whole = case.make().sampled_residual(f, y, Draws(5, numbers))
+    parts = [case.make().sampled_residual(f[i], y[i], Draws(5, numbers[i])) for i in ([0], [2, 1])]
+    assert torch.equal(whole[[0, 2, 1]], torch.cat(parts))
+    assert not torch.equal(whole, case.make().sampled_residual(f, y, Draws(6, numbers)))
 
 
 def test_bernoulli_targets_may_have_a_column():

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import engram
 from engram.likelihoods import Categorical, resolve
+from engram.likelihoods.draws import Draws
 
 OUTPUTS = torch.tensor(
     [[4.0, 1.0, 0.0, -1.0, -2.0, 0.5, -3.0], [0.0, 5.0, 1.0, 2.0, -4.0, -1.0, 0.3]],
@@ -22,14 +23,18 @@ def curvature(outputs: Tensor) -> Tensor:
 
 
 def leading(outputs: Tensor, share: float, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return Categorical().leading_factor(outputs, TARGETS, share, generator)
+    likelihood = Categorical()
+    count = likelihood.num_leading(outputs, share)
+    if count is None:
+        return likelihood.hessian_factor(outputs, TARGETS)
+    return likelihood.leading_factor(outputs, TARGETS, count, Draws(seed, torch.arange(2)))
 
 
 def test_the_mean_over_draws_is_the_curvature() -> None:
     outputs = OUTPUTS.repeat(20_000, 1)
-    generator = torch.Generator().manual_seed(0)
-    factor = Categorical().leading_factor(outputs, TARGETS.repeat(20_000), 0.2, generator)
+    count = Categorical().num_leading(outputs, 0.2)
+    draws = Draws(0, torch.arange(40_000))
+    factor = Categorical().leading_factor(outputs, TARGETS.repeat(20_000), count, draws)
     assert 2 <= factor.shape[2] < 6
     mean = (factor @ factor.mT).reshape(20_000, 2, 7, 7).mean(0)
     torch.testing.assert_close(mean, curvature(OUTPUTS), atol=2e-3, rtol=0.0)
@@ -64,9 +69,9 @@ def test_a_certain_prediction_has_a_finite_factor() -> None:
 def test_other_likelihoods_keep_the_exact_factor(name: str) -> None:
     likelihood = resolve(name)
     outputs, targets = torch.randn(5, 1), torch.ones(5, 1)
-    generator = torch.Generator().manual_seed(0)
+    assert likelihood.num_leading(outputs, 0.5) is None
     torch.testing.assert_close(
-        likelihood.leading_factor(outputs, targets, 0.5, generator),
+        likelihood.leading_factor(outputs, targets, 1, Draws(0, torch.arange(5))),
         likelihood.hessian_factor(outputs, targets),
     )
 

@@ -7,12 +7,12 @@ expectation.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from engram.engine.session import Observed
 from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
+from engram.likelihoods.draws import Draws
 
 CURVATURES = ("ggn", "fisher", "empirical", "hessian")
 EXACT = ("hessian", "ggn")
@@ -42,17 +42,17 @@ def seeds(
     observed: Observed,
     likelihood: Likelihood,
     curvature: str,
-    generator: torch.Generator,
-    sampled_share: float = 0.0,
+    seed: int,
+    num_leading: int | None = None,
 ) -> Tensor:
     """[B, K, R]: the root of Lambda (ggn), one sampled residual (fisher), or the residual itself
-    (empirical). Of the root, what carries no more than a share of the trace may be sampled."""
+    (empirical). Of the root, so many outputs may be taken exactly and the others sampled."""
     outputs, targets = observed.outputs, observed.targets
-    if curvature == "ggn" and sampled_share > 0:
-        return likelihood.leading_factor(outputs, targets, sampled_share, generator)
+    draws = Draws(seed, observed.batch.indices)
+    if curvature == "ggn" and num_leading is not None:
+        return likelihood.leading_factor(outputs, targets, num_leading, draws)
     if curvature == "ggn":
         return likelihood.hessian_factor(outputs, targets)
     if curvature == "fisher":
-        sampled = likelihood.sampled_residual(outputs, targets, generator)
-        return sampled[:, :, None]
+        return likelihood.sampled_residual(outputs, targets, draws)[:, :, None]
     return observed.residual[:, :, None]

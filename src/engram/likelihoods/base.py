@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-import torch
 from torch import Tensor
 
 from engram.identity.description import Description
+from engram.likelihoods.draws import Draws
 
 
 class Likelihood(ABC):
@@ -44,19 +44,19 @@ class Likelihood(ABC):
     def hessian_factor(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """L with L L' = Lambda, [N, K, R]; R is the rank of Lambda where that is known."""
 
-    def leading_factor(
-        self, outputs: Tensor, targets: Tensor, share: float, generator: torch.Generator
-    ) -> Tensor:
-        """L with L L' = Lambda in the mean, [N, K, R], random in at most a share of the trace.
+    def num_leading(self, outputs: Tensor, share: float) -> int | None:
+        """Outputs to take exactly, so that the others carry at most a share of the trace.
 
-        Where a likelihood knows no shorter factor than the exact one, it is the exact one.
+        None where a likelihood knows no shorter factor than the exact one.
         """
+        return None
+
+    def leading_factor(self, outputs: Tensor, targets: Tensor, count: int, draws: Draws) -> Tensor:
+        """L with L L' = Lambda in the mean, [N, K, R], exact in so many outputs of each example."""
         return self.hessian_factor(outputs, targets)
 
     @abstractmethod
-    def sampled_residual(
-        self, outputs: Tensor, targets: Tensor, generator: torch.Generator
-    ) -> Tensor:
+    def sampled_residual(self, outputs: Tensor, targets: Tensor, draws: Draws) -> Tensor:
         """A random residual with mean zero and covariance Lambda, [N, K]."""
 
     @abstractmethod

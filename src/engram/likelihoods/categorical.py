@@ -7,6 +7,7 @@ from torch import Tensor
 
 from engram.errors import TargetError
 from engram.likelihoods.base import Likelihood
+from engram.likelihoods.draws import Draws
 
 
 class Categorical(Likelihood):
@@ -103,30 +104,26 @@ class Categorical(Likelihood):
         reflected = factor - 2 * (factor @ axis[:, :, None]) * axis[:, None, :]
         return reflected[:, :, 1:]
 
-    def leading_factor(
-        self, outputs: Tensor, targets: Tensor, share: float, generator: torch.Generator
-    ) -> Tensor:
+    def num_leading(self, outputs: Tensor, share: float) -> int | None:
+        count = _num_leading(outputs.softmax(1).sort(dim=1, descending=True).values, share)
+        return count if count + 1 < outputs.shape[1] - 1 else None
+
+    def leading_factor(self, outputs: Tensor, targets: Tensor, count: int, draws: Draws) -> Tensor:
         # Cholesky with the likeliest class first: after r classes what is left of diag(p) - p p'
         # is that of the other classes, whose residual can be sampled from their probabilities.
-        probability, order = outputs.softmax(1).sort(dim=1, descending=True)
-        count = _num_leading(probability, share)
-        if count + 1 >= outputs.shape[1] - 1:
-            return self.hessian_factor(outputs, targets)
+        probability, order = outputs.softmax(1).sort(dim=1, descending=True, stable=True)
         tail = _tail_sums(probability)
         head = _leading_columns(probability[:, :, None], tail, count)
         rest = probability[:, count:] / tail[:, count, None]
-        label = torch.multinomial(rest, 1, generator=generator)
+        label = draws.chosen(rest)
         drawn = rest.scatter_add(1, label, _minus_ones(rest))
         last = torch.cat([torch.zeros_like(probability[:, :count]), drawn], dim=1)
         factor = torch.cat([head, (last * tail[:, count, None].sqrt())[:, :, None]], dim=2)
         return torch.empty_like(factor).scatter_(1, order[:, :, None].expand_as(factor), factor)
 
-    def sampled_residual(
-        self, outputs: Tensor, targets: Tensor, generator: torch.Generator
-    ) -> Tensor:
+    def sampled_residual(self, outputs: Tensor, targets: Tensor, draws: Draws) -> Tensor:
         probability = outputs.softmax(1)
-        label = torch.multinomial(probability, 1, generator=generator)
-        return probability.scatter_add(1, label, _minus_ones(probability))
+        return probability.scatter_add(1, draws.chosen(probability), _minus_ones(probability))
 
     def mean(self, outputs: Tensor) -> Tensor:
         return outputs.softmax(1)

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from engram.errors import LikelihoodError, TargetError
 from engram.likelihoods.base import Likelihood
+from engram.likelihoods.draws import Draws
 
 
 def _with_output_dimension(outputs: Tensor, targets: Tensor, kind: str) -> Tensor:
@@ -73,11 +74,10 @@ class Bernoulli(ElementwiseLikelihood):
     def hessian_diagonal(self, outputs: Tensor) -> Tensor:
         return self.mean_derivative(outputs)
 
-    def sampled_residual(
-        self, outputs: Tensor, targets: Tensor, generator: torch.Generator
-    ) -> Tensor:
+    def sampled_residual(self, outputs: Tensor, targets: Tensor, draws: Draws) -> Tensor:
         probability = outputs.sigmoid()
-        return probability - torch.bernoulli(probability, generator=generator)
+        drawn = draws.uniform(probability.shape[1]).to(probability)
+        return probability - (drawn < probability).to(probability)
 
     def mean(self, outputs: Tensor) -> Tensor:
         return outputs.sigmoid()
@@ -114,13 +114,8 @@ class Gaussian(ElementwiseLikelihood):
     def hessian_diagonal(self, outputs: Tensor) -> Tensor:
         return torch.full_like(outputs, 1 / self.noise_variance)
 
-    def sampled_residual(
-        self, outputs: Tensor, targets: Tensor, generator: torch.Generator
-    ) -> Tensor:
-        noise = torch.randn(
-            outputs.shape, generator=generator, dtype=outputs.dtype, device=outputs.device
-        )
-        return noise / math.sqrt(self.noise_variance)
+    def sampled_residual(self, outputs: Tensor, targets: Tensor, draws: Draws) -> Tensor:
+        return draws.normal(outputs) / math.sqrt(self.noise_variance)
 
     def mean(self, outputs: Tensor) -> Tensor:
         return outputs
@@ -156,11 +151,9 @@ class Poisson(ElementwiseLikelihood):
     def hessian_diagonal(self, outputs: Tensor) -> Tensor:
         return outputs.exp()
 
-    def sampled_residual(
-        self, outputs: Tensor, targets: Tensor, generator: torch.Generator
-    ) -> Tensor:
-        rate = outputs.exp()
-        return rate - torch.poisson(rate, generator=generator)
+    def sampled_residual(self, outputs: Tensor, targets: Tensor, draws: Draws) -> Tensor:
+        # a sign has the variance of a count around its rate, and needs no inverse of its sums
+        return draws.signs(outputs) * outputs.exp().sqrt()
 
     def mean(self, outputs: Tensor) -> Tensor:
         return outputs.exp()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engram.errors import LikelihoodError
 from engram.likelihoods.base import Likelihood
+from engram.likelihoods.draws import Draws
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 MeanFunction = Callable[[Tensor], Tensor]
@@ -74,16 +75,11 @@ class LossLikelihood(Likelihood):
             )
         return vectors * eigenvalues.clamp(min=0).sqrt()[:, None, :]
 
-    def sampled_residual(
-        self, outputs: Tensor, targets: Tensor, generator: torch.Generator
-    ) -> Tensor:
+    def sampled_residual(self, outputs: Tensor, targets: Tensor, draws: Draws) -> Tensor:
         # No distribution to draw labels from: random signs on the Hessian's root have the same
         # covariance.
         factor = self.hessian_factor(outputs, targets)
-        signs = torch.randint(
-            0, 2, (factor.shape[0], factor.shape[2], 1), generator=generator, device=outputs.device
-        )
-        return (factor @ (2.0 * signs.to(factor.dtype) - 1.0))[:, :, 0]
+        return (factor @ draws.signs(factor[:, 0])[:, :, None])[:, :, 0]
 
     def mean(self, outputs: Tensor) -> Tensor:
         return outputs if self._mean is None else self._mean(outputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,13 +11,13 @@ from torch import Tensor
 
 from engram.curvature.moments import SquareMoments
 from engram.curvature.seeds import seeds
-from engram.engine.prepare import device_of
 from engram.engine.session import Observed, Session
 from engram.parameters import trainable
 from engram.posteriors.blocks import EigenBlock, diagonal_block
 from engram.posteriors.tolerance import sampled_share
 from engram.precision import wide
 
+SPREAD = 256  # examples by which it is decided how much is sampled
 Gradients = Sequence[Tensor | None]
 
 
@@ -35,14 +36,25 @@ class Fit:
 
     def passes(self, description: str, each: Callable[[Observed, Gradients, int], None]) -> None:
         """Call ``each`` with the gradients of every output vector of every batch."""
-        generator = torch.Generator(device=device_of(self.session.model)).manual_seed(self.seed)
+        likelihood, count = self.session.likelihood, self.num_leading
         for observed in self.session.passes(description):
-            vectors = seeds(
-                observed, self.session.likelihood, self.curvature, generator, self.sampled_share
-            )
+            vectors = seeds(observed, likelihood, self.curvature, self.seed, count)
             with torch.no_grad():
                 for r in range(vectors.shape[2]):
                     each(observed, observed.trace.arranged(vectors[:, :, r].contiguous()), r)
+
+    @cached_property
+    def num_leading(self) -> int | None:
+        """Outputs of every example that are taken exactly; None where all are.
+
+        From examples spread over the data, so that no batch decides about its own.
+        """
+        if self.curvature != "ggn" or self.sampled_share == 0:
+            return None
+        num_data = self.session.batches.num_data
+        spread = torch.linspace(0, num_data - 1, min(SPREAD, num_data)).long().unique()
+        outputs = [o.outputs for o in self.session.passes("outputs", spread)]
+        return self.session.likelihood.num_leading(torch.cat(outputs), self.sampled_share)
 
     def square_moments(self, names: set[str], blocks: Sequence[EigenBlock] = ()) -> SquareMoments:
         """Squared gradients of these parameters over the data."""

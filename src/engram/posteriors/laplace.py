@@ -213,9 +213,8 @@ def _dense(fit: Fit, names: Sequence[str]) -> tuple[Block, ...]:
         matrix = hessian(fit.session, layout)
     else:
         moments = OuterMoments(layout, device)
-        generator = torch.Generator(device=device).manual_seed(fit.seed)
         for observed in fit.session.passes("curvature"):
-            vectors = seeds(observed, fit.session.likelihood, fit.curvature, generator)
+            vectors = seeds(observed, fit.session.likelihood, fit.curvature, fit.seed)
             with torch.no_grad():
                 per_seed = [
                     observed.trace.arranged(vectors[:, :, r].contiguous())

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from engram.engine.prepare import Coverage
 from engram.engine.session import Observed, Session
 from engram.engine.totals import GradientSum
+from engram.likelihoods.draws import Draws
 from engram.parameters import Named, square_norm, trainable
 from engram.parameters import count as count_entries
 from engram.posteriors.gaussian import Posterior
@@ -143,8 +144,8 @@ def _leverage(
         vectors = likelihood.hessian_factor(outputs, targets)
         eigenvalues = _consistent_eigenvalues(observed, vectors, posterior)
         return eigenvalues.sum(1), eigenvalues.amax(1)
-    generator = torch.Generator(device=outputs.device).manual_seed(seed)
-    drawn = [likelihood.sampled_residual(outputs, targets, generator) for _ in range(PROBES)]
+    draws = [Draws(seed, observed.batch.indices, probe) for probe in range(PROBES)]
+    drawn = [likelihood.sampled_residual(outputs, targets, each) for each in draws]
     # at once: what belongs to the layers' inputs is prepared for all probes together
     products = observed.trace.inner_products(torch.stack(drawn, 2), posterior)
     trace = products.diagonal(dim1=1, dim2=2).mean(1)

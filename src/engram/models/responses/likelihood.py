@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from engram.likelihoods import Likelihood
+from engram.likelihoods.draws import Draws
 from engram.models.responses import Response
 
 
@@ -71,11 +72,8 @@ class ResponseLikelihood(Likelihood):
         expected = self.response.expected_curvature(outputs) / self.dispersion
         return expected.sqrt()[:, :, None]
 
-    def sampled_residual(
-        self, outputs: Tensor, targets: Tensor, generator: torch.Generator
-    ) -> Tensor:
-        signs = torch.randint(0, 2, outputs.shape, generator=generator, device=outputs.device)
-        return self.hessian_factor(outputs, targets)[:, :, 0] * (2.0 * signs - 1.0)
+    def sampled_residual(self, outputs: Tensor, targets: Tensor, draws: Draws) -> Tensor:
+        return self.hessian_factor(outputs, targets)[:, :, 0] * draws.signs(outputs)
 
     def mean(self, outputs: Tensor) -> Tensor:
         return self.response.link.mean(outputs)
@@ -124,10 +122,8 @@ class Weighted(Likelihood):
     def hessian_factor(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.weights.sqrt()[:, :, None] * self.base.hessian_factor(outputs, targets)
 
-    def sampled_residual(
-        self, outputs: Tensor, targets: Tensor, generator: torch.Generator
-    ) -> Tensor:
-        return self.weights.sqrt() * self.base.sampled_residual(outputs, targets, generator)
+    def sampled_residual(self, outputs: Tensor, targets: Tensor, draws: Draws) -> Tensor:
+        return self.weights.sqrt() * self.base.sampled_residual(outputs, targets, draws)
 
     def mean(self, outputs: Tensor) -> Tensor:
         return self.base.mean(outputs)
