@@ -47,13 +47,26 @@ def deviations(
     elif estimator == "paper":
         deviation = spread.diagonal(dim1=1, dim2=2) * dense.residual
     elif estimator == "iterated":
-        deviation = first
-        for _ in range(rounds):
-            residual = dense.likelihood.residuals(dense.outputs + deviation, dense.targets)
-            deviation = torch.einsum("nkl,nl->nk", spread, residual)
+        deviation, flagged = _rounds(dense, spread, first, rounds)
     else:
         deviation, flagged = corrected(spread, dense.output_hessian, dense.residual)
     return _describe(dense, estimator, deviation, torch.einsum("nkk->n", weights), flagged)
+
+
+def _rounds(dense: Dense, spread: Tensor, first: Tensor, rounds: int) -> tuple[Tensor, Tensor]:
+    """Each example by itself: d <- V e(f + d) for as long as it moves less than before."""
+    result, flagged = first.clone(), torch.zeros(dense.num_data, dtype=torch.bool)
+    for i in range(dense.num_data):
+        before = first[i].norm()
+        for _ in range(rounds):
+            outputs = dense.outputs.index_copy(0, torch.tensor([i]), (dense.outputs + result)[[i]])
+            moved = spread[i] @ dense.likelihood.residuals(outputs, dense.targets)[i]
+            change = (moved - result[i]).norm()
+            if not change <= before:
+                flagged[i] = True
+                break
+            result[i], before = moved, change
+    return result, flagged
 
 
 def corrected(spread: Tensor, hessian: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:

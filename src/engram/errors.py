@@ -65,6 +65,10 @@ class DesignError(EngramError, ValueError):
     """A design matrix that, with these targets, does not determine the coefficients."""
 
 
+class SeparationError(DesignError):
+    """Targets that a combination of columns tells apart, so that its coefficients are infinite."""
+
+
 class UnsupportedModelError(EngramError, TypeError):
     """A fitted model of another library that there is no adapter for."""
 

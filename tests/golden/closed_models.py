@@ -16,7 +16,7 @@ from golden.problems import wave
 from golden.record import GROUPS, Record
 
 NUM_ROWS = 9
-ESTIMATORS = ("linear", "corrected", "iterated", "paper")
+ESTIMATORS = ("exact", "linear", "corrected", "iterated", "paper")
 X = 1.3 * wave((NUM_ROWS, 3), 0.0)
 REAL = wave((NUM_ROWS,), 0.3) + X[:, 0]
 BINARY = torch.tensor([0, 1, 1, 0, 1, 0, 0, 1, 1]).double()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from drawn_responses import BINARY, COUNTS, RANDOM, X, Y
+from drawn_responses import BINARY, COUNTS, X, Y
 from engram.errors import (
     ArgumentError,
     DataError,
@@ -115,7 +115,7 @@ def test_names_and_choices():
         fit_glm(X, BINARY, hessian="empirical")
     fit = fit_glm(X, BINARY)
     with pytest.raises(ArgumentError, match="estimator to be one of"):
-        sensitivities_of(fit, estimator="exact")
+        sensitivities_of(fit, estimator="newton")
     with pytest.raises(ArgumentError, match="share above 0"):
         sensitivities_of(fit, share=0.0)
     with pytest.raises(ArgumentError, match="linear regression"):
@@ -140,10 +140,14 @@ def test_inputs_are_not_changed():
 
 
 def test_link_that_leaves_the_support():
-    """A deviation to a negative mean is held inside and flagged, never NaN."""
+    """The refit has a negative mean, which no target has a density at; a step is held inside."""
     inputs = np.r_[np.linspace(0.5, 3, 30), 30.0][:, None]
-    targets = np.r_[2.0 + 0.1 * RANDOM.normal(size=30) - 0.05 * inputs[:30, 0], 9.0]
+    targets = np.r_[2.0 + 0.1 * np.cos(9 * inputs[:30, 0]) - 0.1 * inputs[:30, 0], 9.0]
     fit = fit_glm(inputs, targets, "poisson", link="identity")
-    result = sensitivities_of(fit)
+    exact = sensitivities_of(fit)
+    assert exact.loo_loss[-1] == torch.inf
+    assert exact.flagged[-1]
+    assert (exact.outputs + exact.deviation)[-1] < 0
+    result = sensitivities_of(fit, estimator="corrected")
     assert torch.isfinite(result.loo_loss).all()
     assert (fit.outputs + result.deviation > 0).all()

@@ -149,12 +149,24 @@ class TestRemovingTooMuch:
 
     def test_example_of_leverage_one(self):
         inputs = np.column_stack([X, np.r_[1.0, np.zeros(39)]])
-        with pytest.raises(PosteriorError, match=r"leverage 1 \(first: \[0\]"):
-            linear_measures(fit_linear(inputs, Y))
         for fit in (fit_linear(inputs, Y), fit_glm(inputs, COUNTS + 1, "poisson")):
-            with pytest.raises(PosteriorError, match=r"leverage 1 \(first: \[0\]") as caught:
-                sensitivities_of(fit)
-            assert "penalty > 0" in caught.value.remedy
+            whole, rest = sensitivities_of(fit), sensitivities_of(fit.without([1]))
+            assert whole.flagged.nonzero().tolist() == [[0]]
+            assert whole.loo_loss[0].isnan()
+            assert rest.loo_loss[0].isnan()
+            for i in (1, 7, 39):  # the others stand
+                output = fit.objective.design.rows(torch.tensor([i])).outputs(
+                    fit.without([i]).coefficients
+                )
+                moved = (whole.outputs + whole.deviation)[i]
+                assert torch.allclose(moved, output[0], rtol=1e-3)
+            assert fit.parameter_deviation()[0].isnan().all()
+            assert torch.isfinite(fit.parameter_deviation()[1:]).all()
+            assert whole.verdict.levels[0] == 2
+        measures = linear_measures(fit_linear(inputs, Y))
+        assert measures.residual_without[0].isnan()
+        assert torch.isfinite(measures.residual_without[1:]).all()
+        assert torch.isfinite(measures.cooks_distance[1:]).all()
         assert not sensitivities_of(fit_linear(inputs, Y), share=0.5).flagged.any()
         assert not sensitivities_of(fit_linear(inputs, Y, penalty=0.1)).flagged.any()
 

@@ -20,9 +20,8 @@ def of(
     y: Any = None,
     *,
     sample_weight: Any = None,
-    estimator: str = "corrected",
+    estimator: str = "exact",
     rounds: int = 3,
-    refit_above: float | None = None,
     progress: bool = True,
 ) -> Result:
     """Sensitivities of a fitted scikit-learn estimator or statsmodels result.
@@ -39,10 +38,9 @@ def of(
             of OLS, WLS, GLM, Logit, Probit, Poisson or MNLogit; or a :class:`engram.models.Fit`.
         X, y: the data the estimator was fitted on; statsmodels results carry theirs.
         sample_weight: as it was given to the estimator's ``fit``.
-        estimator: ``corrected`` (exact for least squares, else one Newton step), ``linear``,
-            ``iterated`` or ``paper``.
+        estimator: ``exact``, or ``corrected`` (one Newton step), ``linear``, ``iterated`` or
+            ``paper``; see :func:`engram.models.sensitivities_of`.
         rounds: of ``iterated``.
-        refit_above: fit again without each example of a larger leverage.
         progress: show a bar when refits take longer than a few seconds.
 
     Returns:
@@ -58,9 +56,7 @@ def of(
         True
     """
     fit = read(model, X, y, sample_weight)
-    return sensitivities_of(
-        fit, estimator=estimator, rounds=rounds, refit_above=refit_above, progress=progress
-    )
+    return sensitivities_of(fit, estimator=estimator, rounds=rounds, progress=progress)
 
 
 def read(model: Any, X: Any = None, y: Any = None, sample_weight: Any = None) -> Fit:

@@ -40,7 +40,8 @@ class Diagnostics:
             from having computed only some.
         gradient_norm: norm of the gradient of the full objective, sum of losses plus regulariser.
         relative_gradient: that norm over the norms of its two parts; 0 at a minimum. For large
-            layers both are estimated within some 30 % from a random sketch.
+            layers both are estimated within some 30 % from a random sketch. For linear predictors
+            the Newton decrement in its place, in standard deviations of the posterior.
         parameters_exact, parameters_fallback, parameters_frozen, parameters_unused: shares.
         flagged_share: share of examples at which the estimator was held by its guard.
         parameters_covered: share of the trainable parameters that the posterior lets move.
@@ -48,6 +49,8 @@ class Diagnostics:
             training, if the model has converged. NaN where it was not computed.
         fitting_gradient: the relative gradient with it.
         leverages_lost: leverages that were computed and came out as no finite number.
+        step_error: error of the leave-one-out losses by refits of the examples that one Newton step
+            does not settle, relative to their sum. NaN where nothing was refitted.
     """
 
     leverage_examples: int
@@ -66,6 +69,7 @@ class Diagnostics:
     fitting_prior: float = math.nan
     fitting_gradient: float = math.nan
     leverages_lost: int = 0
+    step_error: float = math.nan
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers by name."""

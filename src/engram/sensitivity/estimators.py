@@ -117,20 +117,22 @@ def linear(observed: Observed, setting: Setting) -> Estimate:
 
 
 def iterated(observed: Observed, setting: Setting) -> Estimate:
-    """d <- V e(f + d), from d = V e, for a few rounds; flagged where the rounds grow apart."""
+    """d <- V e(f + d), from d = V e, for a few rounds.
+
+    An example whose rounds grow apart is flagged, and stays where they began to.
+    """
     likelihood, posterior = setting.likelihood, setting.posterior
-    first = deviation = observed.trace.deviation(observed.residual, posterior, setting.total)
-    change = deviation.norm(dim=1)
+    deviation = observed.trace.deviation(observed.residual, posterior, setting.total)
+    smallest = deviation.norm(dim=1)
     diverging = _none_flagged(observed)
     for _ in range(setting.rounds):
         residual = likelihood.residual(observed.outputs + deviation, observed.targets).detach()
         moved = observed.trace.deviation(residual, posterior)
-        before, change = change, (moved - deviation).norm(dim=1)
-        diverging = ~(change <= before)  # also true for NaN
-        deviation = moved
-    lost = ~torch.isfinite(deviation).all(1, keepdim=True)
-    deviation = torch.where(lost, first, deviation)
-    return _displaced(observed, setting, deviation, diverging | lost[:, 0], None)
+        change = (moved - deviation).norm(dim=1)
+        diverging = diverging | ~(change <= smallest)  # also true for NaN
+        smallest = torch.where(diverging, smallest, change)
+        deviation = torch.where(diverging[:, None], deviation, moved)
+    return _displaced(observed, setting, deviation, diverging, None)
 
 
 def variance(observed: Observed, posterior: Posterior) -> Tensor:

@@ -61,7 +61,14 @@ COVERAGE = Rule(
     "some trainable parameters are taken as fixed by the posterior",
     "Use a posterior of all parameters if the training moved all of them.",
 )
-RULES = (CONVERGENCE, PRIOR, CONSISTENCY, CAPACITY, GUARD, COVERAGE)
+STEP = Rule(
+    "step_error",
+    0.02,
+    0.1,
+    "one Newton step, or less, is not enough for some examples",
+    'Use estimator="exact", which fits again without them.',
+)
+RULES = (CONVERGENCE, PRIOR, CONSISTENCY, CAPACITY, GUARD, COVERAGE, STEP)
 RICHER = (CONSISTENCY, CAPACITY, GUARD)  # their remedies name a richer structure
 NO_RICHER = (
     "The structure is the richest there is here: regularise more, use fewer parameters, or obtain "
@@ -119,6 +126,7 @@ def signals(result: Result) -> dict[str, float]:
         "mean_leverage": leverage if _linearised(result) else math.nan,
         "flagged_share": found.flagged_share,
         "parameters_fixed": 1 - found.parameters_covered,
+        "step_error": found.step_error,
     }
 
 

@@ -26,6 +26,9 @@ from engram.models.responses.likelihood import ResponseLikelihood
 class GlmMeasures:
     """One-step measures of every example, [N] unless said otherwise.
 
+    Of a row that stands for several examples they are those of one; NaN where they would be of an
+    example that alone determines some combination of columns.
+
     Attributes:
         leverage: h, by the Hessian that the fit uses.
         residual_pearson: over the root of the variance function, dispersion not included.
@@ -80,8 +83,9 @@ def glm_measures(fit: Fit) -> GlmMeasures:
             "a model with one output", repr(likelihood), "use engram.models.sensitivities_of"
         )
     response, design = likelihood.response, fit.objective.design
-    targets, means, weights = fit.targets, fit.means, design.weights
-    leverage, left = fit.leverage, remaining(fit.leverage)
+    targets, means, weights = fit.targets, fit.means, design.taken
+    leverage = fit.leverage / design.counts.clamp(min=1.0)
+    left = remaining(leverage)
     raw = (targets - means)[:, 0]
     pearson = raw * (weights / response.variance(means)[:, 0]).sqrt()
     kernel = response.kernel(fit.outputs, targets) - response.saturated(targets)
@@ -96,7 +100,7 @@ def glm_measures(fit: Fit) -> GlmMeasures:
         residual_pearson=pearson,
         residual_deviance=deviance,
         studentised=pearson / (fit.dispersion * left).sqrt(),
-        cooks_distance=displacement / float(leverage.sum()),
+        cooks_distance=displacement / float(fit.leverage.sum()),
         confidence_interval_displacement=displacement,
         displacement_bar=bar,
         deviance_change=deviance.square() / fit.dispersion + bar,

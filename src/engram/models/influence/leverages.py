@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from engram.errors import PosteriorError
+from engram.models.predictor.fit import NOTHING_LEFT
 
 
 def remaining(leverage: Tensor) -> Tensor:
-    """1 - h, or PosteriorError where nothing remains."""
+    """1 - h; NaN where nothing remains, for without it some combination of columns is free."""
     left = 1 - leverage
-    if float(left.min()) < 1e-10:
-        which = (left < 1e-10).nonzero()[:, 0].tolist()
-        raise PosteriorError(
-            "examples that can be left out one at a time",
-            f"{len(which)} of leverage 1 (first: {which[:5]}), which alone determine some "
-            "combination of columns",
-            "drop them with the columns they determine, or use penalty > 0",
-        )
-    return left
+    return torch.where(left < NOTHING_LEFT, torch.nan, left)

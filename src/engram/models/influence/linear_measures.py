@@ -28,6 +28,9 @@ from engram.models.predictor.fit import Fit
 class LinearMeasures:
     """Measures of every example, [N] unless said otherwise; all equal to fitting again without it.
 
+    Of a row that stands for several examples they are those of one; NaN where an example alone
+    determines some combination of columns.
+
     Attributes:
         leverage: h.
         residual: y - f.
@@ -89,16 +92,17 @@ def linear_measures(fit: Fit) -> LinearMeasures:
             "a linear regression", repr(fit.likelihood), "use engram.models.influence.glm_measures"
         )
     design = fit.objective.design
-    leverage, variance = fit.leverage, fit.variances[:, 0, 0] / fit.dispersion
+    leverage = fit.leverage / design.counts.clamp(min=1.0)
+    variance = fit.variances[:, 0, 0] / fit.dispersion
     residual = (fit.targets - fit.outputs)[:, 0]
     left = remaining(leverage)
     scale = fit.dispersion**0.5
-    internal = design.weights.sqrt() * residual / (scale * left.sqrt())
-    steps = fit.factor.solve(design.matrix) * (design.weights * residual / left)[:, None]
+    internal = design.taken.sqrt() * residual / (scale * left.sqrt())
+    steps = fit.factor.solve(design.matrix) * (design.taken * residual / left)[:, None]
     dispersion = _dispersion_without(fit, residual, left, steps)
     external = internal * scale / dispersion.sqrt()
     moved = leverage * residual / left
-    count = float(leverage.sum())
+    count = float(fit.leverage.sum())
     log_ratio = design.width * (dispersion / fit.dispersion).log() - left.log()
     unit = fit.factor.covariance.diagonal().sqrt()
     return LinearMeasures(
@@ -125,20 +129,21 @@ def _dispersion_without(fit: Fit, residual: Tensor, left: Tensor, steps: Tensor)
     without the example, which are theta minus the step.
     """
     design = fit.objective.design
-    weights, penalty, theta = design.weights, design.penalty, fit.coefficients[0]
+    taken, penalty, theta = design.taken, design.penalty, fit.coefficients[0]
     moved = theta - steps
-    objective = (weights * residual.square()).sum() + (penalty * theta.square()).sum()
-    squares = objective - weights * residual.square() / left - moved.square() @ penalty
+    objective = (design.weights * residual.square()).sum() + (penalty * theta.square()).sum()
+    squares = objective - taken * residual.square() / left - moved.square() @ penalty
     # tr H = P - tr(D S^-1), and S^-1 without i gains S^-1 x w x' S^-1 / (1 - h)
     solved = fit.factor.solve(design.matrix)
     held = (penalty * fit.factor.covariance.diagonal()).sum()
-    held_without = held + weights * (solved.square() @ penalty) / left
-    used = torch.where(weights > 0, design.counts, 0.0)
-    freedom = used.sum() - used - (len(theta) - held_without)
-    if float(freedom.min()) <= 1e-8:
+    held_without = held + taken * (solved.square() @ penalty) / left
+    used = torch.where(taken > 0, design.counts, 0.0)
+    freedom = used.sum() - used.clamp(max=1.0) - (len(theta) - held_without)
+    if bool((freedom <= 1e-8).any()):
         raise PosteriorError(
             "a degree of freedom left when an example is out, to estimate the dispersion with",
-            f"{float(freedom.min()):.3g} for example {int(freedom.argmin())}",
+            f"{float(freedom[freedom <= 1e-8][0]):.3g} for example "
+            f"{int((freedom <= 1e-8).nonzero()[0])}",
             "use more examples, fewer columns or a penalty",
         )
     return squares / freedom

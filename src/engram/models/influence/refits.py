@@ -1,34 +1,128 @@
-"""The few examples that one Newton step is least sure of, left out by fitting again."""
+r"""Leave-one-out by fitting again, for the examples that one Newton step does not settle.
+
+Each refit starts at the coefficients of all data and takes a few Newton steps. Where the other
+examples do not determine the coefficients:
+
+- the remaining targets are *separated*: the coefficients go to infinity in a direction in which no
+  other example's loss rises. The whole data were not separated, so it is the left-out example that
+  this direction is wrong for, and its loss is infinite;
+- the mean of the example leaves its support, as a link like ``identity`` lets it: no density;
+- the example alone determines some combination of columns (leverage 1): its output without it can
+  be any number, and is NaN.
+"""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, replace
+
 import torch
+from torch import Tensor
 from tqdm.auto import tqdm
 
+from engram.errors import DesignError, SeparationError
+from engram.models.influence.second_step import candidates, second_step
 from engram.models.predictor.fit import Fit
+from engram.models.predictor.leaving_out import objective_without
+from engram.models.predictor.newton import minimise
 from engram.sensitivity.estimators import Estimate
 
+NEGLIGIBLE = 1e-3  # change by the second step, relative to the loss and to the mean loss
+PRODUCTS = 2e11  # multiplications that all refits may take together
+FEWEST = 256  # refits that are made, whatever it takes
+ITERATIONS = 6  # that a refit takes, about
 
-def with_refits(fit: Fit, estimate: Estimate, above: float, progress: bool) -> Estimate:
-    """The estimate, with the truth in place of it for examples of a leverage above the number.
 
-    A refit that does not come to a minimum (nothing holds a coefficient without the example) leaves
-    the estimate as it is, flagged.
+@dataclass(frozen=True, eq=False)
+class Settled:
+    """Leave-one-out followed to the minimum.
+
+    Attributes:
+        estimate: one Newton step, with the truth in its place where that matters.
+        refitted: where it stands, [N].
+        left: sum of the absolute changes of losses by a second step where it was not followed.
     """
-    chosen = (fit.leverage > above).nonzero()[:, 0].tolist()
-    deviation, flagged = estimate.deviation.clone(), estimate.flagged.clone()
-    for i in tqdm(chosen, "refits", disable=not progress, delay=2.0, leave=False):
-        again = fit.moved_without([i])
-        row = fit.objective.design.rows(torch.tensor([i]))
-        flagged[i] = not again.converged
-        if again.converged:
-            deviation[i] = row.outputs(again.coefficients)[0] - fit.outputs[i]
-    moved = fit.outputs + deviation
-    change = fit.likelihood.mean(moved) - fit.means
-    return Estimate(
-        deviation,
-        change,
-        fit.weighted.loss(moved, fit.targets),
-        flagged,
-        estimate.eigenvalues,
+
+    estimate: Estimate
+    refitted: Tensor
+    left: float
+
+    def distance(self, other: Estimate) -> float:
+        """Error of another estimate's losses, relative to the sum of these."""
+        known = ~self.estimate.loo_loss.isnan()
+        ours, theirs = self.estimate.loo_loss[known], other.loo_loss[known]
+        apart = torch.where(ours == theirs, 0.0, (ours - theirs).abs()).sum() + self.left
+        total = torch.where(torch.isfinite(ours), ours, 0.0).abs().sum()
+        return float(apart / total) if float(total) > 0 else math.nan
+
+
+def settle(fit: Fit, step: Estimate, share: float, progress: bool) -> Settled:
+    """Follow every example to its minimum that a second step moves, or whose first was held.
+
+    Args:
+        fit: of all data.
+        step: one Newton step for every example, from the fit.
+        share: of each example that is taken out.
+        progress: show a bar when refits take longer than a few seconds.
+    """
+    chosen = candidates(fit, step)
+    change = second_step(fit, step, chosen, share)
+    typical = fit.weighted.loss(fit.outputs, fit.targets).abs().mean()
+    scale = NEGLIGIBLE * torch.maximum(step.loo_loss[chosen].abs(), typical)
+    moving = ~(change.abs() <= scale)  # also where it left the support
+    held = step.flagged & ~step.deviation.isnan().any(1)
+    wanted = torch.cat([held.nonzero()[:, 0], chosen[moving]])[: _affordable(fit)]
+    followed = step
+    for i in tqdm(wanted.tolist(), "refits", disable=not progress, delay=2.0, leave=False):
+        followed = _refitted(fit, followed, i, share)
+    refitted = torch.zeros_like(step.flagged).index_fill(0, wanted, True)
+    remains = torch.where(refitted[chosen], 0.0, change.nan_to_num(posinf=0.0).abs()).sum()
+    return Settled(followed, refitted, float(remains))
+
+
+def _affordable(fit: Fit) -> int:
+    size = len(fit.coefficients) * fit.objective.design.width
+    return max(FEWEST, int(PRODUCTS / (ITERATIONS * fit.objective.design.num_data * size**2)))
+
+
+def _refitted(fit: Fit, estimate: Estimate, i: int, share: float) -> Estimate:
+    """The estimate with the truth for example i."""
+    index = torch.tensor([i])
+    try:
+        again = fit.moved_without(index, torch.tensor([share]))
+    except SeparationError:
+        return _infinite(fit, estimate, index, share)
+    except DesignError:  # the others do not determine the coefficients
+        nothing = torch.full_like(fit.outputs[:1], math.nan)
+        return _put(estimate, index, nothing, nothing, math.nan)
+    if not again.converged:
+        return replace(estimate, flagged=estimate.flagged.index_fill(0, index, True))
+    moved = fit.objective.design.rows(index).outputs(again.coefficients)
+    change = fit.likelihood.mean(moved) - fit.means[index]
+    everywhere = fit.outputs.index_copy(0, index, moved)
+    inside = bool(fit.objective.inside(everywhere)[i])
+    loss = float(fit.weighted.loss(everywhere, fit.targets)[i]) if inside else math.inf
+    return _put(estimate, index, moved - fit.outputs[index], change, loss)
+
+
+def _infinite(fit: Fit, estimate: Estimate, index: Tensor, share: float) -> Estimate:
+    """Coefficients without end: outputs in the direction that Newton's method takes."""
+    rest = objective_without(fit.objective, index, torch.tensor([share], dtype=torch.float64))
+    far = minimise(rest, fit.coefficients).coefficients
+    moved = fit.objective.design.rows(index).outputs(far)
+    gap = moved - fit.outputs[index]
+    endless = torch.where(gap.abs() > 1e-3 * gap.abs().max(), gap.sign() * math.inf, gap)
+    return _put(estimate, index, endless, fit.likelihood.mean(moved) - fit.means[index], math.inf)
+
+
+def _put(
+    estimate: Estimate, index: Tensor, deviation: Tensor, change: Tensor, loss: float
+) -> Estimate:
+    """Other numbers for one example, flagged where they are not finite."""
+    return replace(
+        estimate,
+        deviation=estimate.deviation.index_copy(0, index, deviation),
+        prediction_deviation=estimate.prediction_deviation.index_copy(0, index, change),
+        loo_loss=estimate.loo_loss.index_fill(0, index, loss),
+        flagged=estimate.flagged.index_fill(0, index, not math.isfinite(loss)),
     )

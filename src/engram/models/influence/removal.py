@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.errors import DataError, PosteriorError
+from engram.errors import ArgumentError, DataError, PosteriorError
+from engram.models.influence.sensitivities import is_least_squares
 from engram.models.predictor.design import Design
 from engram.models.predictor.factor import curvature
 from engram.models.predictor.fit import Fit
@@ -28,6 +29,7 @@ from engram.selection import check_group
 from engram.sensitivity.effects import Effect
 from engram.sensitivity.groups import Removal
 
+ESTIMATORS = ("exact", "corrected")
 SMALLEST_LEFT = 1e-10  # of the precision, relative to what it was
 
 
@@ -36,6 +38,7 @@ def remove_group(
     indices: Sequence[int] | Tensor,
     *,
     shares: float | Sequence[float] | Tensor = 1.0,
+    estimator: str = "exact",
     evaluate_on: tuple[Any, ...] | None = None,
 ) -> Removal:
     """The effect of leaving out, or reweighting, a group of examples.
@@ -44,13 +47,15 @@ def remove_group(
         fit: of a linear, generalised linear or multinomial model.
         indices: the group.
         shares: how much of each is taken out, one number or one each: 1 is removal, -1 counts an
-            example twice.
+            example twice. Of a row that stands for several examples 1 takes out one of them, its
+            frequency the whole row.
+        estimator: ``exact`` fits again without the group, from where the model is; ``corrected`` is
+            one Newton step with the precision of the remaining data. The same for least squares.
         evaluate_on: inputs and targets of other data to see the effect on, each of weight 1; and
             their offset, which a fit with an offset needs.
 
     Returns:
-        A removal, as from :func:`engram.remove`; exact for least squares, one Newton step with the
-        precision of the remaining data otherwise. Losses as in :func:`sensitivities_of`.
+        A removal, as from :func:`engram.remove`. Losses as in :func:`sensitivities_of`.
 
     Example:
         >>> from engram.models import fit_linear
@@ -63,13 +68,18 @@ def remove_group(
     chosen, _ = check_group(indices, None, len(fit.targets))
     each: Any = [shares] * len(chosen) if np.ndim(shares) == 0 else shares
     chosen, taken = check_group(chosen, each, len(fit.targets))
-    delta = _step(fit, chosen, taken)
+    if estimator not in ESTIMATORS:
+        raise ArgumentError(
+            f"estimator to be one of {', '.join(ESTIMATORS)}", repr(estimator), 'use "exact"'
+        )
+    one_step = estimator == "corrected" or is_least_squares(fit)
+    delta = _step(fit, chosen, taken) if one_step else _refitted(fit, chosen, taken)
     rows = fit.objective.design.rows(chosen)
     group = _effect(fit, rows, fit.targets[chosen], chosen, delta)
     evaluation = None
     if evaluate_on is not None:
         evaluation = _effect(fit, *_other_data(fit, evaluate_on), delta)
-    settings = {"estimator": "corrected", "at": "displaced"}
+    settings = {"estimator": estimator, "at": "displaced"}
     return Removal(chosen, taken, {"coefficients": delta}, group, evaluation, False, settings)
 
 
@@ -92,16 +102,29 @@ def _other_data(fit: Fit, data: tuple[Any, ...]) -> tuple[Design, Tensor, Tensor
     return other, targets, torch.arange(len(matrix))
 
 
+def _refitted(fit: Fit, chosen: Tensor, shares: Tensor) -> Tensor:
+    """Delta theta by fitting again, [K, P]; an error where the rest has no coefficients."""
+    again = fit.moved_without(chosen, shares)
+    if not again.converged:
+        raise PosteriorError(
+            "a refit without the group that comes to a minimum",
+            f"none after {again.iterations} iterations",
+            'use penalty > 0, leave out fewer, or estimator="corrected"',
+        )
+    return again.coefficients - fit.coefficients
+
+
 def _step(fit: Fit, chosen: Tensor, shares: Tensor) -> Tensor:
     """Delta theta, [K, P]."""
     design = fit.objective.design.rows(chosen)
     outputs, targets = fit.outputs[chosen], fit.targets[chosen]
-    weights = shares * design.weights
+    weights = shares * design.taken
+    of_row = shares / design.counts.clamp(min=1.0)
     likelihood = fit.likelihood
     pull = weights[:, None] * likelihood.residual(outputs, targets) * fit.dispersion
     hessian = likelihood.output_hessian(outputs, targets) * fit.dispersion
     if len(fit.coefficients) > 1 or len(chosen) >= design.width:
-        taken = curvature(design, shares[:, None, None] * hessian)
+        taken = curvature(design, of_row[:, None, None] * hessian)
         return _dense(fit, taken, design.pull_back(pull), chosen, shares)
     rows = fit.factor.whiten(design.matrix)
     variance, removed = rows @ rows.mT, weights * hessian[:, 0, 0]
@@ -127,9 +150,9 @@ def _check_left(fit: Fit, lost: float, chosen: Tensor, shares: Tensor) -> None:
     """Raise unless a proper posterior is left when the share ``lost`` of some direction goes."""
     if lost < 1 - SMALLEST_LEFT:
         return
-    if bool((shares == 1).all()):
-        kept = torch.ones(len(fit.targets), dtype=torch.bool)
-        kept[chosen] = False
+    if bool((shares >= 1).all()):
+        counts = fit.objective.design.counts
+        kept = counts.index_add(0, chosen, -shares) > 0
         remedy = "leave out fewer examples, or use penalty > 0"
         if kept.any():
             check_rank(fit.objective.design.rows(kept.nonzero()[:, 0]), remedy)
@@ -145,5 +168,5 @@ def _effect(fit: Fit, rows: Design, targets: Tensor, indices: Tensor, delta: Ten
     outputs = rows.outputs(fit.coefficients)
     moved = outputs + rows.matrix @ delta.mT
     likelihood = Weighted(fit.likelihood, rows.weights, rows.precisions)
-    losses = [likelihood.loss(f, targets) for f in (outputs, moved)]
-    return Effect(indices, outputs, moved, *losses)
+    without = torch.where(fit.objective.inside(moved), likelihood.loss(moved, targets), torch.inf)
+    return Effect(indices, outputs, moved, likelihood.loss(outputs, targets), without)

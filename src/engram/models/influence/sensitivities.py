@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from engram.arguments import is_number, whole
 from engram.engine.totals import GradientSum
 from engram.errors import ArgumentError
-from engram.models.influence.leverages import remaining
-from engram.models.influence.refits import with_refits
-from engram.models.predictor.fit import Fit
+from engram.models.influence.refits import Settled, settle
+from engram.models.predictor.fit import NOTHING_LEFT, Fit
 from engram.models.responses.likelihood import ResponseLikelihood, Weighted
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.basis import Basis
 from engram.sensitivity.diagnostics import Diagnostics
 from engram.sensitivity.estimators import GUARD, Estimate, Setting, corrected, estimator_named
 from engram.sensitivity.provenance import provenance
-from engram.sensitivity.result import Result
+from engram.sensitivity.result import OBTAINED, Result
 
+EXACT = "exact"
 EXACT_GUARD = 1 - 1e-9  # least squares is exact up to rounding
 HALVINGS = 60
 
@@ -62,28 +64,28 @@ class Examples:
 def sensitivities_of(
     fit: Fit,
     *,
-    estimator: str = "corrected",
+    estimator: str = "exact",
     rounds: int = 3,
     share: float = 1.0,
-    refit_above: float | None = None,
     progress: bool = True,
 ) -> Result:
     """How far each example's outputs, prediction and loss would move without it.
 
     Args:
         fit: of a linear, generalised linear or multinomial model.
-        estimator: ``corrected`` (exact for least squares, one Newton step otherwise), ``linear``,
-            ``iterated`` or ``paper``.
+        estimator: ``exact`` (one Newton step, which is all for least squares; examples that a
+            second one would still move are left out by fitting again, from where the model is),
+            ``corrected`` (one Newton step), ``linear``, ``iterated`` or ``paper``.
         rounds: of ``iterated``.
         share: how much of each example is taken out; 1 leaves it out.
-        refit_above: examples of larger leverage are left out by fitting again, from where the model
-            is. One Newton step is least sure of these, and there are at most as many as effective
-            parameters over this number; 0.3 is a good value near separation.
         progress: show a bar when refits take longer than a few seconds.
 
     Returns:
-        A result. Its losses are negative log densities: where the response has a dispersion phi, an
-        example of weight w has phi / w; elsewhere losses are per unit of weight.
+        A result; ``obtained`` says which examples were refitted. An example without which the rest
+        is separated has an infinite loss, one that alone determines some combination of columns
+        has none (NaN); both are flagged. Of a row that stands for several examples (frequencies)
+        one is left out. Losses are negative log densities: where the response has a dispersion
+        phi, an example of weight w has phi / w; elsewhere losses are per unit of weight.
 
     Example:
         >>> from engram.models import fit_linear
@@ -94,29 +96,28 @@ def sensitivities_of(
         >>> torch.allclose(result.outputs[3] + result.deviation[3], without)
         True
     """
-    rule = estimator_named(estimator)
-    if rounds < 0:
-        raise ArgumentError("rounds of 0 or more", repr(rounds), "use rounds=3")
-    if not 0 < share <= 1:
+    rule = corrected if estimator == EXACT else estimator_named(estimator, also=[EXACT])
+    rounds = whole("rounds", rounds, low=0, remedy="use rounds=3")
+    if not (is_number(share) and 0 < share <= 1):
         raise ArgumentError(
             "a share above 0 and at most 1", repr(share), "use parameter_deviation for others"
         )
     design = fit.objective.design
-    if share == 1 and len(fit.coefficients) == 1:  # above 1, at no minimum, the guard holds it
-        remaining(torch.where(fit.leverage <= 1 + 1e-9, fit.leverage, 0.0))
-    likelihood = Weighted(fit.likelihood, share * design.weights, design.precisions)
+    likelihood = Weighted(fit.likelihood, share * design.taken, design.precisions)
     residual = likelihood.residual(fit.outputs, fit.targets)
     examples = Examples(KnownVariance(fit.variances), fit.outputs, fit.targets, residual)
     guard = EXACT_GUARD if is_least_squares(fit) else GUARD
     setting = Setting(likelihood, fit.posterior, rounds, GradientSum(), guard)
-    estimate = rule(examples, setting)
-    if estimator == "iterated" and bool(estimate.flagged.any()):
-        estimate = _held(estimate, corrected(examples, setting))
-    estimate = _inside_support(fit, estimate)
-    if refit_above is not None:
-        if share != 1:
-            raise ArgumentError("share of 1 with refit_above", repr(share), "leave one of them out")
-        estimate = with_refits(fit, estimate, refit_above, progress)
+    step = _inside_support(fit, _undetermined(fit, corrected(examples, setting), share))
+    settled = Settled(step, torch.zeros_like(step.flagged), 0.0)
+    if not is_least_squares(fit):
+        settled = settle(fit, step, share, progress)
+    estimate = settled.estimate
+    if estimator != EXACT:
+        estimate = rule(examples, setting)
+        if estimator == "iterated":
+            estimate = _held(estimate, step)
+        estimate = _inside_support(fit, _undetermined(fit, estimate, share))
     settings = {
         "estimator": estimator,
         "rounds": rounds if estimator == "iterated" else None,
@@ -125,12 +126,11 @@ def sensitivities_of(
         "prior_precision": fit.posterior.prior_precision,
         "likelihood": repr(fit.likelihood),
         "share": share,
-        "refit_above": refit_above,
         "num_data": len(fit.targets),
         "columns": list(fit.names),
     }
     basis = Basis.of(estimator, fit.posterior, fit.likelihood, _threshold(fit))
-    return _result(fit, estimate, settings, basis)
+    return _result(fit, estimate, settled, settings, basis)
 
 
 def is_least_squares(fit: Fit) -> bool:
@@ -161,16 +161,34 @@ def _held(iterated: Estimate, step: Estimate) -> Estimate:
     )
 
 
+def _undetermined(fit: Fit, estimate: Estimate, share: float) -> Estimate:
+    """No number for an example that alone determines some combination of columns.
+
+    Its leverage is 1. Above 1, which only a fit that is at no minimum has, the guard holds it.
+    """
+    if share != 1:
+        return estimate
+    largest = fit.largest_leverage
+    alone = (largest > 1 - NOTHING_LEFT) & (largest < 1 + 1e-9)
+    return Estimate(
+        torch.where(alone[:, None], torch.nan, estimate.deviation),
+        torch.where(alone[:, None], torch.nan, estimate.prediction_deviation),
+        torch.where(alone, torch.nan, estimate.loo_loss),
+        estimate.flagged | alone,
+        estimate.eigenvalues,
+    )
+
+
 def _inside_support(fit: Fit, estimate: Estimate) -> Estimate:
     """Deviations that lead out of the response's support are halved until inside, and flagged."""
     deviation = estimate.deviation
-    wrong = ~fit.objective.inside(fit.outputs + deviation)
+    wrong = ~fit.objective.inside(fit.outputs + deviation) & ~deviation.isnan().any(1)
     if not wrong.any():
         return estimate
     flagged = estimate.flagged | wrong
     for _ in range(HALVINGS):
         deviation = torch.where(wrong[:, None], deviation / 2, deviation)
-        wrong = ~fit.objective.inside(fit.outputs + deviation)
+        wrong = ~fit.objective.inside(fit.outputs + deviation) & ~deviation.isnan().any(1)
         if not wrong.any():
             break
     moved = fit.outputs + deviation
@@ -179,48 +197,58 @@ def _inside_support(fit: Fit, estimate: Estimate) -> Estimate:
     return Estimate(deviation, change, loss, flagged, estimate.eigenvalues)
 
 
-def _result(fit: Fit, estimate: Estimate, settings: dict[str, Any], basis: Basis) -> Result:
+def _result(
+    fit: Fit, estimate: Estimate, settled: Settled, settings: dict[str, Any], basis: Basis
+) -> Result:
     targets = fit.targets[:, 0] if fit.targets.shape[1] == 1 else fit.targets.argmax(1)
-    whole = fit.targets.shape[1] == 1 or bool((fit.targets.amax(1) == 1).all())
+    followed = settled.refitted & (estimate is settled.estimate)
+    whole_classes = fit.targets.shape[1] == 1 or bool((fit.targets.amax(1) == 1).all())
     return Result(
         indices=torch.arange(len(targets)),
-        targets=targets if whole else fit.targets,
+        targets=targets if whole_classes else fit.targets,
         outputs=fit.outputs,
         deviation=estimate.deviation,
         prediction_deviation=estimate.prediction_deviation,
         score=estimate.prediction_deviation.abs().sum(1),
         loss=fit.weighted.loss(fit.outputs, fit.targets),
         loo_loss=estimate.loo_loss,
-        leverage=fit.leverage,
+        leverage=fit.leverage / fit.objective.design.counts.clamp(min=1.0),
         flagged=estimate.flagged,
-        diagnostics=_diagnostics(fit, estimate),
+        diagnostics=_diagnostics(fit, estimate, settled.distance(estimate)),
         coverage={"coefficients": "closed form"},
         provenance=provenance(fit if fit.source is None else fit.source, settings),
         basis=basis,
+        obtained=torch.where(followed, OBTAINED.index("retrain"), 0).to(torch.uint8),
     )
 
 
-def _diagnostics(fit: Fit, estimate: Estimate) -> Diagnostics:
-    objective, design = fit.objective, fit.objective.design
-    gradient = objective.gradient(fit.coefficients, fit.outputs)
-    regulariser = design.penalty * fit.coefficients
-    norm = float(gradient.norm())
-    parts = float((gradient - regulariser).norm() + regulariser.norm())
-    if not bool(design.penalty.any()):  # then the gradients cancel among examples only
-        pull = design.weights[:, None] * objective.likelihood.residual(fit.outputs, fit.targets)
-        parts = float((pull.square().sum(1) @ design.matrix.square()).sum().sqrt())
-    largest = fit.leverage if estimate.eigenvalues is None else estimate.eigenvalues.amax(1)
+def _diagnostics(fit: Fit, estimate: Estimate, step_error: float) -> Diagnostics:
+    gradient = fit.objective.gradient(fit.coefficients, fit.outputs)
+    largest = fit.largest_leverage
     return Diagnostics(
         leverage_examples=len(fit.targets),
         share_above_one=float((fit.leverage > 1).double().mean()),
         share_inconsistent=float((largest > 1 + 1e-9).double().mean()),
         effective_parameters=float(fit.leverage.sum()),
         effective_parameters_error=0.0,
-        gradient_norm=norm,
-        relative_gradient=norm / parts if parts > 0 else 0.0,
+        gradient_norm=float(gradient.norm()),
+        relative_gradient=_decrement(fit, gradient),
         parameters_exact=1.0,
         parameters_fallback=0.0,
         parameters_frozen=0.0,
         parameters_unused=0.0,
         flagged_share=float(estimate.flagged.double().mean()),
+        step_error=step_error,
     )
+
+
+def _decrement(fit: Fit, gradient: Tensor) -> float:
+    r"""How far the minimum is in standard deviations of the posterior, between 0 and 1.
+
+    The Newton decrement :math:`q = g'S^{-1}g / \phi` does not change when columns are scaled, and
+    knows no penalty to compare with: :math:`\sqrt{q / (q + p)}`, p the effective parameters.
+    """
+    flat = gradient.reshape(1, -1)
+    square = float((fit.factor.solve(flat) * flat).sum()) / fit.dispersion
+    parameters = max(float(fit.leverage.sum()), 1e-12)
+    return math.sqrt(max(square, 0.0) / (max(square, 0.0) + parameters))

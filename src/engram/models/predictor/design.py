@@ -61,6 +61,11 @@ class Design:
         return torch.ones_like(self.weights) if self.frequencies is None else self.frequencies
 
     @property
+    def taken(self) -> Tensor:
+        """The weight that goes when one of the examples of a row is left out, [N]."""
+        return self.weights / self.counts.clamp(min=1.0)
+
+    @property
     def precisions(self) -> Tensor:
         """The weight of one of them, by which a dispersion is divided, [N]."""
         return self.weights / torch.where(self.counts > 0, self.counts, 1.0)

@@ -20,7 +20,8 @@ from engram.likelihoods import Likelihood
 from engram.models.predictor.design import as_column, count_of
 from engram.models.predictor.factor import Factor
 from engram.models.predictor.frames import check_rows
-from engram.models.predictor.newton import Minimum, Objective, minimise
+from engram.models.predictor.leaving_out import minimise_again, objective_without
+from engram.models.predictor.newton import Minimum, Objective
 from engram.models.predictor.rank import check_rank
 from engram.models.predictor.separation import check_separation, check_separation_elsewhere
 from engram.models.responses.likelihood import ResponseLikelihood, Weighted
@@ -30,6 +31,7 @@ from engram.posteriors.gaussian import Posterior
 from engram.selection import check_group
 
 HESSIANS = ("observed", "expected")
+NOTHING_LEFT = 1e-10  # of the information on some combination of columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +103,15 @@ class Fit:
         hessian = self.likelihood.output_hessian(self.outputs, self.targets)
         return self.objective.design.weights * (self.variances * hessian.mT).sum((1, 2))
 
+    @cached_property
+    def largest_leverage(self) -> Tensor:
+        """The largest eigenvalue of an example's own V w Lambda, [N]; 1 leaves nothing over."""
+        if len(self.coefficients) == 1:
+            return self.leverage / self.objective.design.counts.clamp(min=1.0)
+        factor = self.likelihood.hessian_factor(self.outputs, self.targets)
+        own = factor.mT @ self.variances @ factor
+        return self.objective.design.taken * torch.linalg.eigvalsh(own)[:, -1]
+
     @property
     def weighted(self) -> Weighted:
         """The likelihood with the examples' weights."""
@@ -153,17 +164,23 @@ class Fit:
         values = targets if isinstance(targets, Tensor) else torch.as_tensor(np.asarray(targets))
         return self.likelihood.prepare(values.new_zeros(count, num_outputs).double(), values)
 
-    def parameter_deviation(self, share: float = 1.0) -> Tensor:
-        r"""theta without a share of each example minus theta with it, [N, K, P].
+    def parameter_deviation(
+        self, share: float = 1.0, indices: Sequence[int] | Tensor | None = None
+    ) -> Tensor:
+        r"""theta without a share of each example minus theta with it, [M, K, P].
 
         .. math:: \Delta_i = S_{\setminus i}^{-1} \epsilon\, w_i \nabla \ell_i, \qquad
             S_{\setminus i} = S - \epsilon\, w_i J_i' \Lambda_i J_i
 
-        Exact for least squares, else one Newton step.
+        Exact for least squares, else one Newton step. NaN for an example that alone determines some
+        combination of columns.
+
         Args:
             share: eps; 1 leaves the example out, -1 counts it twice.
+            indices: of the examples; all if not given.
         """
-        return share * self._steps(share, times=1)
+        chosen = check_group(indices, None, len(self.targets))[0]
+        return share * self._steps(chosen, share, times=1)
 
     def parameter_derivative(self, share: float = 0.0) -> Tensor:
         r"""d theta / d eps where a share of each example is already out, [N, K, P].
@@ -174,42 +191,55 @@ class Fit:
         At eps = 0 the influence function of the data, at 1 that of the leave-one-out fit; exact for
         least squares.
         """
-        return self._steps(share, times=2)
+        return self._steps(torch.arange(len(self.targets)), share, times=2)
 
-    def _steps(self, share: float, times: int) -> Tensor:
-        """S^-1 J' (I - eps w Lambda V)^-times w e for every example, [N, K, P].
+    def _steps(self, chosen: Tensor, share: float, times: int) -> Tensor:
+        """S^-1 J' (I - eps w Lambda V)^-times w e for every example, [M, K, P].
 
         One inverse, in the space of outputs, makes S that of the remaining data.
         """
-        design, likelihood = self.objective.design, self.likelihood
-        hessian = likelihood.output_hessian(self.outputs, self.targets)
-        product = share * design.weights[:, None, None] * (self.variances @ hessian)
-        self._check_shares(product, share)
-        inner = torch.eye(hessian.shape[1], dtype=hessian.dtype) - product.mT
-        seeds = self.weighted.residual(self.outputs, self.targets)
+        design = self.objective.design
+        outputs, targets = self.outputs[chosen], self.targets[chosen]
+        inner = self.kept_share(chosen, share).mT
+        seeds = design.taken[chosen, None] * self.likelihood.residual(outputs, targets)
         for _ in range(times):
             seeds = torch.linalg.solve(inner, seeds)
-        gradients = seeds[:, :, None] * design.matrix[:, None, :]
+        gradients = seeds[:, :, None] * design.matrix[chosen, None, :]
         solve = self.posterior.solve
         return equation.mean_deviation(solve, {"coefficients": gradients})["coefficients"]
 
-    def _check_shares(self, product: Tensor, share: float) -> None:
-        """PosteriorError unless every S without that share is positive definite."""
+    def kept_share(self, chosen: Tensor, share: float) -> Tensor:
+        """I - eps w V Lambda of some examples, [M, K, K]; NaN where nothing is left.
+
+        PosteriorError where a share leaves a precision that is singular or negative, unless that is
+        a whole example which alone determines some combination of columns.
+        """
+        hessian = self.likelihood.output_hessian(self.outputs[chosen], self.targets[chosen])
+        taken = share * self.objective.design.taken[chosen, None, None]
+        product = taken * (self.variances[chosen] @ hessian)
         if product.shape[1] == 1:
             largest = product[:, 0, 0]
         else:
             largest = torch.linalg.eigvals(product).real.amax(1)
-        where = int(largest.argmax())
-        if not math.isfinite(share) or float(largest[where]) > 1 - 1e-10:
+        gone = largest > 1 - NOTHING_LEFT
+        alone = gone & (largest < 1 + 1e-9) if share == 1 else torch.zeros_like(gone)
+        if not math.isfinite(share) or bool((gone & ~alone).any()):
+            where = int(torch.where(alone, -math.inf, largest).argmax())
             raise PosteriorError(
                 f"a share that leaves a proper posterior (share {share:g} here)",
-                f"example {where}, without which the precision is singular or negative (share "
-                f"times leverage is {float(largest[where]):.6g})",
+                f"example {int(chosen[where])}, without which the precision is singular or "
+                f"negative (share times leverage is {float(largest[where]):.6g})",
                 "use a smaller share, or penalty > 0",
             )
+        kept = torch.eye(hessian.shape[1], dtype=hessian.dtype) - product
+        return torch.where(alone[:, None, None], math.nan, kept)
 
     def without(self, indices: Sequence[int] | Tensor) -> Fit:
-        """The truth: the model fitted again without some examples, from where it is."""
+        """The truth: the model fitted again without some examples, from where it is.
+
+        Of a row that stands for several examples one is left out. SeparationError where the rest
+        has no finite coefficients.
+        """
         minimum = self.moved_without(indices)
         return fit_at(
             minimum.objective,
@@ -219,15 +249,13 @@ class Fit:
             dispersion=self.dispersion,
         )
 
-    def moved_without(self, indices: Sequence[int] | Tensor) -> Minimum:
-        """Where Newton's method goes from here when some examples are gone."""
-        kept = torch.ones(len(self.targets), dtype=torch.bool)
-        kept[check_group(indices, None, len(kept))[0]] = False
-        if not kept.any():
-            raise PosteriorError("at least one example that remains", "none", "leave out fewer")
-        design = self.objective.design.rows(kept.nonzero()[:, 0])
-        objective = replace(self.objective, design=design, targets=self.targets[kept])
-        return minimise(objective, self.coefficients)
+    def moved_without(
+        self, indices: Sequence[int] | Tensor, shares: Sequence[float] | Tensor | None = None
+    ) -> Minimum:
+        """Where Newton's method goes from here when some examples, or shares of them, are gone."""
+        chosen, taken = check_group(indices, shares, len(self.targets))
+        rest = objective_without(self.objective, chosen, taken)
+        return minimise_again(rest, self.coefficients)
 
     def to_frame(self) -> pd.DataFrame:
         """Coefficients, one column per output."""

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import linprog
 from torch import Tensor
 
-from engram.errors import DesignError
+from engram.errors import SeparationError
 from engram.likelihoods import Categorical
 from engram.models.predictor.newton import Objective
 from engram.models.responses.likelihood import ResponseLikelihood
@@ -28,7 +28,7 @@ ADVICE = (
 
 
 def check_one_class(objective: Objective) -> None:
-    """DesignError if no finite intercept is best: one class, or counts that are all 0."""
+    """SeparationError if no finite intercept is best: one class, or counts that are all 0."""
     design = objective.design
     if not design.ones or design.penalty[0] > 0:
         return
@@ -37,15 +37,15 @@ def check_one_class(objective: Objective) -> None:
         return
     remedy = "use an intercept that is penalised too (penalise_intercept=True), or no intercept"
     if _two_sided(objective) and bool(((used == 0) | (used == 1)).all()):
-        raise DesignError(
+        raise SeparationError(
             "targets of at least two classes", "the same target for every example", remedy
         )
     if _counts(objective) and bool((used == 0).all()):
-        raise DesignError("some target above 0", "the target 0 for every example", remedy)
+        raise SeparationError("some target above 0", "the target 0 for every example", remedy)
 
 
 def check_separation(objective: Objective, coefficients: Tensor) -> None:
-    """DesignError if the fit ran off because the targets are separated."""
+    """SeparationError if the fit ran off because the targets are separated."""
     outputs = objective.design.outputs(coefficients)
     if _suspicious(objective, outputs):
         _check_directions(objective)
@@ -60,7 +60,7 @@ def check_separation_elsewhere(objective: Objective, coefficients: Tensor) -> No
 
 
 def _check_directions(objective: Objective) -> None:
-    """DesignError if there is a direction of no return."""
+    """SeparationError if there is a direction of no return."""
     margins, fixed = _margins(objective)
     if margins is None or fixed is None:
         return
@@ -80,7 +80,7 @@ def _check_directions(objective: Objective) -> None:
     sparse = _sparse_direction(objective, margins, fixed)
     direction = found.x if sparse is None else sparse
     strict = margins @ direction > 1e-9 * np.abs(margins @ direction).max()
-    raise DesignError(
+    raise SeparationError(
         "targets that overlap, so that the likelihood has a maximum",
         _description(objective, direction, complete, complete and bool(strict.all())),
         ADVICE,
@@ -143,10 +143,10 @@ def _margins(objective: Objective) -> tuple[np.ndarray | None, np.ndarray | None
     if not isinstance(likelihood, ResponseLikelihood):
         return None, None
     single, response = targets[:, 0], likelihood.response
-    if response.name == "bernoulli":
+    if response.name == "bernoulli" and response.link.name not in ("log", "identity"):
         pure = (single == 0) | (single == 1)
         return (2 * single - 1)[pure, None] * matrix[pure], matrix[~pure]
-    if response.name in ("poisson", "negative_binomial") and response.link.name == "log":
+    if _counts(objective) and response.link.name == "log" and bool((single == 0).any()):
         return -matrix[single == 0], matrix[single > 0]
     return None, None
 
