@@ -7,13 +7,14 @@ from torch import nn
 
 import engram
 from engram.engine.session import session
-from engram.errors import ArgumentError, DataError, ModelMismatchError
+from engram.errors import ArgumentError, ModelMismatchError, StorageError
 from engram.likelihoods import Gaussian
 from engram.trust.displacement import displacement
 from engram.trust.objective import Objective
 from engram.trust.second_opinion import second_steps
 from engram.trust.spectrum import spectrum
 from retraining_problems import PRIOR_PRECISION, RIDGE, ridge_problem
+from saved_folders import edit
 from trust_problems import DELTA, dense_hessian, judged, saddle, trained, untrained
 
 
@@ -127,7 +128,7 @@ def test_examples_saved_shown_and_model_unchanged(tmp_path):
     assert len(frame) == 8
     assert set(frame["level"]) <= {"good", "caution", "unreliable"}
     assert "second opinion" in repr(found)
-    again = engram.Assessment.load(found.save(tmp_path / "assessment.json"))
+    again = engram.Assessment.load(found.save(tmp_path / "assessment"))
     assert repr(again) == repr(found)
     assert again.to_frame().equals(frame)
 
@@ -164,11 +165,46 @@ def test_what_does_not_belong_together():
         assessed(trained_on, data, result, posterior)
 
 
-def test_damaged_file(tmp_path):
-    path = tmp_path / "assessment.json"
-    path.write_text("{")
-    with pytest.raises(DataError, match=r"a file written by assessment\.save"):
-        engram.Assessment.load(path)
-    path.write_text('{"format": 9}')
-    with pytest.raises(DataError, match="an assessment in format 1"):
-        engram.Assessment.load(path)
+CHANGES = [
+    lambda content: content.pop("verdict"),
+    lambda content: content["verdict"].update(level="splendid"),
+    lambda content: content["verdict"].update(level="good"),
+    lambda content: content["verdict"].update(reasons=None),
+    lambda content: content["verdict"]["reasons"][0].update(level="good"),
+    lambda content: content["verdict"]["reasons"][0].pop("remedy"),
+    lambda content: content["verdict"]["reasons"][0].update(value="1"),
+    lambda content: content["signals"].pop("spearman"),
+    lambda content: content["signals"].update(spearman=None),
+    lambda content: content["signals"].update(score=[1.0]),
+    lambda content: content["signals"].update(more=1.0),
+]
+TENSORS = [
+    lambda tensors: tensors["verdict/levels"].fill_(3),
+    lambda tensors: tensors.update({"verdict/levels": torch.ones(36)}),
+    lambda tensors: tensors.update({"verdict/levels": torch.ones(4, dtype=torch.int8)}),
+    lambda tensors: tensors["signals/positions"].fill_(36),
+    lambda tensors: tensors["signals/indices"].fill_(-1),
+    lambda tensors: tensors["signals/second_score"].fill_(torch.nan),
+    lambda tensors: tensors.update({"signals/score": torch.ones(2)}),
+]
+
+
+def test_damaged_assessments_are_refused(tmp_path):
+    model, data = trained()
+    result, posterior = judged(model, data, "diagonal", 100 * DELTA)
+    found = assessed(model, data, result, posterior, sample=8, rounds=3)
+    assert found.level != "good"
+    for change in CHANGES:
+        edit(found.save(tmp_path), "assessment", change)
+        with pytest.raises(StorageError):
+            engram.Assessment.load(tmp_path)
+    for change in TENSORS:
+        edit(found.save(tmp_path), "assessment", change_tensors=change)
+        with pytest.raises(StorageError):
+            engram.Assessment.load(tmp_path)
+    (tmp_path / "assessment.json").write_text("{")
+    with pytest.raises(StorageError, match="undamaged"):
+        engram.Assessment.load(tmp_path)
+    (tmp_path / "file").write_text("{}")
+    with pytest.raises(StorageError, match=r"a folder written by assessment\.save"):
+        engram.Assessment.load(tmp_path / "file")

@@ -152,15 +152,7 @@ class Retraining:
     @classmethod
     def load(cls, folder: str | Path) -> Retraining:
         """Read what :meth:`save` wrote; StorageError where it is damaged or not finite."""
-        content = read_folder(folder, "retraining", FORMAT)
-        return cls.of_saved(content, "retraining.json")
-
-    @classmethod
-    def of_saved(cls, content: Any, where: str) -> Retraining:
-        """From what was read, checked."""
-        values = read_fields(cls, content, where)
-        check_saved(values)
-        return cls(**values)
+        return read_retraining(read_folder(folder, "retraining", FORMAT), "retraining.json")
 
     def __repr__(self) -> str:
         settings = self.provenance.get("settings", {})
@@ -187,3 +179,10 @@ class Retraining:
             layers = ", ".join(settings["in_eval_mode"])
             lines.append(f"note                  {layers} in eval mode while training again")
         return "\n".join(lines)
+
+
+def read_retraining(content: Any, where: str) -> Retraining:
+    """From what a file held, checked."""
+    values = read_fields(Retraining, content, where)
+    check_saved(values)
+    return Retraining(**values)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engram.retraining.agreement import Agreement, Interval
 from engram.retraining.saved import check, check_numbers, check_positions, check_saved
-from engram.retraining.truth import Retraining
+from engram.retraining.truth import Retraining, read_retraining
 from engram.storage.folder import read_folder, write_folder
 from engram.storage.typed import read_fields
 from engram.storage.values import init_fields
@@ -159,7 +159,7 @@ class Verification:
     def load(cls, folder: str | Path) -> Verification:
         """Read what :meth:`save` wrote; StorageError where it is damaged or not finite."""
         content = read_folder(folder, "verification", FORMAT)
-        values = read_fields(cls, content, "verification.json", {"truth": Retraining.of_saved})
+        values = read_fields(cls, content, "verification.json", {"truth": read_retraining})
         check_estimates(values)
         return cls(**values)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from textwrap import wrap
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -130,20 +129,6 @@ class Verdict:
     def counts(self) -> dict[str, int]:
         """How many examples are at each level."""
         return {name: int((self.levels == n).sum()) for n, name in enumerate(LEVELS)}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values by name."""
-        return {
-            "level": self.level,
-            "reasons": [asdict(reason) for reason in self.reasons],
-            "levels": self.levels.tolist(),
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Verdict:
-        """What :meth:`to_dict` gave."""
-        reasons = tuple(Reason(**reason) for reason in values["reasons"])
-        return cls(values["level"], reasons, torch.tensor(values["levels"], dtype=torch.int8))
 
     def __repr__(self) -> str:
         examples = ", ".join(f"{count:,} {name}" for name, count in self.counts.items() if count)

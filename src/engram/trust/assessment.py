@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 from torch import Tensor
 
-from engram.errors import DataError
 from engram.sensitivity.verdict import LEVELS, Reason, Verdict
+from engram.storage.folder import read_folder, write_folder
+from engram.storage.typed import read_fields
+from engram.trust.saved import FORMAT, check_saved
 from engram.trust.signals import Signals
-
-FORMAT = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,32 +54,18 @@ class Assessment:
         }
         return pd.DataFrame(columns, index=pd.Index(signals.indices.numpy(), name="example"))
 
-    def save(self, path: str | Path) -> Path:
-        """Write a JSON file."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        described = {
-            "format": FORMAT,
-            "verdict": self.verdict.to_dict(),
-            "signals": self.signals.to_dict(),
-        }
-        path.write_text(json.dumps(described, indent=1) + "\n")
-        return path
+    def save(self, folder: str | Path) -> Path:
+        """Write ``assessment.json`` and its tensors into a folder, whole; no pickle."""
+        check_saved(self.verdict, self.signals)
+        return write_folder(folder, "assessment", FORMAT, self)
 
     @classmethod
-    def load(cls, path: str | Path) -> Assessment:
-        """Read what :meth:`save` wrote."""
-        try:
-            described = json.loads(Path(path).read_text())
-        except (OSError, ValueError) as error:
-            raise DataError(
-                "a file written by assessment.save", f"{path}: {error}", "check the path"
-            ) from error
-        if not isinstance(described, dict) or described.get("format") != FORMAT:
-            raise DataError(
-                f"an assessment in format {FORMAT}", f"another file, {path}", "check the path"
-            )
-        return cls(Verdict.from_dict(described["verdict"]), Signals.from_dict(described["signals"]))
+    def load(cls, folder: str | Path) -> Assessment:
+        """Read what :meth:`save` wrote; StorageError where it is damaged or not finite."""
+        content = read_folder(folder, "assessment", FORMAT)
+        found = cls(**read_fields(cls, content, "assessment.json"))
+        check_saved(found.verdict, found.signals)
+        return found
 
     def __repr__(self) -> str:
         return f"{self.verdict!r}\n{self.signals}"

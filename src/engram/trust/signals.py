@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,22 +46,6 @@ class Signals:
     second_score: Tensor = field(repr=False)
     linearisation_error: Tensor = field(repr=False)
     residuals: Tensor = field(repr=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and lists by name."""
-        return {
-            name: value.tolist() if isinstance(value, Tensor) else value
-            for name, value in asdict(self).items()
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Signals:
-        """What :meth:`to_dict` gave."""
-        read: dict[str, Any] = {
-            name: torch.from_numpy(np.array(value)) if isinstance(value, list) else value
-            for name, value in values.items()
-        }
-        return cls(**read)
 
     def __str__(self) -> str:
         return "\n".join(
