@@ -16,11 +16,13 @@ from engram.curvature.seeds import check_exact
 from engram.engine.session import Session, session
 from engram.errors import ArgumentError, DataError
 from engram.likelihoods import Likelihood
+from engram.parameters import trainable
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.low_rank import LowRankBlock
 from engram.refinement.solving import solve_left_out
 from engram.retraining.newton import Newton
+from engram.retraining.prior import Prior
 from engram.retraining.retrain import Train, retrain
 from engram.selection import check_group
 from engram.sensitivity.estimators import displaced
@@ -136,22 +138,20 @@ def _solve(request: Request) -> Obtained:
 
 def _retrain(request: Request) -> Obtained:
     posterior = request.posterior
-    if posterior.prior_by_name and request.train in ("newton", "lbfgs", "adam", "sgd"):
-        raise ArgumentError(
-            "one prior precision for all parameters with a built-in recipe",
-            "a posterior with a different one by parameter",
-            "pass train=fit, the function that trained the model",
-        )
+    model = request.opened.model
+    prior: Prior = posterior.prior_precision
+    if posterior.prior_by_name:
+        prior = {name: posterior.prior_of(name) for name in trainable(model)}
     train = request.train
     if train == "newton" and _is_nearly_exact(posterior):
         train = Newton(posterior=posterior)
     truth = retrain(
-        request.opened.model,
+        model,
         request.data,
         request.chosen,
         train=train,
         likelihood=request.opened.likelihood,
-        prior_precision=posterior.prior_precision,
+        prior_precision=prior,
         refits=2,
         progress=request.opened.progress,
     )

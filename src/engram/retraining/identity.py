@@ -16,6 +16,7 @@ from engram.errors import RunFolderError
 from engram.identity.description import Description
 from engram.identity.digests import of_tensors
 from engram.retraining import fingerprints
+from engram.retraining.prior import Prior
 from engram.retraining.recipe import Recipe
 from engram.retraining.task import Task
 
@@ -64,7 +65,7 @@ class Identity:
 
 
 def identify(
-    model: nn.Module, data: Data, train: Any, task: Task, prior_precision: float
+    model: nn.Module, data: Data, train: Any, task: Task, prior_precision: Prior
 ) -> Identity:
     """Of a run with these arguments, checked before."""
     described = Description()

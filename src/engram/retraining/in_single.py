@@ -19,7 +19,12 @@ def in_single(stack: Stack) -> Stack:
     try:
         model = copy.deepcopy(stack.model).float()
         single = replace(
-            stack, model=model, batch=batch, targets=targets, start=stack.start.float()
+            stack,
+            model=model,
+            batch=batch,
+            targets=targets,
+            prior_precision=stack.prior_precision.float(),
+            start=stack.start.float(),
         )
         single.loss_and_gradient(single.start[None], single.start.new_ones(1, 1), [slice(0, 1)])
     except (RuntimeError, TypeError):  # no copy, or model or loss have double written in

@@ -138,8 +138,9 @@ def layer_hessians(stack: Stack, at: Tensor, columns: Mapping[str, Tensor]) -> d
                 if len(seen) == 1 and seen[0][0].dim() == 2 and len(seen[0][0]) == len(batch):
                     term = _summed(loss, *seen[0], columns[name])
                     totals[name] = totals[name] + term if name in totals else term
-    for total in totals.values():
-        total.diagonal().add_(stack.prior_precision)
+    prior = stack.layout.unflatten(stack.prior_precision)
+    for name, total in totals.items():  # a bias has the weight's: they precondition, no more
+        total.diagonal().add_(float(prior[name].flatten()[0]))
     return totals
 
 

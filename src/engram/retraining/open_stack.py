@@ -11,11 +11,12 @@ from engram.errors import EngineError, NonFiniteError
 from engram.inputs import tensors_of
 from engram.likelihoods import Likelihood
 from engram.parameters import Layout, Named, check_finite_weights, trainable
+from engram.retraining.prior import Prior, prior_entries
 from engram.retraining.stack import Stack
 
 
 def open_stack(
-    model: nn.Module, data: Data, likelihood: Likelihood, prior_precision: float
+    model: nn.Module, data: Data, likelihood: Likelihood, prior_precision: Prior
 ) -> Stack:
     """Read the data, check it, and find out how the model can be stacked.
 
@@ -37,16 +38,13 @@ def open_stack(
     batches = Batches(data, 1)
     batch = batches.take(torch.arange(batches.num_data)).to(device_of(model))
     start = layout.flatten(parameters).clone()
-    plain = Stack(model, batch, batch.targets, likelihood, prior_precision, layout, start, 1, False)
+    prior = prior_entries(prior_precision, layout, start)
+    plain = Stack(model, batch, batch.targets, likelihood, prior, layout, start, 1, False)
     size = _bytes_per_example(plain)
-    sized = Stack(
-        model, batch, batch.targets, likelihood, prior_precision, layout, start, size, False
-    )
+    sized = Stack(model, batch, batch.targets, likelihood, prior, layout, start, size, False)
     targets = _prepared_targets(sized)
     vectorised = _can_vectorise(sized)
-    return Stack(
-        model, batch, targets, likelihood, prior_precision, layout, start, size, vectorised
-    )
+    return Stack(model, batch, targets, likelihood, prior, layout, start, size, vectorised)
 
 
 def _bytes_per_example(stack: Stack) -> int:

@@ -77,6 +77,6 @@ def wanted_norms(objective: Objective, start: Tensor, tolerance: float) -> Tenso
         spread = torch.linspace(0, stack.num_data - 1, min(TYPICAL_EXAMPLES, stack.num_data)).long()
         typical = left_out_norms(stack, start[:1], [i[None] for i in spread.unique()])
         norms[none] = float(typical.median())
-    regulariser = stack.prior_precision * wide(start).norm(dim=1).cpu()
+    regulariser = wide(stack.prior_precision * start).norm(dim=1).cpu()
     rounding = ROUNDINGS * torch.finfo(start.dtype).eps * regulariser
     return torch.maximum(tolerance * norms, rounding)

@@ -71,7 +71,7 @@ class RecipeWorker:
             for name, value in self.stack.layout.unflatten(flat).items():
                 model.get_parameter(name).copy_(value)
         stack = self.stack
-        return self.recipe.rebind(model, self.data, stack.likelihood, stack.prior_precision)
+        return self.recipe.rebind(model, self.data, stack.likelihood, stack.mean_prior)
 
     def _repeats(self, baseline: Tensor, start: Tensor, report: Report) -> Iterator[Trained]:
         """More refits: a little off the baseline, or, where chance decides, with other seeds."""

@@ -17,12 +17,13 @@ from engram.batches import Batch, Batches, Data
 from engram.engine.prepare import device_of, undisturbed
 from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood, resolve
-from engram.posteriors.gaussian import check_prior_precision
+from engram.parameters import trainable
 from engram.retraining import fingerprints
 from engram.retraining.assembly import assemble
 from engram.retraining.function_worker import FunctionWorker
 from engram.retraining.identity import identify
 from engram.retraining.open_stack import open_stack
+from engram.retraining.prior import Prior, check_prior
 from engram.retraining.ranks import Ranks, wait_until_done
 from engram.retraining.recipe import Recipe, Report
 from engram.retraining.recipe_worker import RecipeWorker
@@ -47,7 +48,7 @@ def retrain(
     classes: bool | Sequence[int] | None = None,
     train: Train = "newton",
     likelihood: str | Likelihood = "categorical",
-    prior_precision: float = 1.0,
+    prior_precision: Prior = 1.0,
     evaluate_on: Data | None = None,
     keep_models: bool = False,
     refits: int = 3,
@@ -76,7 +77,8 @@ def retrain(
             examples, in the form that ``data`` has, and trains the copy in place or returns a
             trained one. It should minimise the same objective as the first training did.
         likelihood: a name or an object; the loss of the recipes and of the result.
-        prior_precision: delta of the recipes' regulariser; a function has its own.
+        prior_precision: delta of the recipes' regulariser, one number or one for each trainable
+            parameter by name; a function has its own.
         evaluate_on: other data, for instance a test set, whose losses are wanted for every copy.
         keep_models: keep the parameters of every copy in the result.
         refits: trainings with nothing left out, for baseline and noise floor; at least 2.
@@ -104,7 +106,7 @@ def retrain(
                 [0.0000]], dtype=torch.float64)
     """
     chosen = resolve(likelihood)
-    delta = check_prior_precision(prior_precision)
+    delta = check_prior(prior_precision, list(trainable(model)))
     ways = _resolve_train(train)
     refits = whole("number of refits", refits, 2, remedy="use refits=3, a baseline and its noise")
     seed = seed_number(seed)
@@ -167,13 +169,13 @@ def _bar(description: str, total: int, progress: bool) -> Iterator[Report]:
 
 @contextmanager
 def _worker(
-    model: nn.Module, data: Data, ways: Recipe | Function, task: Task, delta: float, progress: bool
+    model: nn.Module, data: Data, ways: Recipe | Function, task: Task, delta: Prior, progress: bool
 ) -> Iterator[tuple[RecipeWorker | FunctionWorker, Tensor]]:
     """The worker, and the given model's outputs on all data."""
     if isinstance(ways, Recipe):
         with undisturbed(model):
             stack = open_stack(model, data, task.likelihood, delta)
-            bound = ways.bind(model, data, task.likelihood, delta, progress)
+            bound = ways.bind(model, data, task.likelihood, stack.mean_prior, progress)
             given = stack.predict(stack.start[None])[0].detach().cpu()
             yield RecipeWorker(task, stack, data, bound, _evaluation(stack, task)), given
     else:

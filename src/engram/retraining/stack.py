@@ -38,7 +38,7 @@ class Stack:
         batch: all examples, on the model's device.
         targets: in the likelihood's own form, [N, ...].
         likelihood: of the targets.
-        prior_precision: delta.
+        prior_precision: delta of every entry of the flat vector, [P].
         layout: of the trainable parameters in a flat vector.
         start: the trained parameters, [P].
         bytes_per_example: what one copy keeps for one example until the backward pass.
@@ -49,7 +49,7 @@ class Stack:
     batch: Batch
     targets: Tensor
     likelihood: Likelihood
-    prior_precision: float
+    prior_precision: Tensor
     layout: Layout
     start: Tensor
     bytes_per_example: int
@@ -59,6 +59,11 @@ class Stack:
     def num_data(self) -> int:
         """N."""
         return len(self.batch)
+
+    @property
+    def mean_prior(self) -> float:
+        """Of delta, over the entries."""
+        return float(wide(self.prior_precision).mean())
 
     def copies_at_once(self) -> int:
         """How many copies fit in the memory that is free now."""
@@ -75,7 +80,7 @@ class Stack:
         """The copies' objectives [C] and their gradients [C, P]; weights are [C, N]."""
         value, gradient = self.loss_and_gradient(flat, weights, self.slices(len(flat)))
         gradient += self.prior_precision * flat
-        value += 0.5 * self.prior_precision * (wide(flat) ** 2).sum(1)
+        value += 0.5 * (wide(self.prior_precision) * wide(flat) ** 2).sum(1)
         return value, gradient
 
     def loss_and_gradient(

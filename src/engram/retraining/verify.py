@@ -11,7 +11,9 @@ from engram.arguments import seed_number, whole
 from engram.batches import Batches, Data
 from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood, resolve
+from engram.parameters import trainable
 from engram.retraining.agreement import agreement
+from engram.retraining.prior import Prior
 from engram.retraining.retrain import Train, retrain
 from engram.retraining.verification import Verification
 from engram.sensitivity.result import Result
@@ -43,7 +45,8 @@ def verify(
         model: the one that the result is about; it is not changed.
         data: its training data.
         result: from :func:`engram.sensitivities`.
-        train: as in :func:`engram.retrain`; a recipe takes the result's prior precision.
+        train: as in :func:`engram.retrain`; a recipe takes the result's prior precision,
+            or precisions.
         sample: how many examples; at most as many as there are.
         likelihood: the same as the result's.
         refits, seed, folder, trust_folder, progress: as in :func:`engram.retrain`.
@@ -73,14 +76,13 @@ def verify(
     _check_sample(sample, num_data)
     seed = seed_number(seed)
     chosen, strata = stratified(result.score, sample, seed)
-    prior = result.basis.prior_precision
     truth = retrain(
         model,
         data,
         result.indices[chosen],
         train=train,
         likelihood=likelihood,
-        prior_precision=1.0 if prior is None else prior,
+        prior_precision=_prior(result, model),
         refits=refits,
         seed=seed,
         folder=folder,
@@ -96,6 +98,14 @@ def verify(
         increase=agreement(increase, truth.increase, strata, seed),
         truth=truth,
     )
+
+
+def _prior(result: Result, model: nn.Module) -> Prior:
+    """The result's, by name where parameters have different ones."""
+    mean, by_name = result.basis.prior_precision, result.basis.prior_by_name
+    if mean is None:
+        return 1.0
+    return {n: by_name.get(n, mean) for n in trainable(model)} if by_name else mean
 
 
 def stratified(score: Tensor, sample: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from engram.errors import ModelMismatchError
 from engram.likelihoods import Likelihood
@@ -18,7 +19,7 @@ class Basis:
         structure, curvature: of the posterior.
         whole_matrix: whether its precision couples all parameters: there is no richer structure.
         prior_precision: of the posterior; its mean over the entries where it differs.
-        priors_differ: whether parameters have different ones.
+        prior_by_name: of each parameter, where parameters have different ones.
         likelihood: how it is printed.
         likelihood_identity: by which the same likelihood is known again.
         posterior_digest: by which the same posterior is known again.
@@ -30,7 +31,7 @@ class Basis:
     curvature: str | None = None
     whole_matrix: bool = False
     prior_precision: float | None = None
-    priors_differ: bool = False
+    prior_by_name: Mapping[str, float] = field(default_factory=dict)
     likelihood: str | None = None
     likelihood_identity: str | None = None
     posterior_digest: str | None = None
@@ -51,7 +52,7 @@ class Basis:
             str(posterior.curvature),
             posterior.is_whole_matrix,
             posterior.prior_precision,
-            bool(posterior.prior_by_name),
+            dict(posterior.prior_by_name),
             repr(likelihood),
             likelihood.identity,
             posterior.digest,
