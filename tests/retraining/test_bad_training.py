@@ -7,6 +7,7 @@ from torch import nn
 import engram
 from engram.errors import ArgumentError, EngineError, RunFolderError, TrainingError
 from engram.retraining.recipes import SGD, Adam, Newton
+from interrupting import condition, surroundings
 from retraining_problems import RIDGE, classifier, ridge_problem
 
 
@@ -40,9 +41,24 @@ def diverging(model, data):
         model.weight.mul_(float("nan"))
 
 
+def another_type(model, data):
+    return model.float()
+
+
+def without_weights(model, data):
+    return model.to("meta")
+
+
+def wrapped(model, data):
+    return nn.Sequential(model)
+
+
 @pytest.mark.parametrize(
     ("train", "words"),
     [
+        (another_type, "difference in 'weight'.*float32.*in place of.*float64"),
+        (without_weights, "'weight' on the meta device"),
+        (wrapped, "same parameters.*unwrap"),
         (nothing, "None, with all weights as before"),
         (another_kind, "got dict"),
         (another_model, "same parameters"),
@@ -50,7 +66,17 @@ def diverging(model, data):
         (diverging, "NaN or infinity in 'weight'"),
         (SGD(learning_rate=1e6, epochs=200), "stays finite.*learning rate"),
     ],
-    ids=["nothing", "a dict", "another model", "changed data", "NaN", "diverging recipe"],
+    ids=[
+        "another type",
+        "meta",
+        "wrapped",
+        "nothing",
+        "a dict",
+        "another model",
+        "changed data",
+        "NaN",
+        "diverging recipe",
+    ],
 )
 def test_unusable_training(train, words):
     with pytest.raises(TrainingError, match=words):
@@ -79,6 +105,65 @@ def test_an_exception_of_the_training_leaves_everything_as_it_was():
     with pytest.raises(KeyError, match="their own"):
         engram.retrain(model, (x, y), [0], train=fit, likelihood=RIDGE, progress=False)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_training_that_changes_the_process_changes_it_for_itself_only():
+    seen = []
+
+    def fit(own, data):
+        seen.append((torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()))
+        torch.set_default_dtype(torch.float16)
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(torch.get_num_threads() + 1)
+        torch.use_deterministic_algorithms(True)
+        torch.manual_seed(99)
+        own.weight.mul_(0.9)
+        own.register_forward_hook(lambda module, inputs, outputs: outputs)
+        for parameter in own.parameters():
+            parameter.requires_grad_(False)
+
+    model, x, y = ridge_problem()
+    before, weights = surroundings(), condition(model)
+    with torch.no_grad():
+        truth = engram.retrain(
+            model, (x, y), [0, 1], train=fit, likelihood=RIDGE, keep_models=True, progress=False
+        )
+    assert surroundings() == before
+    assert condition(model) == weights
+    assert set(seen) == {(True, before[2], before[3])}
+    assert truth.parameters["weight"].shape == (2, 2, 4)
+
+
+def scaled_down(model, data):
+    with torch.no_grad():
+        model.weight.mul_(0.9)
+
+
+@pytest.mark.parametrize("train", [scaled_down, "lbfgs"])
+def test_a_model_that_keeps_its_last_results_is_copied(train):
+    class Keeping(nn.Linear):
+        def forward(self, x):
+            self.last = super().forward(x)
+            return self.last
+
+    _, x, y = ridge_problem()
+    model = Keeping(4, 2, bias=False).double()
+    model(x)
+    kept = model.last
+    engram.retrain(model, (x, y), [0], train=train, likelihood=RIDGE, progress=False)
+    assert model.last is kept
+
+
+def test_a_model_that_cannot_be_copied():
+    class Stubborn(nn.Linear):
+        def __deepcopy__(self, memo):
+            raise NotImplementedError("no copies")
+
+    _, x, y = ridge_problem()
+    with pytest.raises(TrainingError, match=r"deepcopy can copy.*no copies"):
+        engram.retrain(
+            Stubborn(4, 2).double(), (x, y), [0], train="lbfgs", likelihood=RIDGE, progress=False
+        )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from sklearn.linear_model import RidgeCV
 from torch import Tensor, nn
 
 import engram
-from engram.errors import ArgumentError, NonFiniteError
+from engram.errors import ArgumentError, NonFiniteError, TrainingError
+from interrupting import condition, moments, surroundings, watched
 from snapshot import snapshot
 
 GRID = [0.01, 0.1, 1.0, 10.0, 100.0]
@@ -140,3 +141,74 @@ def test_grids_that_make_no_sense(grid: list[float]) -> None:
 def test_unknown_posterior() -> None:
     with pytest.raises(ArgumentError, match="kronecker"):
         engram.tune(net(), classification(), lambda model, delta: None, [1.0], posterior="best")
+
+
+def test_a_returned_model_is_the_trained_one(regression) -> None:
+    in_place = ridge(regression)
+
+    def returning(model: nn.Linear, delta: float) -> nn.Module:
+        fresh = nn.Linear(12, 1, bias=False).double()
+        in_place(fresh, delta)
+        return fresh
+
+    model = nn.Linear(12, 1, bias=False).double()
+    settings = {"likelihood": "gaussian", "posterior": "full", "estimator": "corrected"}
+    first, second = (
+        engram.tune(model, regression, train, GRID, **settings) for train in (in_place, returning)
+    )
+    assert first.to_frame().equals(second.to_frame())
+    assert torch.equal(first.model.weight, second.model.weight)
+
+
+def another(model: nn.Module, delta: float) -> nn.Module:
+    return nn.Linear(4, 2)
+
+
+def single(model: nn.Module, delta: float) -> nn.Module:
+    return model.double()
+
+
+def forgetful(model: nn.Module, delta: float) -> None:
+    fresh = net()
+    fresh[0].weight.data.mul_(2.0)
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        (another, "same parameters"),
+        (single, "float64.*in place of"),
+        (lambda model, delta: {"loss": 0.3}, "got dict"),
+        (forgetful, "all weights as before at two strengths"),
+    ],
+    ids=["another model", "another type", "a dict", "nothing"],
+)
+def test_unusable_training(train, words: str) -> None:
+    with pytest.raises(TrainingError, match=words):
+        engram.tune(net(), classification(), train, [0.1, 1.0])
+
+
+def test_data_changed_by_the_training_is_noticed() -> None:
+    data = classification()
+
+    def train(model: nn.Module, delta: float) -> None:
+        data[0].mul_(2.0)
+        model[0].weight.data.mul_(0.9)
+
+    with pytest.raises(TrainingError, match="data that changed"):
+        engram.tune(net(), data, train, [0.1, 1.0])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_leaves_everything_as_it_was() -> None:
+    data, model = classification(12), net()
+
+    def call() -> None:
+        with torch.no_grad():
+            engram.tune(model, data, by_adam(data, []), [0.1], posterior="diagonal", progress=False)
+
+    before, weights = surroundings(), condition(model)
+    for moment in moments(call, 6, 6):
+        watched(call, moment)
+        assert surroundings() == before, moment
+        assert condition(model) == weights, moment

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,10 +19,18 @@ from engram.engine.prepare import device_of, undisturbed
 from engram.errors import NonFiniteError, TrainingError
 from engram.inputs import mapped
 from engram.parameters import trainable
-from engram.retraining import fingerprints
 from engram.retraining.recipe import Report
+from engram.retraining.returned import (
+    check_finite,
+    check_same_parameters,
+    has_moved,
+    private_copy,
+    trained_model,
+)
 from engram.retraining.run_folder import Part
+from engram.retraining.surroundings import kept_surroundings
 from engram.retraining.task import NOTHING, Task
+from engram.retraining.watched import Watched
 
 UNCHANGED_ALLOWED = 3
 
@@ -90,8 +97,8 @@ class FunctionWorker:
                 part["evaluation"] = loss[None]
             if self.task.keep_models:
                 part |= {
-                    f"parameter {name}": value.detach()[None].clone()
-                    for name, value in trainable(trained).items()
+                    f"parameter {name}": trained.get_parameter(name).detach()[None].clone()
+                    for name in trainable(self.model)
                 }
             report(1.0)
             yield part
@@ -99,44 +106,15 @@ class FunctionWorker:
     def _train(self, members: Tensor, seed: int) -> tuple[nn.Module, bool]:
         """A trained copy, and whether it was returned or its weights have changed."""
         kept = without(self.data, members)
-        watched = (kept, self.data) if self.steady else ()
-        before = [fingerprints.of_sample(data) for data in watched]
-        private = copy.deepcopy(self.model)
-        with seeded(seed, private):
+        watched = Watched.of(kept, self.data) if self.steady else Watched.of()
+        private = private_copy(self.model)
+        with kept_surroundings(), seeded(seed):
             returned = self.function(private, kept)
-        if before != [fingerprints.of_sample(data) for data in watched]:
-            raise TrainingError(
-                "a training function that leaves the data as it is",
-                "data that changed during the training",
-                "copy what you want to change, for instance x = x.clone()",
-            )
-        trained = private if returned is None else returned
-        self._check_usable(trained)
-        weights = dict(self.model.state_dict())
-        moved = any(not torch.equal(v, weights[k]) for k, v in trained.state_dict().items())
-        return trained, returned is not None or moved
-
-    def _check_usable(self, trained: Any) -> None:
-        if not isinstance(trained, nn.Module):
-            raise TrainingError(
-                "a training function that trains the model in place or returns a model",
-                f"{type(trained).__name__}",
-                "return the trained model, or nothing",
-            )
-        expected = {name: tuple(t.shape) for name, t in self.model.state_dict().items()}
-        got = {name: tuple(t.shape) for name, t in trained.state_dict().items()}
-        if expected != got:
-            name = next(n for n in expected | got if expected.get(n) != got.get(n))
-            raise TrainingError(
-                "a trained model with the same parameters as the one that was passed",
-                f"a difference in {name!r}",
-                "train the model that is passed, or a copy of it",
-            )
-        for name, tensor in trained.state_dict().items():
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                raise TrainingError(
-                    "finite weights after training", f"NaN or infinity in {name!r}", "train slower"
-                )
+        watched.check()
+        trained = trained_model(returned, private)
+        check_same_parameters(trained, self.model)
+        check_finite(trained)
+        return trained, returned is not None or has_moved(trained, self.model)
 
     def outputs(self, trained: nn.Module, data: Data, members: Tensor | None) -> Tensor:
         """Outputs of a model on all or some examples, in eval mode."""
@@ -176,16 +154,10 @@ def without(data: Data, members: Tensor) -> Data:
 
 
 @contextmanager
-def seeded(seed: int, model: nn.Module) -> Iterator[None]:
-    """All random numbers from a seed while this lasts; as before afterwards."""
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=list(devices)), torch.enable_grad():
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+def seeded(seed: int) -> Iterator[None]:
+    """Gradients, and all random numbers from a seed; call inside :func:`kept_surroundings`."""
+    with torch.enable_grad():
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        yield

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 
 import torch
 
+from engram.retraining.returned import private_copy
 from engram.retraining.stack import Stack
 
 
@@ -17,7 +17,7 @@ def in_single(stack: Stack) -> Stack:
     targets = stack.targets.float() if stack.targets.is_floating_point() else stack.targets
     batch = stack.batch.in_single()
     try:
-        model = copy.deepcopy(stack.model).float()
+        model = private_copy(stack.model).float()
         single = replace(
             stack,
             model=model,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from engram.batches import Batch, Data
 from engram.errors import TrainingError
 from engram.retraining.quasi_newton import Objective
 from engram.retraining.recipe import Recipe, Report, Trained
+from engram.retraining.returned import private_copy
 from engram.retraining.run_folder import Part
 from engram.retraining.stack import Stack
 from engram.retraining.task import NOTHING, Task
@@ -66,7 +66,7 @@ class RecipeWorker:
         """The recipe with what it knows about the model at other parameters."""
         if torch.equal(flat, self.stack.start):
             return self.recipe
-        model = copy.deepcopy(self.stack.model)
+        model = private_copy(self.stack.model)
         with torch.no_grad():
             for name, value in self.stack.layout.unflatten(flat).items():
                 model.get_parameter(name).copy_(value)

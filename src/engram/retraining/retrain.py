@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,9 +27,11 @@ from engram.retraining.ranks import Ranks, wait_until_done
 from engram.retraining.recipe import Recipe, Report
 from engram.retraining.recipe_worker import RecipeWorker
 from engram.retraining.recipes import NAMED
+from engram.retraining.returned import private_copy
 from engram.retraining.run_folder import RunFolder
 from engram.retraining.selection import Indices, Selection, select
 from engram.retraining.stack import Stack
+from engram.retraining.surroundings import kept_surroundings
 from engram.retraining.task import Task
 from engram.retraining.truth import Retraining
 
@@ -112,14 +113,16 @@ def retrain(
     seed = seed_number(seed)
     ranks = Ranks.from_environment()
     ranks.check_folder(folder)
-    selection = select(Batches(data, 256), indices, groups, classes)
-    task = Task(selection, chosen, evaluate_on, refits, keep_models, seed)
-    identity = identify(model, data, ways, task, delta)
-    identity.check_seen(folder, trust_folder, ranks.world_size)
-    run = RunFolder(folder, identity.fingerprint, identity.settings)
-    with _worker(model, data, ways, task, delta, progress) as (worker, given):
-        _train_missing(worker, run, selection, ranks, progress)
-    return assemble(model, data, task, run, given, identity.settings)
+    with kept_surroundings():
+        selection = select(Batches(data, 256), indices, groups, classes)
+        task = Task(selection, chosen, evaluate_on, refits, keep_models, seed)
+        identity = identify(model, data, ways, task, delta)
+        identity.check_seen(folder, trust_folder, ranks.world_size)
+        run = RunFolder(folder, identity.fingerprint, identity.settings)
+        private = private_copy(model)  # Ctrl-C while its weights are exchanged finds the copy only
+        with _worker(private, data, ways, task, delta, progress) as (worker, given):
+            _train_missing(worker, run, selection, ranks, progress)
+        return assemble(model, data, task, run, given, identity.settings)
 
 
 def _train_missing(
@@ -171,7 +174,7 @@ def _bar(description: str, total: int, progress: bool) -> Iterator[Report]:
 def _worker(
     model: nn.Module, data: Data, ways: Recipe | Function, task: Task, delta: Prior, progress: bool
 ) -> Iterator[tuple[RecipeWorker | FunctionWorker, Tensor]]:
-    """The worker, and the given model's outputs on all data."""
+    """The worker on a private model, and that model's outputs on all data."""
     if isinstance(ways, Recipe):
         with undisturbed(model):
             stack = open_stack(model, data, task.likelihood, delta)
@@ -180,9 +183,8 @@ def _worker(
             yield RecipeWorker(task, stack, data, bound, _evaluation(stack, task)), given
     else:
         steady = fingerprints.is_steady(data)
-        private = copy.deepcopy(model)
-        worker = FunctionWorker(task, ways, private, data, steady)
-        yield worker, worker.outputs(private, data, None)
+        worker = FunctionWorker(task, ways, model, data, steady)
+        yield worker, worker.outputs(model, data, None)
 
 
 def _evaluation(stack: Stack, task: Task) -> tuple[Batch, Tensor] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from engram.errors import ArgumentError
 from engram.parameters import Named, trainable
+from engram.retraining.returned import private_copy
 from engram.retraining.saved import FORMAT, check_saved
 from engram.storage.folder import read_folder, write_folder
 from engram.storage.typed import read_fields
@@ -120,7 +120,7 @@ class Retraining:
         """A copy of the template with the weights of a left-out copy."""
         if not self.parameters:
             raise ArgumentError("kept parameters", "none", "retrain with keep_models=True")
-        trained = copy.deepcopy(template)
+        trained = private_copy(template)
         with torch.no_grad():
             for name, parameter in trainable(trained).items():
                 parameter.copy_(self.parameters[name][copy_number])

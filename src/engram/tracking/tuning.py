@@ -12,27 +12,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import asdict, dataclass
 
 import pandas as pd
+import torch
 from matplotlib.figure import Figure
 from torch import nn
 from torch.optim import Optimizer
 from tqdm.auto import tqdm
 
+from engram.arguments import shown
 from engram.batches import Batches, Data
-from engram.errors import ArgumentError, NonFiniteError
+from engram.errors import ArgumentError, NonFiniteError, TrainingError
 from engram.likelihoods import Likelihood, resolve
 from engram.parameters import trainable
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.laplace import STRUCTURES, laplace
 from engram.posteriors.optimizers import posterior_of
+from engram.retraining.fingerprints import is_steady
+from engram.retraining.returned import (
+    check_same_parameters,
+    has_moved,
+    private_copy,
+    trained_model,
+)
+from engram.retraining.surroundings import kept_surroundings
+from engram.retraining.watched import Watched
 from engram.sensitivity.examples import sensitivities
 from engram.tracking.figures import tuning_figure
 from engram.tracking.validation import mean_loss
 
-Train = Callable[[nn.Module, float], Optimizer | None]
+Train = Callable[[nn.Module, float], nn.Module | Optimizer | None]
 
 
 @dataclass(frozen=True)
@@ -107,9 +117,10 @@ def tune(
     Args:
         model: where the first training starts.
         data: the training data.
-        train: called as ``train(model, prior_precision)``; trains the model in place on the sum of
-            the losses plus prior_precision / 2 |theta|^2 (weight decay prior_precision / N on the
-            mean loss). With ``posterior="optimizer"`` it returns the optimizer it used.
+        train: called as ``train(model, prior_precision)``; trains the model in place, or returns a
+            trained one, on the sum of the losses plus prior_precision / 2 |theta|^2 (weight decay
+            prior_precision / N on the mean loss). With ``posterior="optimizer"`` it trains in place
+            and returns the optimizer it used.
         prior_precisions: the grid.
         likelihood: a name or an object.
         posterior: a structure for :func:`engram.laplace`, or ``optimizer`` to read it off the
@@ -136,19 +147,30 @@ def tune(
     """
     grid = _checked_grid(prior_precisions, posterior)
     chosen = resolve(likelihood)
-    learner = deepcopy(model)
+    learner = private_copy(model)
     trials: list[Trial] = []
     best: tuple[Trial, nn.Module] | None = None
-    for strength in tqdm(sorted(grid), "tune", disable=not progress, delay=2.0, leave=False):
-        start = deepcopy(learner.state_dict())
-        optimizer = train(learner, strength)
-        fit = _Fit(learner, data, chosen, posterior, strength)
-        trial = fit.trial(optimizer, estimator, validation)
-        trials.append(trial)
-        if math.isnan(trial.estimate):
-            learner.load_state_dict(start)  # a diverged model is no place to start from
-        elif best is None or trial.estimate < best[0].estimate:
-            best = (trial, deepcopy(learner))
+    unmoved = 0
+    with kept_surroundings():
+        steady = is_steady(data)
+        for strength in tqdm(sorted(grid), "tune", disable=not progress, delay=2.0, leave=False):
+            start = private_copy(learner)
+            watched = Watched.of(data) if steady else Watched.of()
+            with torch.enable_grad():
+                returned = train(learner, strength)
+            watched.check()
+            optimizer = returned if isinstance(returned, Optimizer) else None
+            learner = trained_model(None if optimizer else returned, learner)
+            check_same_parameters(learner, start)
+            unmoved += not has_moved(learner, start)
+            _check_moved(unmoved, len(trials) + 1)
+            fit = _Fit(learner, data, chosen, posterior, strength)
+            trial = fit.trial(optimizer, estimator, validation)
+            trials.append(trial)
+            if math.isnan(trial.estimate):
+                learner = start  # a diverged model is no place to start from
+            elif best is None or trial.estimate < best[0].estimate:
+                best = (trial, private_copy(learner))
     if best is None:
         raise NonFiniteError(
             "a finite loss at one strength at least",
@@ -158,8 +180,23 @@ def tune(
     return Tuning(tuple(trials), *best)
 
 
+def _check_moved(unmoved: int, count: int) -> None:
+    """Two strengths have different minima, so that one of the trainings must move the weights."""
+    if unmoved == count == 2:
+        raise TrainingError(
+            "a training function that trains the model in place or returns the trained one",
+            "all weights as before at two strengths",
+            "train the model that is passed, or return the trained one",
+        )
+
+
 def _checked_grid(prior_precisions: Sequence[float], posterior: str) -> list[float]:
-    grid = [check_prior_precision(value) for value in prior_precisions]
+    try:
+        grid = [check_prior_precision(value) for value in prior_precisions]
+    except TypeError as error:
+        raise ArgumentError(
+            "a list of prior precisions", shown(prior_precisions), "use [0.1, 1, 10, 100]"
+        ) from error
     if not grid:
         raise ArgumentError("at least one prior precision", "none", "use [0.1, 1, 10, 100]")
     if len(set(grid)) != len(grid):

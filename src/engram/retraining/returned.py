@@ -1,0 +1,86 @@
+"""What a training function of the user's has made of the copy it was given."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engram.errors import TrainingError
+
+
+def private_copy(model: nn.Module) -> nn.Module:
+    """A copy that nobody else has; results that modules keep as attributes lose their graph."""
+    kept = [v for module in model.modules() for v in vars(module).values()]
+    results = [v for v in kept if isinstance(v, Tensor) and (_in_transform(v) or not v.is_leaf)]
+    memo: dict[int, Any] = {id(v): _free(v) for v in results}
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:  # whatever copying the parts of a model raises
+        raise TrainingError(
+            "a model that copy.deepcopy can copy",
+            f"{type(error).__name__}: {error}",
+            "keep what cannot be copied outside of the model",
+        ) from error
+
+
+def _free(result: Tensor) -> Tensor:
+    return torch.empty(0) if _in_transform(result) else result.detach().clone()
+
+
+def _in_transform(result: Tensor) -> bool:
+    """Whether it belongs to a ``vmap`` that is over."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(result))
+
+
+def trained_model(returned: Any, given: nn.Module) -> nn.Module:
+    """The model that was trained: the returned one, or the given one where nothing came back."""
+    trained = given if returned is None else returned
+    if not isinstance(trained, nn.Module):
+        raise TrainingError(
+            "a training function that trains the model in place or returns a model",
+            f"{type(trained).__name__}",
+            "return the trained model, or nothing",
+        )
+    return trained
+
+
+def check_same_parameters(trained: nn.Module, template: nn.Module) -> None:
+    """Raise unless it has the parameters and buffers of the template, with other values."""
+    expected, got = _tensors(template), _tensors(trained)
+    kinds = {n: (tuple(t.shape), t.dtype) for n, t in expected.items()}
+    found = {n: (tuple(t.shape), t.dtype) for n, t in got.items()}
+    if kinds != found:
+        name = next(n for n in kinds | found if kinds.get(n) != found.get(n))
+        raise TrainingError(
+            "a trained model with the same parameters as the one that was passed",
+            f"a difference in {name!r}: {found.get(name, 'none')} in place of "
+            f"{kinds.get(name, 'none')}",
+            "train the model that is passed, or a copy of it, and unwrap what wraps it",
+        )
+    for name, tensor in got.items():
+        if tensor.is_meta:
+            raise TrainingError(
+                "a trained model with its weights", f"{name!r} on the meta device", "keep them"
+            )
+
+
+def check_finite(trained: nn.Module) -> None:
+    """Raise where a weight or buffer is NaN or infinite."""
+    for name, tensor in _tensors(trained).items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise TrainingError(
+                "finite weights after training", f"NaN or infinity in {name!r}", "train slower"
+            )
+
+
+def has_moved(trained: nn.Module, template: nn.Module) -> bool:
+    """Whether any weight or buffer is another than the template's."""
+    before = _tensors(template)
+    return any(not torch.equal(v, before[k].to(v.device)) for k, v in _tensors(trained).items())
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)}
