@@ -169,8 +169,8 @@ SAVED: dict[str, Saved] = {
         lambda f: verified().save(f), lambda f: of_retraining(engram.Verification.load(f).truth)
     ),
     "assessment": Saved(
-        lambda f: assessed().save(f / "assessment.json"),
-        lambda f: {"levels": engram.Assessment.load(f / "assessment.json").verdict.levels},
+        lambda f: assessed().save(f),
+        lambda f: {"levels": engram.Assessment.load(f).verdict.levels},
     ),
     "run folder": Saved(retrained, lambda f: of_retraining(retrained(f))),
 }
