@@ -28,8 +28,10 @@ def test_the_loss_must_be_reduced_as_announced(reduction: str) -> None:
         functional.cross_entropy(model(x[:8]), y[:8], reduction=other).backward()
     with tracker.step(batch, scale=0.25):
         (functional.cross_entropy(model(x[:8]), y[:8], reduction=reduction) / 4).backward()
-    with pytest.raises(LikelihoodError, match="belong together"), tracker.step(batch + 8):
+    with pytest.raises(DataError, match="belong together"), tracker.step(batch + 8):
         functional.cross_entropy(model(x[:8]), y[:8], reduction=reduction).backward()
+    with pytest.raises(LikelihoodError, match="belong together"), tracker.step(batch + 8):
+        functional.cross_entropy(model(x[:8] + 0.1), y[:8], reduction=reduction).backward()
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,8 @@ def test_steps_that_are_told_wrongly() -> None:
     followed = followed_by(model, optim.SGD(model.parameters(), 0.1))
     batch = torch.arange(BATCH)
     with pytest.raises(LikelihoodError, match="other gradients"), followed.step(batch, None, 1.0):
+        functional.cross_entropy(model(x[batch]), y[batch + 2]).backward()
+    with pytest.raises(DataError, match="belong together"), followed.step(batch, None, 1.0):
         functional.cross_entropy(model(x[batch + 1]), y[batch + 2]).backward()
     with pytest.raises(ArgumentError, match="the sum over"), followed.step(batch, None, 1.0):
         functional.cross_entropy(model(x[batch]), y[batch], reduction="sum").backward()

@@ -20,7 +20,7 @@ from engram.curvature.kronecker import KroneckerFactors
 from engram.curvature.moments import SquareMoments
 from engram.curvature.squares import SquareSum
 from engram.engine.session import session
-from engram.errors import ArgumentError, DataError
+from engram.errors import ArgumentError, DataError, ModelMismatchError
 from engram.likelihoods import Likelihood
 from engram.parameters import trainable
 from engram.posteriors.fit import Fit
@@ -102,8 +102,21 @@ class RunningCurvature:
                 curvature=Curvature(self.curvature),
                 likelihood=opened.likelihood,
             )
-        self.updates, self.sums = averages.updates, self.sums | averages.sums
+        self._check_same(averages.sums)
+        self.updates, self.sums = averages.updates, averages.sums
         return found
+
+    def _check_same(self, sums: Mapping[str, Tensor]) -> None:
+        """A sum that began later would be corrected as if it had been there from the start."""
+        shapes = {name: value.shape for name, value in sums.items()}
+        known = {name: value.shape for name, value in self.sums.items()}
+        if known and shapes != known:
+            changed = [n for n in shapes | known if shapes.get(n) != known.get(n)]
+            raise ModelMismatchError(
+                "the parameters that the running average began with",
+                f"others now ({', '.join(changed[:3])}): frozen, unfrozen or replaced",
+                "make a new tracker or RunningCurvature when other parameters are trained",
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors."""

@@ -24,9 +24,10 @@ from engram.batches import Batches, Data
 from engram.engine.witness import Witness
 from engram.errors import ArgumentError, DataError
 from engram.likelihoods import Likelihood
+from engram.tracking.announced import Announced, check_length
 from engram.tracking.history import Record
 from engram.tracking.twin import Twin
-from engram.tracking.visits import Indices, check_indices, check_loss
+from engram.tracking.visits import Indices, check_indices, check_loss, loss_factor
 
 SEED = 0  # of the choice of examples
 LARGEST_SHARE = 0.5  # of the data that may be left out together
@@ -74,7 +75,8 @@ class Followed:
         reduction: str,
     ) -> None:
         self.model, self.likelihood, self.reduction = model, likelihood, reduction
-        self.batches = Batches(data, 1)
+        self.optimizer, self.batches = optimizer, Batches(data, 1)
+        self.announced, self.steps = Announced(self.batches), 0
         num_data = self.batches.num_data
         count = _check_count(count, num_data)
         generator = torch.Generator().manual_seed(SEED)
@@ -91,19 +93,21 @@ class Followed:
     @contextmanager
     def step(self, indices: Indices, targets: Tensor | None, scale: float) -> Iterator[None]:
         """The step that runs inside is taken by the twin too, without the followed examples."""
+        check_length(self.batches)
         chosen = check_indices(indices, self.batches.num_data)
+        factor = loss_factor(self.optimizer, scale, self.reduction, len(chosen))
         witness = Witness(self.model, len(chosen))
         self.twin.begin()
         try:
             with witness.watching():
                 yield
             witness.check()
-            given = self.batches.targets(chosen) if targets is None else targets
-            factor = scale / len(chosen) if self.reduction == "mean" else scale
+            given = self.announced.targets(witness, chosen, targets, self.steps)
             self._check(witness, given, factor)
             self.learn(witness, chosen, given, factor)
         finally:
             witness.release()
+        self.steps += 1
 
     def _check(self, witness: Witness, targets: Tensor, factor: float) -> None:
         """The loss must be the likelihood's; one that is not finite is no reason to stop."""

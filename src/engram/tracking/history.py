@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engram.errors import DataError
+from engram.arguments import whole
+from engram.errors import ArgumentError, DataError
 from engram.sensitivity.result import Result
 from engram.tracking.scores import ScoreRows
 
@@ -86,9 +87,17 @@ class History:
         self.scores.append(scores)
         self.records.append(record)
 
+    def number(self, step: Any) -> int:
+        """The step of an update to come: that after the last one, or the given one."""
+        last = self.records[-1].step if self.records else -1
+        return last + 1 if step is None else _in_order(step, last, None)
+
     def replace_step(self, record: Record, step: int) -> Record:
         """The same record under another step, where it stands."""
         place = self._index(record)
+        before = self.records[place - 1].step if place else -1
+        after = self.records[place + 1].step if place + 1 < len(self) else None
+        step = _in_order(step, before, after)
         self.records[place] = replace(record, step=step)
         return self.records[place]
 
@@ -189,6 +198,19 @@ class History:
         scores = load_file(path / "scores.safetensors")["scores"]
         state = description | {"scores": scores, "width": scores.shape[1]}
         return cls.of_state(state, keep, num_data)
+
+
+def _in_order(step: Any, before: int, after: int | None) -> int:
+    """A whole number that is not below the one before it, nor above the one after."""
+    number = whole("step", step, 0, remedy="count epochs or iterations from 0")
+    if number < before or (after is not None and number > after):
+        raise ArgumentError(
+            f"steps that do not go back: at least {max(before, 0)}"
+            + ("" if after is None else f" and at most {after}"),
+            str(number),
+            "count on; for a run from an earlier checkpoint load the tracker's state from there",
+        )
+    return number
 
 
 def _check_width(width: int, num_data: int) -> None:

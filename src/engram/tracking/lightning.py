@@ -78,6 +78,14 @@ class TrackerCallback(Callback):
         """The streamed step has its gradients, and the weights have not moved yet."""
         self._step.close()
 
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """A batch that Lightning skipped has no backward pass: its step is forgotten."""
+        if self.tracker is not None:
+            self.tracker.leave_step()
+        self._step.close()
+
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Leave a step that did not come to its end, without judging it."""
         self._step.__exit__(type(exception), exception, exception.__traceback__)

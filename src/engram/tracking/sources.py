@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engram.batches import Data
-from engram.errors import ArgumentError, NonFiniteError, PosteriorError
+from engram.errors import ArgumentError, ModelMismatchError, NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood
 from engram.optimizers.ivon import at_mean
+from engram.parameters import trainable
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.laplace import STRUCTURES, laplace
 from engram.posteriors.optimizers import Wanted as Readable
@@ -63,6 +64,7 @@ class FromOptimizer(Source):
         settings: dict[str, Any],
     ) -> None:
         Readable(**settings).applied(optimizer, model)  # complain now, not after an epoch
+        check_all_held(optimizer, model)
         self.model, self.optimizer, self.settings = model, optimizer, settings
         self.present: Posterior | None = None
 
@@ -70,10 +72,11 @@ class FromOptimizer(Source):
         return self._read(None)
 
     def _read(self, tolerance: float | None) -> Posterior:
+        check_all_held(self.optimizer, self.model)
         return posterior_of(self.optimizer, self.model, tolerance=tolerance, **self.settings)
 
     def begin_epoch(self) -> None:
-        pass
+        self.present = None  # between epochs other parameters may have been frozen or added
 
     def at_step(self, number: int) -> Posterior | None:
         if self.present is not None and number >= EVERY_STEP_UNTIL and number % READ_EVERY:
@@ -92,6 +95,20 @@ class FromOptimizer(Source):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.present = None
+
+
+def check_all_held(optimizer: Optimizer, model: nn.Module) -> None:
+    """ModelMismatchError where parameters are trained that the optimizer does not have."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = [name for name, p in trainable(model).items() if id(p) not in held]
+    if missing:
+        raise ModelMismatchError(
+            "an optimizer of all parameters that require gradients",
+            f"{type(optimizer).__name__} without {', '.join(missing[:3])}"
+            + (f" and {len(missing) - 3} others" if len(missing) > 3 else ""),
+            "add them with optimizer.add_param_group, freeze them with requires_grad_(False), or "
+            'with several optimizers fit the posterior: posterior="kronecker"',
+        )
 
 
 def _stepped(optimizer: Optimizer) -> bool:

@@ -14,16 +14,17 @@ from engram.batches import Batches, Data
 from engram.engine.prepare import Engine, prepare, undisturbed
 from engram.engine.session import keep_freed_memory
 from engram.engine.watch import Watch, mixing_layers
-from engram.errors import ArgumentError, NonFiniteError, PosteriorError
+from engram.errors import ArgumentError, ModelMismatchError, NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood
 from engram.optimizers.base import BayesianOptimizer
 from engram.optimizers.ivon import at_mean
 from engram.parameters import trainable
 from engram.posteriors.optimizers import unwrapped
+from engram.tracking.announced import Announced, check_length
 from engram.tracking.epoch import Epoch
 from engram.tracking.followed import Followed
 from engram.tracking.sources import Source, training_lost
-from engram.tracking.visits import Indices, Visit, check_indices, visit
+from engram.tracking.visits import Indices, Visit, check_indices, loss_factor, visit
 
 
 def check_streamable(optimizer: Optimizer, estimator: str | None, samples: int) -> None:
@@ -68,6 +69,7 @@ class Stream:
         self.batches = Batches(data, 1)
         self.likelihood, self.source, self.reduction = likelihood, source, reduction
         self.followed = followed
+        self.announced = Announced(self.batches)
         self.epoch = Epoch.empty(self.batches.num_data)
         self.steps = 0
         self.way = "none yet"
@@ -77,7 +79,9 @@ class Stream:
     @contextmanager
     def step(self, indices: Indices, targets: Tensor | None, scale: float) -> Iterator[None]:
         """Watch the step that runs inside."""
+        check_length(self.batches)
         chosen = check_indices(indices, self.batches.num_data)
+        factor = loss_factor(self.optimizer, scale, self.reduction, len(chosen))
         engine = self._prepared()
         if self.epoch.seen == 0:
             self._begin_epoch()
@@ -89,8 +93,7 @@ class Stream:
                 yield
             watch.check()
             self.way = watch.way
-            factor = scale / len(chosen) if self.reduction == "mean" else scale
-            given = self.batches.targets(chosen) if targets is None else targets
+            given = self.announced.targets(watch.witness, chosen, targets, self.steps)
             self.epoch.add(chosen, self._visit(watch, given, factor), self.steps)
             if self.followed is not None:
                 self.followed.learn(watch.witness, chosen, given, factor)
@@ -121,6 +124,8 @@ class Stream:
         found = trainable(self.model)
         known = {} if self._engine is None else self._engine.parameters
         if self._engine is None or _identities(found) != _identities(known):
+            if self.epoch.seen:
+                check_same(known, found)
             with undisturbed(self.model):
                 keep_freed_memory()
                 self._engine = prepare(self.model, self.batches)
@@ -140,6 +145,18 @@ class Stream:
         """Go on in the middle of an epoch."""
         self.epoch = Epoch.of_state(state["epoch"], self.batches.num_data)
         self.steps = state["steps"]
+
+
+def check_same(known: Mapping[str, nn.Parameter], found: Mapping[str, nn.Parameter]) -> None:
+    """ModelMismatchError where other parameters are trained than before."""
+    if known and _identities(known) != _identities(found):
+        changed = [n for n in {**known, **found} if known.get(n) is not found.get(n)]
+        raise ModelMismatchError(
+            "the same trainable parameters from the first to the last step of a streamed epoch",
+            f"{', '.join(changed[:3])}{' and others' if len(changed) > 3 else ''} frozen, "
+            "unfrozen or replaced in the middle of one",
+            "call tracker.finish_epoch() before, and change them between epochs",
+        )
 
 
 def _identities(parameters: Mapping[str, nn.Parameter]) -> list[tuple[str, int]]:

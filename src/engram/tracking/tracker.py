@@ -21,11 +21,13 @@ from engram.parameters import uncompiled
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.examples import check_estimator
 from engram.sensitivity.result import Result
+from engram.tracking.announced import check_length
 from engram.tracking.epoch import Epoch, ended
 from engram.tracking.figures import leverage_figure, loss_figure, score_figure
 from engram.tracking.followed import Followed, given_followed
 from engram.tracking.history import History, Record
 from engram.tracking.indexed import Indexed
+from engram.tracking.open_step import OpenStep
 from engram.tracking.page import training_page
 from engram.tracking.sampling import Sampling, sampled_sensitivities
 from engram.tracking.saving import check_state, read_state, write_state
@@ -114,6 +116,7 @@ class Tracker:
             self.followed = Followed(model, optimizer, data, self.likelihood, follow, reduction)
         streamed = (model, optimizer, data, self.likelihood, self.source, reduction)
         self.stream = Stream(*streamed, self.followed)
+        self.steps = OpenStep()
         self.history = History(folder)
         self.listeners: list[Callable[[Record, Tensor], None]] = []
         self.last_epoch: Epoch | None = None
@@ -133,11 +136,13 @@ class Tracker:
         """Estimate now, over all data, and add it to the history; None where it is not finite.
 
         Args:
-            step: epoch or iteration; counted from 0 if not given.
+            step: epoch or iteration, never an earlier one; if not given, counted from 0.
             samples: as for the tracker, for this update.
             settings: further arguments of :func:`engram.sensitivities`.
         """
-        number = len(self.history) if step is None else step
+        self.steps.check("an update")
+        number = self.history.number(step)
+        check_length(self.stream.batches)
         chosen: dict[str, Any] = {"estimator": self.estimator, "progress": False} | settings
         sampling = self.sampling
         if samples is not None:
@@ -153,8 +158,8 @@ class Tracker:
             self._add(Record(number, math.nan, math.nan), nothing, nothing)
             return None
         record = Record.of_result(number, result, self._validation_loss())
-        self._add(record, result.score, result.loss)
         self._latest = result
+        self._add(record, result.score, result.loss)
         return result
 
     @contextmanager
@@ -195,10 +200,11 @@ class Tracker:
             (2, 40)
         """
         check_streamable(self.optimizer, self.estimator, self.sampling.samples)
-        with self.stream.step(indices, targets, scale):
+        number = self.history.number(epoch)
+        with self.steps.during(self.stream.step(indices, targets, scale)):
             yield
         if self.stream.epoch.all_seen:
-            self._record_epoch(len(self.history) if epoch is None else epoch)
+            self._record_epoch(number)
 
     def follow(
         self, indices: Indices = None, targets: Tensor | None = None, scale: float = 1.0
@@ -207,7 +213,8 @@ class Tracker:
 
         The twin takes the step as well. :meth:`step` does the same and streams; arguments as there.
         """
-        return given_followed(self.followed).step(indices, targets, scale)
+        inside = given_followed(self.followed).step(indices, targets, scale)
+        return self.steps.during(inside)
 
     def finish_epoch(self, step: int | None = None) -> Record:
         """Add the streamed epoch to the history, also where not every example was visited.
@@ -215,19 +222,40 @@ class Tracker:
         After an epoch that ended by itself, its record comes back, with ``step`` as its step. Where
         others were told of it, as TensorBoard is, that has to be ``epoch`` of :meth:`step`.
         """
+        self.steps.check("the end of an epoch")
         if self.stream.epoch.seen:
-            return self._record_epoch(len(self.history) if step is None else step)
+            return self._record_epoch(self.history.number(step))
         done = ended(self._epoch_record, step, bool(self.listeners))
         if step is None or step == done.step:
             return done
         self._epoch_record = self.history.replace_step(done, step)
         return self._epoch_record
 
+    def leave_step(self) -> None:
+        """Forget a step that was begun and does not end; nothing of it stays on the model."""
+        self.steps.leave()
+
+    def close(self) -> None:
+        """Take everything off the model and the optimizer; history and reports stay.
+
+        A tracker is closed by itself at the end of ``with Tracker(...) as tracker:``.
+        """
+        self.steps.close()
+        if self.followed is not None:
+            self.followed.twin.close()
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def _record_epoch(self, number: int) -> Record:
-        done = self.last_epoch = self._latest = self.stream.finish()
+        done = self.stream.epoch
         losses = (done.train_nll, done.loo_nll, self._validation_loss())
         record = Record(number, *losses, streamed=True)
         self._epoch_record = self._add(record, done.score, done.loss)
+        self.last_epoch = self._latest = self.stream.finish()
         return self._epoch_record
 
     def _add(self, record: Record, scores: Tensor, losses: Tensor) -> Record:

@@ -64,14 +64,18 @@ class Twin:
             self.leader.register_step_pre_hook(lambda *_: _alive(own)._before_step()),
             self.leader.register_step_post_hook(lambda *_: _alive(own)._after_step()),
         )
-        for hook in hooks:
-            weakref.finalize(self, hook.remove)
+        self._hooks = [weakref.finalize(self, hook.remove) for hook in hooks]
 
     @property
     def weights(self) -> Named:
         """The twin's weights under the names of the model's."""
         names = {id(p): name for name, p in self.model.named_parameters()}
         return {names[id(p)]: own for p, own in self._pairs() if id(p) in names}
+
+    def close(self) -> None:
+        """Take no more steps; the optimizer is as it was before the twin."""
+        for remove in self._hooks:
+            remove()
 
     def begin(self) -> None:
         """Before a backward pass: where the leader's gradients are gone, so are the twin's."""

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
+from engram.arguments import positive
 from engram.engine.watch import Watch
 from engram.errors import ArgumentError, DataError, LikelihoodError
 from engram.likelihoods import Likelihood
@@ -71,6 +73,19 @@ def check_indices(indices: Indices, num_data: int) -> Tensor:
             "draw batches without replacement; a later step may visit an example again",
         )
     return found.long()
+
+
+def loss_factor(optimizer: Optimizer, scale: float, reduction: str, count: int) -> float:
+    """The user's loss over the sum of the likelihood's: minus it where the optimizer maximises."""
+    factor = positive("scale", scale, "pass the factor on the loss before backward, such as 1/4")
+    signs = {-1.0 if group.get("maximize") else 1.0 for group in optimizer.param_groups}
+    if len(signs) > 1:
+        raise ArgumentError(
+            "an optimizer that minimises or maximises",
+            "one with maximize=True in some groups only",
+            "set it for all groups, or for none",
+        )
+    return signs.pop() * (factor / count if reduction == "mean" else factor)
 
 
 def visit(

@@ -1,0 +1,145 @@
+"""Whether the batch of a step holds the examples that its indices announce, in their order.
+
+Rows are compared by an exact hash of their bits. Where the training changes its inputs on the way
+(augmentation, normalisation) no row is found anywhere, and nothing can be said; where rows are
+other examples of the data, indices and batch do not belong together.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engram.batches import Batches
+from engram.engine.nested import tensors
+from engram.engine.randomness import RandomState
+from engram.engine.witness import Witness
+from engram.errors import DataError
+
+CHECKED_EVERY = 50  # steps, where looking means to read the examples from a dataset once more
+LARGEST_WIDTH = 512  # entries of a row that are looked at, spread over it
+TABLE_ROWS = 4096  # at a time, while all rows are hashed
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Announced:
+    """The data behind the indices of streamed steps.
+
+    Args:
+        batches: of the data that indices refer to.
+    """
+
+    def __init__(self, batches: Batches) -> None:
+        self.batches = batches
+        self._hashed: Tensor | None = None  # of every row, where the data is in memory
+
+    def targets(self, seen: Witness, chosen: Tensor, given: Tensor | None, step: int) -> Tensor:
+        """The targets of a step, after a look at its inputs.
+
+        Args:
+            seen: the model's call.
+            chosen: the indices.
+            given: targets of the user's, or None for the data's.
+            step: its number; a dataset is read again at some steps only.
+        """
+        if given is not None and not self.batches.table and step % CHECKED_EVERY:
+            return given
+        with nullcontext() if self.batches.table else draws_restored():
+            own = self.batches.take(chosen)
+        names = sorted(own.inputs) if isinstance(own.inputs, Mapping) else None
+        self._check(chosen, seen, _rows(own.inputs, names, len(chosen)), names)
+        return own.targets if given is None else given
+
+    def _check(
+        self, chosen: Tensor, call: Witness, own: Sequence[Tensor], names: Sequence[str] | None
+    ) -> None:
+        if names is not None and (call.args or not set(names) <= set(call.kwargs)):
+            return
+        seen = _rows(call.args if names is None else call.kwargs, names, len(chosen))
+        if not seen or [part.shape[1] for part in seen] != [part.shape[1] for part in own]:
+            return
+        found = _hashes(seen, seen)
+        others = (found != _hashes(own, seen)).nonzero()[:, 0]
+        if not len(others):
+            return
+        known, numbers = _hashes(own, seen), chosen
+        if self.batches.table:
+            known, numbers = self._all(seen, names), torch.arange(self.batches.num_data)
+        places = _places(found[others], known, numbers)
+        if (places < 0).any():
+            return
+        first = int(others[0])
+        raise DataError(
+            "indices and a batch that belong together: row by row the examples that the indices "
+            f"name, such as example {int(chosen[first])} in row {first}",
+            f"example {int(places[0])} there, and {len(others)} of {len(chosen)} rows in all that "
+            "are other examples of the data",
+            "give the positions in the order of the batch; let the loader give them, for instance "
+            "DataLoader(tracker.indexed(dataset), ...)",
+        )
+
+    def _all(self, like: Sequence[Tensor], names: Sequence[str] | None) -> Tensor:
+        if self._hashed is None:
+            every = torch.arange(self.batches.num_data).split(TABLE_ROWS)
+            parts = [_rows(self.batches.take(rows).inputs, names, len(rows)) for rows in every]
+            self._hashed = torch.cat([_hashes(part, like) for part in parts])
+        return self._hashed
+
+
+def _places(wanted: Tensor, known: Tensor, numbers: Tensor) -> Tensor:
+    """Which examples have these hashes; -1 for none."""
+    ordered, order = known.sort()
+    place = torch.searchsorted(ordered, wanted).clamp(max=len(ordered) - 1)
+    return torch.where(ordered[place] == wanted, numbers[order[place]], -1)
+
+
+def check_length(batches: Batches) -> None:
+    """DataError where the data has grown or shrunk since."""
+    data: Any = getattr(batches.data, "dataset", batches.data)
+    found = min(len(t) for t in tensors(data)) if batches.table else len(data)
+    if found != batches.num_data:
+        raise DataError(
+            f"the {batches.num_data:,} examples that the tracker was made with",
+            f"data of {found:,} now",
+            "make a new tracker for other data",
+        )
+
+
+@contextmanager
+def draws_restored() -> Iterator[None]:
+    """Reading an example may draw random numbers; afterwards as if nothing had been drawn."""
+    own, arrays = random.getstate(), np.random.get_state()
+    try:
+        with RandomState.now([]).again():
+            yield
+    finally:
+        random.setstate(own)
+        np.random.set_state(arrays)
+
+
+def _rows(inputs: Any, names: Sequence[str] | None, count: int) -> list[Tensor]:
+    """The tensors with one row an example, each [B, D], at most so many entries of a row."""
+    chosen = inputs if names is None else [inputs[name] for name in names]
+    found = [t.detach() for t in tensors(chosen) if t.dim() and len(t) == count]
+    flat = [t.reshape(len(t), -1) for t in found]
+    return [t[:, :: -(-t.shape[1] // LARGEST_WIDTH) or 1] for t in flat if t.shape[1]]
+
+
+def _hashes(parts: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
+    """One number a row, [B]: sums of bits times fixed random factors, modulo 2^64."""
+    total = torch.zeros(len(parts[0]), dtype=torch.int64)
+    generator = torch.Generator().manual_seed(0)
+    for part, other in zip(parts, like, strict=True):
+        if part.is_floating_point() and other.is_floating_point():
+            part = part.to(other.dtype)
+        bits = part.contiguous().view(BITS[part.element_size()]).cpu().to(torch.int64)
+        low, high = -(2**62), 2**62
+        factors = torch.randint(low, high, (bits.shape[1],), generator=generator) * 2 + 1
+        total += (bits * factors).sum(1)
+    return total
