@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from engram.errors import NonFiniteError
+from engram.errors import ArgumentError, EngineError, NonFiniteError
 from engram.precision import wide
 
 Named = dict[str, Tensor]
@@ -52,8 +53,33 @@ def inner(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
     return float(sum((wide(left[name]) * wide(right[name])).sum() for name in left))
 
 
+def check_module(model: nn.Module) -> None:
+    """Raise unless it is a module with real weights in memory."""
+    if not isinstance(model, nn.Module):
+        got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise ArgumentError("a model that is a torch.nn.Module", got, "pass the model itself")
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise EngineError(
+                "a model whose layers know their sizes",
+                f"{name!r} of a lazy layer that has not seen data",
+                "run the model on one batch before, and train it",
+            )
+        if parameter.is_meta:
+            raise EngineError(
+                "a model with its weights in memory",
+                f"{name!r} on the meta device",
+                "load the weights onto a device",
+            )
+        if parameter.is_complex():
+            raise EngineError(
+                "real parameters", f"complex numbers in {name!r}", "split them in two"
+            )
+
+
 def check_finite_weights(model: nn.Module) -> None:
     """NonFiniteError if a weight is NaN or infinite."""
+    check_module(model)
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
             raise NonFiniteError(

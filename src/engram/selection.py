@@ -53,12 +53,13 @@ def check_indices(indices: Sequence[int] | Tensor | None, num_data: int) -> Tens
         raise ArgumentError("indices as integers", "a mask", "pass mask.nonzero()[:, 0]")
     if chosen.numel() == 0:
         raise ArgumentError("at least one index", "none", "name the examples to leave out")
-    if chosen.dim() != 1 or chosen.is_floating_point():
+    if chosen.dim() != 1 or chosen.is_floating_point() or chosen.is_complex():
         raise ArgumentError(
             "a list of integer indices",
             f"{chosen.dtype} of shape {tuple(chosen.shape)}",
             "check it",
         )
+    chosen = chosen.long()  # torch compares no large unsigned numbers
     outside = (chosen < 0) | (chosen >= num_data)
     if outside.any():
         raise ArgumentError(
@@ -73,4 +74,4 @@ def check_indices(indices: Sequence[int] | Tensor | None, num_data: int) -> Tens
             f"{int(values[counts > 1][0])} repeated",
             "name each example once; weights, where there are any, take out more or less of it",
         )
-    return chosen.long()
+    return chosen

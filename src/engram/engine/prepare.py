@@ -156,11 +156,6 @@ def _prepare(model: nn.Module, batches: Batches) -> Engine:
 
 def _check_kinds(model: nn.Module) -> None:
     """What cannot be handled whatever the data: found before the model is run."""
-    for name, parameter in model.named_parameters():
-        if parameter.is_complex():
-            raise EngineError(
-                "real parameters", f"complex numbers in {name!r}", "split them in two"
-            )
     for name, module in model.named_modules():
         if getattr(module, "max_norm", None) is not None:
             raise EngineError(

@@ -18,7 +18,7 @@ from engram.engine.prepare import Engine, device_of, prepare, undisturbed
 from engram.errors import NonFiniteError
 from engram.inputs import tensors_of
 from engram.likelihoods import Likelihood, resolve
-from engram.parameters import Named, uncompiled
+from engram.parameters import Named, check_module, uncompiled
 
 LARGEST_BATCH = 256
 MEMORY_SHARE = 0.25
@@ -170,6 +170,7 @@ def session(
     """Open the model for passes; it is as before when this ends, also after an exception."""
     if batch_size is not None:
         batch_size = whole("batch_size", batch_size, remedy="leave it out")
+    check_module(model)
     chosen, model = resolve(likelihood), uncompiled(model)
     batches = Batches(data, batch_size or 1)
     with undisturbed(model):

@@ -19,7 +19,7 @@ from engram.engine.prepare import device_of
 from engram.engine.session import Observed, available_bytes, session
 from engram.errors import ArgumentError, PosteriorError
 from engram.likelihoods import Likelihood
-from engram.parameters import Layout, Named, trainable
+from engram.parameters import Layout, Named, check_module, trainable
 from engram.posteriors.affordable import (
     SMALLEST_SHARE,
     affordable_directions,
@@ -83,6 +83,7 @@ def laplace(
         >>> laplace(model, data, structure="diagonal", prior_precision=2.0)
         Posterior(diagonal, 8 parameters, N=20, prior_precision=2)
     """
+    check_module(model)
     prior_precision = check_prior_precision(prior_precision)
     if curvature is not None:
         check_curvature(curvature)

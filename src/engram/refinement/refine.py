@@ -26,7 +26,7 @@ from engram.retraining.prior import Prior
 from engram.retraining.retrain import Train, retrain
 from engram.selection import check_group
 from engram.sensitivity.estimators import displaced
-from engram.sensitivity.result import OBTAINED, Result
+from engram.sensitivity.result import OBTAINED, Result, check_result
 
 TOP_SHARE = 0.05  # of the examples, by score, that are refined with the flagged ones
 FEWEST_TOP = 20
@@ -179,10 +179,7 @@ def _default_choice(result: Result) -> Tensor:
 
 def _check_result(result: Result, opened: Session) -> None:
     """The result must be about this model on this data, example by example."""
-    if not isinstance(result, Result):
-        raise ArgumentError(
-            "a result of engram.sensitivities", type(result).__name__, "pass the result itself"
-        )
+    check_result(result)
     batches = opened.batches
     in_order = torch.equal(result.indices, torch.arange(batches.num_data))
     if result.num_data != batches.num_data or not in_order:

@@ -28,6 +28,7 @@ from engram.retraining.returned import (
     trained_model,
 )
 from engram.retraining.run_folder import Part
+from engram.retraining.running import running_on
 from engram.retraining.surroundings import kept_surroundings
 from engram.retraining.task import NOTHING, Task
 from engram.retraining.watched import Watched
@@ -120,7 +121,7 @@ class FunctionWorker:
         """Outputs of a model on all or some examples, in eval mode."""
         batches = Batches(data, 256)
         source = batches if members is None else batches.subset(members)
-        with undisturbed(trained), torch.no_grad():
+        with undisturbed(trained), torch.no_grad(), running_on("the data"):
             rows = [call(trained, b.to(device_of(trained)).inputs).cpu() for b in source]
         outputs = torch.cat(rows)
         if not torch.isfinite(outputs).all():

@@ -19,7 +19,14 @@ from engram.retraining.hessian_at import HessianAt
 from engram.retraining.in_single import in_single
 from engram.retraining.layer_hessians import sharpened
 from engram.retraining.quasi_newton import Objective, begin, minimise
-from engram.retraining.recipe import Recipe, Report, Trained, check_positive, wanted_norms
+from engram.retraining.recipe import (
+    Recipe,
+    Report,
+    Trained,
+    check_counts,
+    check_positive,
+    wanted_norms,
+)
 from engram.retraining.secants import Apply, Base, OwnPairs
 from engram.retraining.shared_inverse import WIDTH, SharedInverse
 from engram.retraining.stack import Stack
@@ -57,7 +64,8 @@ class Newton(Recipe):
     converges = True
 
     def __post_init__(self) -> None:
-        check_positive(self, tolerance=self.tolerance, iterations=self.iterations)
+        check_positive(self, tolerance=self.tolerance)
+        check_counts(self, iterations=self.iterations, history=self.history)
 
     def bind(
         self, model: nn.Module, data: Data, likelihood: Likelihood, prior: float, progress: bool

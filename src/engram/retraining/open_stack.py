@@ -12,6 +12,7 @@ from engram.inputs import tensors_of
 from engram.likelihoods import Likelihood
 from engram.parameters import Layout, Named, check_finite_weights, trainable
 from engram.retraining.prior import Prior, prior_entries
+from engram.retraining.running import running_on
 from engram.retraining.stack import Stack
 
 
@@ -40,7 +41,8 @@ def open_stack(
     start = layout.flatten(parameters).clone()
     prior = prior_entries(prior_precision, layout, start)
     plain = Stack(model, batch, batch.targets, likelihood, prior, layout, start, 1, False)
-    size = _bytes_per_example(plain)
+    with running_on("the data"):
+        size = _bytes_per_example(plain)
     sized = Stack(model, batch, batch.targets, likelihood, prior, layout, start, size, False)
     targets = _prepared_targets(sized)
     vectorised = _can_vectorise(sized)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from engram.arguments import positive
+from engram.arguments import positive, whole
 from engram.batches import Data
 from engram.likelihoods import Likelihood
 from engram.precision import wide
@@ -58,10 +58,17 @@ class Recipe(ABC):
         """Train all copies from ``start`` [C, P]."""
 
 
-def check_positive(recipe: object, **values: float | None) -> None:
+def check_positive(recipe: object, **values: float) -> None:
+    """Numbers above 0; as Python's own in the recipe."""
     for name, value in values.items():
-        if value is not None:
-            positive(name, value, f"check {recipe!r}")
+        object.__setattr__(recipe, name, positive(name, value, f"check {recipe!r}"))
+
+
+def check_counts(recipe: object, **values: int | None) -> None:
+    """Whole numbers from 1 on, as Python's own in the recipe; no batch size says all."""
+    for name, value in values.items():
+        if value is not None or name != "batch_size":
+            object.__setattr__(recipe, name, whole(name, value, 1, None, f"check {recipe!r}"))
 
 
 def wanted_norms(objective: Objective, start: Tensor, tolerance: float) -> Tensor:

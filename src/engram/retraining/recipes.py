@@ -11,11 +11,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engram.arguments import is_number, shown
+from engram.errors import ArgumentError
 from engram.precision import wide
 from engram.retraining.descent import Plan, adam_update, descend, momentum_update
 from engram.retraining.newton import Newton
 from engram.retraining.quasi_newton import Objective, begin, minimise
-from engram.retraining.recipe import Recipe, Report, Trained, check_positive, wanted_norms
+from engram.retraining.recipe import (
+    Recipe,
+    Report,
+    Trained,
+    check_counts,
+    check_positive,
+    wanted_norms,
+)
 from engram.retraining.secants import IDENTITY, OwnPairs
 
 __all__ = ["LBFGS", "NAMED", "SGD", "Adam", "Newton", "Recipe"]
@@ -32,9 +41,9 @@ class SGD(Recipe):
     converges = False
 
     def __post_init__(self) -> None:
-        check_positive(
-            self, learning_rate=self.learning_rate, epochs=self.epochs, batch_size=self.batch_size
-        )
+        check_positive(self, learning_rate=self.learning_rate)
+        check_counts(self, epochs=self.epochs, batch_size=self.batch_size)
+        _check_share("momentum", self.momentum)
 
     def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
         plan = Plan(self.epochs, self.batch_size, self.learning_rate, seed)
@@ -60,9 +69,12 @@ class Adam(Recipe):
     converges = False
 
     def __post_init__(self) -> None:
-        check_positive(
-            self, learning_rate=self.learning_rate, epochs=self.epochs, batch_size=self.batch_size
-        )
+        check_positive(self, learning_rate=self.learning_rate, epsilon=self.epsilon)
+        check_counts(self, epochs=self.epochs, batch_size=self.batch_size)
+        if not isinstance(self.betas, tuple | list) or len(self.betas) != 2:
+            raise ArgumentError("two betas", shown(self.betas), "use betas=(0.9, 0.999)")
+        for beta in self.betas:
+            _check_share("beta", beta)
 
     def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
         plan = Plan(self.epochs, self.batch_size, self.learning_rate, seed)
@@ -87,7 +99,8 @@ class LBFGS(Recipe):
     converges = True
 
     def __post_init__(self) -> None:
-        check_positive(self, tolerance=self.tolerance, iterations=self.iterations)
+        check_positive(self, tolerance=self.tolerance)
+        check_counts(self, iterations=self.iterations, history=self.history)
 
     def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
         wanted = wanted_norms(objective, start, self.tolerance)
@@ -95,6 +108,11 @@ class LBFGS(Recipe):
         state = begin(objective, start)
         minimise(objective, state, wanted, self.iterations, own, IDENTITY, report)
         return Trained(state.flat, state.norm, wanted, state.evaluations)
+
+
+def _check_share(name: str, value: float) -> None:
+    if not is_number(value) or not 0 <= value < 1:
+        raise ArgumentError(f"a {name} from 0 to below 1", shown(value), f"use {name}=0.9")
 
 
 def _fixed_time(objective: Objective, flat: Tensor, epochs: int) -> Trained:

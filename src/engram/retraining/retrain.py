@@ -14,9 +14,9 @@ from tqdm.auto import tqdm
 from engram.arguments import seed_number, whole
 from engram.batches import Batch, Batches, Data
 from engram.engine.prepare import device_of, undisturbed
-from engram.errors import ArgumentError
+from engram.errors import ArgumentError, NonFiniteError
 from engram.likelihoods import Likelihood, resolve
-from engram.parameters import trainable
+from engram.parameters import check_module, trainable
 from engram.retraining import fingerprints
 from engram.retraining.assembly import assemble
 from engram.retraining.function_worker import FunctionWorker
@@ -27,8 +27,9 @@ from engram.retraining.ranks import Ranks, wait_until_done
 from engram.retraining.recipe import Recipe, Report
 from engram.retraining.recipe_worker import RecipeWorker
 from engram.retraining.recipes import NAMED
-from engram.retraining.returned import private_copy
-from engram.retraining.run_folder import RunFolder
+from engram.retraining.returned import check_arguments, private_copy
+from engram.retraining.run_folder import RunFolder, check_folder
+from engram.retraining.running import running_on
 from engram.retraining.selection import Indices, Selection, select
 from engram.retraining.stack import Stack
 from engram.retraining.surroundings import kept_surroundings
@@ -106,6 +107,7 @@ def retrain(
                 [1.3333],
                 [0.0000]], dtype=torch.float64)
     """
+    check_module(model)
     chosen = resolve(likelihood)
     delta = check_prior(prior_precision, list(trainable(model)))
     ways = _resolve_train(train)
@@ -113,6 +115,7 @@ def retrain(
     seed = seed_number(seed)
     ranks = Ranks.from_environment()
     ranks.check_folder(folder)
+    check_folder(folder)
     with kept_surroundings():
         selection = select(Batches(data, 256), indices, groups, classes)
         task = Task(selection, chosen, evaluate_on, refits, keep_models, seed)
@@ -192,15 +195,21 @@ def _evaluation(stack: Stack, task: Task) -> tuple[Batch, Tensor] | None:
         return None
     batches = Batches(task.evaluate_on, 1)
     batch = batches.take(torch.arange(batches.num_data)).to(device_of(stack.model))
-    with torch.no_grad():
+    with torch.no_grad(), running_on("evaluate_on"):
         rows = [stack.outputs(stack.start[None], part)[0] for part in stack.parts(batch, 1)]
-    return batch, task.likelihood.prepare(torch.cat(rows), batch.targets)
+    outputs = torch.cat(rows)
+    if not torch.isfinite(outputs).all():
+        raise NonFiniteError("finite outputs", "NaN or infinity on evaluate_on", "clean the data")
+    return batch, task.likelihood.prepare(outputs, batch.targets)
 
 
 def _resolve_train(train: Train) -> Recipe | Function:
     if isinstance(train, str) and train in NAMED:
         return NAMED[train]()
-    if isinstance(train, Recipe) or (callable(train) and not isinstance(train, type)):
+    if isinstance(train, Recipe):
+        return train
+    if callable(train) and not isinstance(train, type):
+        check_arguments(train, "fit(model, data)")
         return train
     raise ArgumentError(
         f"train to be one of {', '.join(NAMED)}, a recipe, or a function fit(model, data)",

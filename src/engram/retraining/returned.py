@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import copy
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engram.errors import TrainingError
+from engram.errors import ArgumentError, TrainingError
+
+
+def check_arguments(function: Callable[..., Any], form: str) -> None:
+    """Raise where a function cannot be called with two arguments, as ``form`` shows."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # written in C
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise ArgumentError(
+            f"a training function {form}", f"one with {signature}: {error}", "take both arguments"
+        ) from error
 
 
 def private_copy(model: nn.Module) -> nn.Module:

@@ -17,7 +17,8 @@ from typing import Any
 
 from torch import Tensor
 
-from engram.errors import FormatError, RunFolderError, StorageError
+from engram.arguments import shown
+from engram.errors import ArgumentError, FormatError, RunFolderError, StorageError
 from engram.identity.digests import joined, of_tensors
 from engram.storage.files import remove_stale
 from engram.storage.folder import read_folder, write_folder
@@ -30,6 +31,13 @@ MANIFEST = "manifest"
 NEEDED = {"refits": {"baseline", "refit_outputs"}, "copies": {"number", "outputs_without"}}
 NAME = re.compile(rf"({'|'.join(NEEDED)})-[0-9a-f]{{32}}\.safetensors")
 Part = dict[str, Tensor]
+
+
+def check_folder(folder: Any) -> None:
+    """Raise unless it can be the name of a folder, or None."""
+    named = isinstance(folder, str | Path) and folder != "" and "\0" not in str(folder)
+    if folder is not None and not named:
+        raise ArgumentError("the name of a folder", shown(folder), 'use folder="run"')
 
 
 class RunFolder:

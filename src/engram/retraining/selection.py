@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
+from engram.arguments import shown, whole
 from engram.batches import Batches
 from engram.errors import ArgumentError
 from engram.selection import check_indices
@@ -64,33 +66,42 @@ def select(
 
 
 def _groups(groups: Mapping[str, Indices] | Sequence[Indices], num_data: int) -> Selection:
-    named = (
-        {str(name): chosen for name, chosen in groups.items()}
-        if isinstance(groups, Mapping)
-        else {str(number): chosen for number, chosen in enumerate(groups)}
-    )
-    if not named:
+    named = groups if isinstance(groups, Mapping) else dict(enumerate(_as_list(groups, "groups")))
+    labels = tuple(str(name) for name in named)
+    if not labels:
         raise ArgumentError("at least one group", "none", "give a list of lists of indices")
+    if len(set(labels)) != len(labels):
+        twice = next(label for label in labels if labels.count(label) > 1)
+        raise ArgumentError("groups with different names", f"{twice!r} twice", "rename one of them")
     members = tuple(check_indices(chosen, num_data) for chosen in named.values())
-    _check_some_remain(named, members, num_data)
-    return Selection("groups", tuple(named), members)
+    _check_some_remain(labels, members, num_data)
+    return Selection("groups", labels, members)
 
 
 def _classes(classes: bool | Sequence[int], batches: Batches) -> Selection:
     numbers = class_numbers(batches)
     present = numbers.unique().tolist()
-    chosen = present if classes is True else [int(c) for c in classes]  # type: ignore[union-attr]
+    asked = present if classes is True else _as_list(classes, "classes")
+    chosen = [whole("number of a class", label, low=min(present)) for label in asked]
     missing = [label for label in chosen if label not in present]
-    if missing or not chosen:
+    if missing or not chosen or len(set(chosen)) != len(chosen):
         raise ArgumentError(
             f"classes among {', '.join(map(str, present))}",
-            str(missing[0]) if missing else "none",
+            str(missing[0]) if missing else f"{chosen}" if chosen else "none",
             "classes=True leaves out each class in turn",
         )
     members = tuple((numbers == label).nonzero()[:, 0] for label in chosen)
     labels = tuple(str(label) for label in chosen)
     _check_some_remain(labels, members, batches.num_data)
     return Selection("classes", labels, members)
+
+
+def _as_list(values: Any, name: str) -> list[Any]:
+    if isinstance(values, Tensor) and values.dim():
+        return list(values.tolist())
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise ArgumentError(f"a list of {name}", shown(values), f"give {name} in a list")
+    return list(values)
 
 
 def _check_some_remain(

@@ -16,7 +16,7 @@ from engram.retraining.agreement import agreement
 from engram.retraining.prior import Prior
 from engram.retraining.retrain import Train, retrain
 from engram.retraining.verification import Verification
-from engram.sensitivity.result import Result
+from engram.sensitivity.result import Result, check_result
 
 OUTER = 0.1  # share of the ranking that counts as its top, and as its bottom
 SMALLEST_SAMPLE = 3
@@ -71,6 +71,7 @@ def verify(
         >>> check.score.pearson.value, check.score.slope.value
         (1.0, 1.0)
     """
+    check_result(result)
     num_data = Batches(data, 1).num_data
     result.check_data(num_data, resolve(likelihood))
     _check_sample(sample, num_data)

@@ -190,3 +190,11 @@ def load(folder: str | Path) -> Result:
     values = read_fields(Result, content, "result.json")
     check_saved(values)
     return Result(**values)
+
+
+def check_result(value: Any) -> None:
+    """Raise unless a value is a result."""
+    if not isinstance(value, Result):
+        raise ArgumentError(
+            "a result of engram.sensitivities", type(value).__name__, "pass the result itself"
+        )

@@ -25,17 +25,19 @@ from engram.arguments import shown
 from engram.batches import Batches, Data
 from engram.errors import ArgumentError, NonFiniteError, TrainingError
 from engram.likelihoods import Likelihood, resolve
-from engram.parameters import trainable
+from engram.parameters import check_module, trainable
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.laplace import STRUCTURES, laplace
 from engram.posteriors.optimizers import posterior_of
 from engram.retraining.fingerprints import is_steady
 from engram.retraining.returned import (
+    check_arguments,
     check_same_parameters,
     has_moved,
     private_copy,
     trained_model,
 )
+from engram.retraining.running import running_on
 from engram.retraining.surroundings import kept_surroundings
 from engram.retraining.watched import Watched
 from engram.sensitivity.examples import sensitivities
@@ -145,7 +147,9 @@ def tune(
         ...      posterior="full", estimator="corrected")
         Tuning(prior_precision=10, estimate ... nats, 5 trials)
     """
+    check_module(model)
     grid = _checked_grid(prior_precisions, posterior)
+    _check_train(train)
     chosen = resolve(likelihood)
     learner = private_copy(model)
     trials: list[Trial] = []
@@ -178,6 +182,16 @@ def tune(
             "lower the learning rate in train, or check the data",
         )
     return Tuning(tuple(trials), *best)
+
+
+def _check_train(train: Train) -> None:
+    if not callable(train) or isinstance(train, type):
+        raise ArgumentError(
+            "a training function train(model, prior_precision)",
+            shown(train),
+            "pass the function that trains the model",
+        )
+    check_arguments(train, "train(model, prior_precision)")
 
 
 def _check_moved(unmoved: int, count: int) -> None:
@@ -239,7 +253,12 @@ class _Fit:
             return Trial(self.prior_precision, math.nan, math.nan)
         held_out = math.nan
         if validation is not None:
-            held_out = mean_loss(self.model, validation, self.likelihood)
+            with running_on("validation"):
+                held_out = mean_loss(self.model, validation, self.likelihood)
+            if not math.isfinite(held_out):
+                raise NonFiniteError(
+                    "a finite loss on the validation data", f"{held_out}", "clean the data"
+                )
         level = str(result.verdict.level)
         return Trial(self.prior_precision, result.train_nll, result.loo_nll, held_out, level)
 

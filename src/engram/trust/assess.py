@@ -14,7 +14,7 @@ from engram.errors import ModelMismatchError
 from engram.likelihoods import Likelihood
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
-from engram.sensitivity.result import Result
+from engram.sensitivity.result import Result, check_result
 from engram.sensitivity.rules import PRIOR
 from engram.sensitivity.rules import signals as cheap_signals
 from engram.sensitivity.verdict import GOOD
@@ -78,6 +78,7 @@ def assess(
         'good'
     """
     rounds, seed = whole("number of rounds", rounds, remedy="use rounds=10"), seed_number(seed)
+    check_result(result)
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
     used = posterior.likelihood_or(likelihood)
