@@ -78,6 +78,10 @@ class Family(ABC):
         """A natural parameter of another prior of this kind, measured from this one's origin."""
         return natural
 
+    def around(self, observations: Observations, weights: Tensor) -> Family:
+        """The same family, its sums measured from a point where these data lose no digits."""
+        return self
+
     def fit(self, data: Any, weights: Sequence[float] | Tensor | None = None) -> FamilyPosterior:
         r"""The posterior, :math:`\lambda = \lambda_0 + \sum_j w_j \tilde\lambda_j`.
 
@@ -87,9 +91,10 @@ class Family(ABC):
         """
         observations = self.read(data)
         counted = check_weights(weights, len(observations[0]))
-        natural = equation.divided(self.prior(), self.likelihoods(observations), -counted)
-        check_proper(self, natural)
-        return FamilyPosterior(self, natural, observations, counted)
+        family = self.around(observations, counted)
+        natural = equation.divided(family.prior(), family.likelihoods(observations), -counted)
+        check_proper(family, natural)
+        return FamilyPosterior(family, natural, observations, counted)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ mixture of the components' Student densities.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -120,6 +120,11 @@ class GaussianMixture(Family):
 
     def read_new(self, data: Any) -> Observations:
         return self.component.read(data)
+
+    def around(self, observations: Observations, weights: Tensor) -> GaussianMixture:
+        component = self.component.around(observations[:1], weights)
+        assert isinstance(component, NormalInverseWishart)
+        return self if component is self.component else replace(self, component=component)
 
     def translated(self, natural: Named, source: Family) -> Named:
         assert isinstance(source, GaussianMixture)

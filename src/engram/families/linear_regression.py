@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engram import equation
 from engram.equation import WeightedSum
-from engram.errors import ArgumentError
+from engram.errors import ArgumentError, PosteriorError
 from engram.families.base import Family, Observations, check_cavities, improper
 from engram.families.densities import normal_log_density
 from engram.families.reading import (
@@ -30,6 +30,9 @@ from engram.families.reading import (
     read_vectors,
 )
 from engram.parameters import Named
+
+#: of the precision with a diagonal of ones; below it, sums of products have lost seven digits
+SMALLEST_PIVOT = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +81,18 @@ class LinearRegression(Family):
         }
 
     def check(self, natural: Mapping[str, Tensor]) -> None:
-        if int(torch.linalg.cholesky_ex(-2 * natural["quadratic"]).info) != 0:
+        precision = -2 * natural["quadratic"]
+        scale = precision.diagonal().clamp(min=0).sqrt()
+        if int(torch.linalg.cholesky_ex(precision).info) != 0 or not bool((scale > 0).all()):
             raise improper("a positive definite precision", "one that is not")
+        pivots, failed = torch.linalg.cholesky_ex(precision / torch.outer(scale, scale))
+        smallest = 0.0 if int(failed) else float(pivots.diagonal().min()) ** 2
+        if smallest < SMALLEST_PIVOT:
+            raise PosteriorError(
+                "inputs whose products keep their digits",
+                f"columns that are dependent but for {smallest:.1g} of their squares",
+                "centre and scale the inputs, or use a stronger prior",
+            )
 
     def standard(self, natural: Mapping[str, Tensor]) -> Named:
         precision = -2 * natural["quadratic"]

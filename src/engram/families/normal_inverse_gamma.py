@@ -4,17 +4,20 @@ r"""Numbers with an unknown mean and an unknown variance.
     y \sim N(\mu, \sigma^2)
 
 With :math:`T = (\mu/\sigma^2, -1/(2\sigma^2), -\mu^2/(2\sigma^2), -\tfrac12\log\sigma^2)`, both
-measured from the prior mean,
+measured from an origin,
 
 .. math:: \lambda = (\kappa m,\ 2b + \kappa m^2,\ \kappa,\ 2a + 3), \quad
     \tilde\lambda = (y, y^2, 1, 1)
+
+The origin is the prior mean, or amid data that are far from it. Kept is :math:`\lambda` without the
+prior's :math:`(\kappa_0 m_0, \kappa_0 m_0^2)`, whose size would hide the spread of such data.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,7 +27,9 @@ from engram import equation
 from engram.equation import WeightedSum
 from engram.families.base import Family, Observations, check_cavities, improper
 from engram.families.densities import student_log_density
+from engram.families.origin import origin_amid
 from engram.families.reading import read_number, read_numbers, read_positive
+from engram.families.scale_parts import SOME
 from engram.parameters import Named
 
 
@@ -33,11 +38,12 @@ class NormalInverseGamma(Family):
     """Numbers, one per example.
 
     Args:
-        mean: m, also the origin that squares are taken from: choose it in the range of the data
-            when these are far from 0 compared with their spread.
+        mean: m.
         kappa: prior number of examples behind the mean.
         a: prior shape of the variance; half the number of examples behind it.
         b: prior scale of the variance.
+        origin: the number that squares are taken from; where not given the prior mean, or the mean
+            of the data where these are far from it compared with their spread.
 
     Example:
         >>> NormalInverseGamma(0.0, 1.0, 2.0, 1.0).fit([1.0, 3.0]).standard()["mean"]
@@ -48,12 +54,16 @@ class NormalInverseGamma(Family):
     kappa: float = 1.0
     a: float = 1.0
     b: float = 1.0
+    origin: float | None = None
 
     def __post_init__(self) -> None:
         read_number(self.mean, "mean")
         read_positive(self.kappa, "kappa")
         read_positive(self.a, "prior shape a")
         read_positive(self.b, "prior scale b")
+        origin = self.mean if self.origin is None else self.origin
+        read_number(origin, "origin")
+        object.__setattr__(self, "origin", float(origin))
 
     def read(self, data: Any) -> Observations:
         return (read_numbers(data, "numbers"),)
@@ -63,7 +73,7 @@ class NormalInverseGamma(Family):
         return {name: torch.tensor(v, dtype=torch.float64) for name, v in values.items()}
 
     def likelihoods(self, observations: Observations) -> dict[str, WeightedSum]:
-        centred = observations[0] - self.mean
+        centred = observations[0] - self._origin
         ones = equation.rows(torch.ones_like(centred))
         return {
             "sum": equation.rows(centred),
@@ -78,12 +88,20 @@ class NormalInverseGamma(Family):
             raise improper("positive kappa, a and b", f"kappa={kappa:.4g}, a={a:.4g}, b={b:.4g}")
 
     def standard(self, natural: Mapping[str, Tensor]) -> Named:
-        centre = natural["sum"] / natural["count"]
+        total, count, ahead = natural["sum"], natural["count"], self.mean - self._origin
+        number = count - self.kappa
+        some = number > SOME * count
+        safe = torch.where(some, number, 1.0)
+        own = natural["square"] - total**2 / safe
+        away = self.kappa * number / count * (total / safe - ahead) ** 2
+        # without examples, or with more taken out than put in, there is no mean of theirs
+        generic = natural["square"] + self.kappa * ahead**2
+        generic = generic - (self.kappa * ahead + total) ** 2 / count
         return {
-            "mean": self.mean + centre,
-            "kappa": natural["count"],
+            "mean": self._origin + (self.kappa * ahead + total) / count,
+            "kappa": count,
             "a": 0.5 * (natural["shape"] - 3),
-            "b": 0.5 * (natural["square"] - natural["sum"] * centre),
+            "b": 0.5 * torch.where(some, own + away, generic),
         }
 
     def log_partition(self, natural: Mapping[str, Tensor]) -> Tensor:
@@ -104,27 +122,41 @@ class NormalInverseGamma(Family):
         }
 
     def log_predictive(self, natural: Mapping[str, Tensor], observations: Observations) -> Tensor:
-        (numbers,) = observations
-        mean, kappa, a, b = self.standard(natural).values()
-        scale = b * (kappa + 1) / (a * kappa)
-        return student_log_density((numbers - mean) ** 2 / scale, scale.log(), 2 * a, 1)
+        none = torch.zeros(len(observations[0]), dtype=torch.float64)
+        return self.loo_log_predictive(natural, observations, none)
 
     def loo_log_predictive(
         self, natural: Mapping[str, Tensor], observations: Observations, weights: Tensor
     ) -> Tensor:
-        (numbers,) = observations
-        mean, kappa, a, b = self.standard(natural).values()
+        _, kappa, a, b = self.standard(natural).values()
+        ahead = self.kappa * (self.mean - self._origin)
+        centre = (ahead + natural["sum"]) / kappa
+        difference = (observations[0] - self._origin) - centre
         kappa_left, a_left = kappa - weights, a - 0.5 * weights
         gain = kappa / kappa_left
         # b as a downdate, not from the sums: those would cancel
-        b_left = b - 0.5 * weights * gain * (numbers - mean) ** 2
+        b_left = b - 0.5 * weights * gain * difference**2
         check_cavities((kappa_left > 0) & (a_left > 0) & (b_left > 0))
         scale = b_left * (kappa_left + 1) / (a_left * kappa_left)
-        quadratic = (gain * (numbers - mean)) ** 2 / scale
-        return student_log_density(quadratic, scale.log(), 2 * a_left, 1)
+        return student_log_density((gain * difference) ** 2 / scale, scale.log(), 2 * a_left, 1)
+
+    def around(self, observations: Observations, weights: Tensor) -> Family:
+        origin = torch.tensor([self._origin], dtype=torch.float64)
+        amid = origin_amid(observations[0][:, None], weights, origin)
+        return self if amid is origin else replace(self, origin=float(amid))
 
     def translated(self, natural: Named, source: Family) -> Named:
         assert isinstance(source, NormalInverseGamma)
-        shift, total, count = source.mean - self.mean, natural["sum"], natural["count"]
-        square = natural["square"] + 2 * shift * total + count * shift**2
-        return {**natural, "sum": total + count * shift, "square": square}
+        shift, total = source._origin - self._origin, natural["sum"]
+        number = natural["count"] - source.kappa
+        square = natural["square"] + 2 * shift * total + number * shift**2
+        theirs, ours = source.mean - self._origin, self.mean - self._origin
+        if source.kappa != self.kappa or theirs != ours:
+            total = total + source.kappa * theirs - self.kappa * ours
+            square = square + source.kappa * theirs**2 - self.kappa * ours**2
+        return {**natural, "sum": total + number * shift, "square": square}
+
+    @property
+    def _origin(self) -> float:
+        assert self.origin is not None
+        return self.origin

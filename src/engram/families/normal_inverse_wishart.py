@@ -4,17 +4,20 @@ r"""Vectors with an unknown mean and an unknown covariance.
     x \sim N(\mu, \Sigma)
 
 With :math:`T = (\Sigma^{-1}\mu, -\tfrac12\Sigma^{-1}, -\tfrac12\mu'\Sigma^{-1}\mu,
--\tfrac12\log|\Sigma|)`, measured from the prior mean, in D dimensions
+-\tfrac12\log|\Sigma|)`, measured from an origin, in D dimensions
 
 .. math:: \lambda = (\kappa m,\ \Psi + \kappa m m',\ \kappa,\ \nu + D + 2), \quad
     \tilde\lambda = (x, x x', 1, 1)
+
+The origin is the prior mean, or amid data that are far from it. Kept is :math:`\lambda` without the
+prior's :math:`(\kappa_0 m_0, \kappa_0 m_0 m_0')`, whose size would hide the spread of such data.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,8 +28,9 @@ from engram.equation import WeightedSum
 from engram.errors import ArgumentError
 from engram.families.base import Family, Observations, check_cavities, improper
 from engram.families.densities import student_log_density
-from engram.families.origin import translated_products
+from engram.families.origin import origin_amid, translated_products
 from engram.families.reading import read_covariance, read_positive, read_vector, read_vectors
+from engram.families.scale_parts import ScaleParts, scale_parts
 from engram.parameters import Named
 
 
@@ -37,11 +41,12 @@ class NormalInverseWishart(Family):
     Its methods take natural parameters with leading dimensions too, as a mixture has them.
 
     Args:
-        mean: m [D], also the origin that products are taken from: choose it in the range of the
-            data when these are far from 0 compared with their spread.
+        mean: m [D].
         kappa: prior number of examples behind the mean.
         dof: nu, above D - 1; prior number of examples behind the covariance.
         scale: Psi [D, D], or a number for its multiple of the identity.
+        origin: the point that products are taken from, [D]; where not given the prior mean, or the
+            mean of the data where these are far from it compared with their spread.
 
     Example:
         >>> posterior = NormalInverseWishart([0.0, 0.0]).fit([[1.0, 2.0], [3.0, 4.0]])
@@ -53,6 +58,7 @@ class NormalInverseWishart(Family):
     kappa: float = 1.0
     dof: float | None = None
     scale: float | Tensor = 1.0
+    origin: Sequence[float] | Tensor | None = None
 
     def __post_init__(self) -> None:
         mean = read_vector(self.mean, "mean")
@@ -64,8 +70,12 @@ class NormalInverseWishart(Family):
                 "choose a proper prior",
             )
         read_positive(self.kappa, "kappa")
+        origin = mean if self.origin is None else read_vector(self.origin, "origin")
+        if len(origin) != len(mean):
+            raise ArgumentError(f"an origin of {len(mean)} entries", str(len(origin)), "check it")
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "dof", dof)
+        object.__setattr__(self, "origin", origin)
         object.__setattr__(self, "scale", read_covariance(self.scale, "scale", len(mean)))
 
     @property
@@ -86,7 +96,7 @@ class NormalInverseWishart(Family):
         }
 
     def likelihoods(self, observations: Observations) -> dict[str, WeightedSum]:
-        centred = observations[0] - torch.as_tensor(self.mean)
+        centred = observations[0] - torch.as_tensor(self.origin)
         ones = equation.rows(torch.ones(len(centred), dtype=torch.float64))
         return {
             "sum": equation.rows(centred),
@@ -96,29 +106,29 @@ class NormalInverseWishart(Family):
         }
 
     def check(self, natural: Mapping[str, Tensor]) -> None:
-        _, kappa, dof, scale = self.standard(natural).values()
+        kappa, dof = natural["count"], natural["shape"] - self.size - 2
         if not ((kappa > 0).all() and (dof > self.size - 1).all()):
             raise improper(
                 f"positive kappa and dof above {self.size - 1}",
                 f"kappa={float(kappa.min()):.4g}, dof={float(dof.min()):.4g}",
             )
-        if (torch.linalg.cholesky_ex(scale).info != 0).any():
+        if (torch.linalg.cholesky_ex(self._parts(natural).base).info != 0).any():
             raise improper("a positive definite scale matrix", "one that is not")
 
     def standard(self, natural: Mapping[str, Tensor]) -> Named:
-        centre = natural["sum"] / natural["count"][..., None]
-        scale = natural["outer"] - natural["sum"][..., :, None] * centre[..., None, :]
+        parts = self._parts(natural)
         return {
-            "mean": torch.as_tensor(self.mean) + centre,
+            "mean": torch.as_tensor(self.origin) + parts.centre + parts.pulled,
             "kappa": natural["count"],
             "dof": natural["shape"] - self.size - 2,
-            "scale": 0.5 * (scale + scale.mT),
+            "scale": parts.scale,
         }
 
     def log_partition(self, natural: Mapping[str, Tensor]) -> Tensor:
-        _, kappa, dof, scale = self.standard(natural).values()
+        kappa, dof = natural["count"], natural["shape"] - self.size - 2
         gammas = 0.5 * dof * self.size * math.log(2) + torch.mvlgamma(0.5 * dof, self.size)
-        spread = 0.5 * (dof * torch.logdet(scale) + self.size * (kappa / (2 * math.pi)).log())
+        determinant = self._parts(natural).log_determinant()
+        spread = 0.5 * (dof * determinant + self.size * (kappa / (2 * math.pi)).log())
         return (gammas - spread).sum()
 
     def moments(self, natural: Mapping[str, Tensor]) -> Named:
@@ -147,18 +157,14 @@ class NormalInverseWishart(Family):
     ) -> Tensor:
         """A rank-one downdate of the scale for each example; leading dimensions give [..., N]."""
         (points,) = observations
-        mean, kappa, dof, scale = self.standard(natural).values()
-        factor = torch.linalg.cholesky(scale)
-        difference = points - mean[..., None, :]
-        whitened = torch.linalg.solve_triangular(factor, difference.mT, upper=False)
-        square = (whitened**2).sum(-2)
-        kappa, dof = kappa[..., None], dof[..., None]
+        square, log_determinant = self.whitened(natural, points)
+        kappa, dof = natural["count"][..., None], (natural["shape"] - self.size - 2)[..., None]
         kappa_left, dof_left = kappa - weights, dof - weights - self.size + 1
         gain = kappa / kappa_left
         kept = 1 - weights * gain * square
         check_cavities((kappa_left > 0) & (dof_left > 0) & (kept > 0))
         inflation = (kappa_left + 1) / (kappa_left * dof_left)
-        determinant = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)[..., None] + kept.log()
+        determinant = log_determinant[..., None] + kept.log()
         return student_log_density(
             gain**2 * square / kept / inflation,
             determinant + self.size * inflation.log(),
@@ -166,7 +172,25 @@ class NormalInverseWishart(Family):
             self.size,
         )
 
+    def around(self, observations: Observations, weights: Tensor) -> Family:
+        origin = origin_amid(observations[0], weights, torch.as_tensor(self.origin))
+        return self if origin is self.origin else replace(self, origin=origin)
+
     def translated(self, natural: Named, source: Family) -> Named:
         assert isinstance(source, NormalInverseWishart)
-        shift = torch.as_tensor(source.mean) - torch.as_tensor(self.mean)
-        return translated_products(natural, shift)
+        here, there = torch.as_tensor(self.origin), torch.as_tensor(source.origin)
+        moved = translated_products(natural, there - here, natural["count"] - source.kappa)
+        theirs, ours = torch.as_tensor(source.mean) - here, torch.as_tensor(self.mean) - here
+        if source.kappa == self.kappa and bool((theirs == ours).all()):
+            return moved
+        total = source.kappa * theirs - self.kappa * ours
+        outer = source.kappa * torch.outer(theirs, theirs) - self.kappa * torch.outer(ours, ours)
+        return {**moved, "sum": moved["sum"] + total, "outer": moved["outer"] + outer}
+
+    def whitened(self, natural: Mapping[str, Tensor], points: Tensor) -> tuple[Tensor, Tensor]:
+        r""":math:`(x - m)'\Psi^{-1}(x - m)` of every point, [..., N], and log |Psi|, [...]."""
+        return self._parts(natural).whitened(points - torch.as_tensor(self.origin))
+
+    def _parts(self, natural: Mapping[str, Tensor]) -> ScaleParts:
+        ahead = torch.as_tensor(self.mean) - torch.as_tensor(self.origin)
+        return scale_parts(natural, self.kappa, ahead)

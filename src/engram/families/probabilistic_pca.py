@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from engram import equation
 from engram.equation import WeightedSum
 from engram.errors import ArgumentError, PosteriorError
 from engram.families.base import Family, Observations, check_cavities
-from engram.families.origin import translated_products
+from engram.families.origin import origin_amid, translated_products
 from engram.families.reading import read_vector, read_vectors
 from engram.parameters import Named
 
@@ -48,7 +48,8 @@ class ProbabilisticPCA(Family):
         size: D.
         num_components: Q, below D.
         origin: the point that products are taken from, [D], or a number for all entries: choose it
-            in the range of the data when these are far from 0 compared with their spread.
+            in the range of the data; where these are far from it compared with their spread, their
+            mean is taken.
         progress: whether a bar is shown when leave-one-out takes longer.
 
     Example:
@@ -136,19 +137,19 @@ class ProbabilisticPCA(Family):
 
     def log_predictive(self, natural: Mapping[str, Tensor], observations: Observations) -> Tensor:
         (points,) = observations
-        mean, covariance = self._covariance(natural)
-        values, vectors = torch.linalg.eigh(covariance)
-        return self._log_density(points - mean, values, vectors.expand(len(points), -1, -1))
+        values, vectors = torch.linalg.eigh(self._covariance(natural)[1])
+        return self._log_density(
+            self._from_mean(natural, points), values, vectors.expand(len(points), -1, -1)
+        )
 
     def loo_log_predictive(
         self, natural: Mapping[str, Tensor], observations: Observations, weights: Tensor
     ) -> Tensor:
         (points,) = observations
-        mean, covariance = self._covariance(natural)
-        count = natural["count"]
+        covariance, count = self._covariance(natural)[1], natural["count"]
         left = count - weights
         check_cavities(left > 1e-9)
-        difference = points - mean
+        difference = self._from_mean(natural, points)
         parts = []
         chunks = range(0, len(points), max(1, CHUNK_ENTRIES // self.size**2))
         for start in tqdm(
@@ -164,6 +165,10 @@ class ProbabilisticPCA(Family):
             parts.append(self._log_density(gain[:, 0] * own, values, vectors))
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
+    def around(self, observations: Observations, weights: Tensor) -> Family:
+        origin = origin_amid(observations[0], weights, torch.as_tensor(self.origin))
+        return self if origin is self.origin else replace(self, origin=origin)
+
     def translated(self, natural: Named, source: Family) -> Named:
         assert isinstance(source, ProbabilisticPCA)
         if source.num_components != self.num_components:
@@ -173,13 +178,17 @@ class ProbabilisticPCA(Family):
                 "compare models of one size",
             )
         shift = torch.as_tensor(source.origin) - torch.as_tensor(self.origin)
-        return translated_products(natural, shift)
+        return translated_products(natural, shift, natural["count"])
 
     def _covariance(self, natural: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean and covariance of the examples, divided by their number."""
         centre = natural["sum"] / natural["count"]
         covariance = natural["outer"] / natural["count"] - centre[:, None] * centre[None, :]
         return torch.as_tensor(self.origin) + centre, covariance
+
+    def _from_mean(self, natural: Mapping[str, Tensor], points: Tensor) -> Tensor:
+        """Points minus the mean, which by itself has no digits to spare far from 0."""
+        return (points - torch.as_tensor(self.origin)) - natural["sum"] / natural["count"]
 
     def _log_density(self, difference: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
         """log N(x; mu, W W' + noise) in the eigenbasis of the covariance, [M]."""

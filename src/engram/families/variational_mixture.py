@@ -11,7 +11,7 @@ responsibilities of the others as they are. :meth:`VariationalGaussianMixture.re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -95,7 +95,8 @@ class VariationalGaussianMixture(Family):
             raise DataError(
                 "weights that are not negative", f"{float(counted.min()):.4g}", "leave it out"
             )
-        return self._ascend(points, counted, self._start(points))
+        family = self.around((points,), counted)
+        return family._ascend(points, counted, self._start(points))
 
     def refit(
         self,
@@ -116,7 +117,12 @@ class VariationalGaussianMixture(Family):
                 "weights that are not negative", "more taken out than was in", "take out less"
             )
         points, responsibilities = posterior.observations
-        return self._ascend(points, left, responsibilities)
+        family = self.around((points,), left)
+        return family._ascend(points, left, responsibilities)
+
+    def around(self, observations: Observations, weights: Tensor) -> VariationalGaussianMixture:
+        mixture = self.mixture.around(observations, weights)
+        return self if mixture is self.mixture else replace(self, mixture=mixture)
 
     def _start(self, points: Tensor) -> Tensor:
         """Each example to the nearest of K centres, drawn far from one another (k-means++)."""
@@ -159,13 +165,11 @@ class VariationalGaussianMixture(Family):
 
     def _responsibilities(self, natural: Named, points: Tensor) -> Tensor:
         """r_ik proportional to exp(E[log pi_k] + E[log N(x_i; mu_k, Sigma_k)])."""
-        alpha, mean, kappa, dof, scale = self.standard(natural).values()
+        alpha = self.mixture.proportions.standard(natural)["alpha"]
         size = points.shape[1]
-        factor = torch.linalg.cholesky(scale)
-        difference = (points - mean[:, None, :]).mT
-        square = (torch.linalg.solve_triangular(factor, difference, upper=False) ** 2).sum(-2)
+        kappa, dof = natural["count"], natural["shape"] - size - 2
+        square, spread = self.mixture.component.whitened(natural, points)
         halves = 0.5 * (dof[:, None] - torch.arange(size))
-        spread = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         # log 2 and log 2 pi are the same for all components
         constant = torch.digamma(alpha) + 0.5 * (torch.digamma(halves).sum(-1) - spread)
         fit = 0.5 * (size / kappa + dof * square.mT)
