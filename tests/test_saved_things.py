@@ -13,9 +13,7 @@ from golden.stored import relative_error
 from saved_things import FOLDER, SAVED
 
 TOLERANCE = 1e-10
-REFUSED: dict[str, dict[str, type[EngramError]]] = {
-    "0.1": {name: FormatError for name in SAVED if name not in ("tracker", "history")}
-}
+REFUSED: dict[str, dict[str, type[EngramError]]] = {"0.1": dict.fromkeys(SAVED, FormatError)}
 """What this version refuses of each earlier one; everything else it reads."""
 
 KEPT = [(v.name, name) for v in sorted(FOLDER.iterdir()) for name in SAVED if v.is_dir()]

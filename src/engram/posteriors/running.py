@@ -26,6 +26,7 @@ from engram.parameters import trainable
 from engram.posteriors.fit import Fit
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.laplace import kronecker_blocks, kronecker_sums
+from engram.storage.typed import objects, typed, wrong
 
 AVERAGED = ("diagonal", "kronecker")
 SQUARES, SUMS = ("rows", "columns"), ("column_sum", "counts")
@@ -124,13 +125,19 @@ class RunningCurvature:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` gave."""
-        if state["structure"] != self.structure:
+        where = "a saved running curvature"
+        kinds = {"structure": str, "updates": int, "sums": Mapping[str, Tensor]}
+        values = objects(state, where, tuple(kinds))
+        found = {name: typed(kind, values[name], where) for name, kind in kinds.items()}
+        if found["structure"] != self.structure:
             raise DataError(
                 f"a running curvature of structure {self.structure!r}",
-                repr(state["structure"]),
+                repr(found["structure"]),
                 "resume with the settings that the run was started with",
             )
-        self.updates, self.sums = state["updates"], dict(state["sums"])
+        if found["updates"] < 0 or (found["updates"] > 0) != bool(found["sums"]):
+            raise wrong(where, "as many updates as there are sums of", found["updates"])
+        self.updates, self.sums = found["updates"], dict(found["sums"])
 
 
 class _Averages:

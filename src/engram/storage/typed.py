@@ -81,7 +81,7 @@ again: it is damaged or edited
         other = next(part for part in inner if part is not type(None))
         return None if value is None else typed(other, value, where)
     if origin is tuple and inner[1:] == (...,):
-        if not isinstance(value, list):
+        if not isinstance(value, list | tuple):
             raise wrong(where, "a list", value)
         return tuple(typed(inner[0], part, f"{where}[{n}]") for n, part in enumerate(value))
     if isinstance(origin, type) and issubclass(origin, Mapping) and inner[0] is str:

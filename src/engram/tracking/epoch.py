@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor
 
 from engram.errors import ArgumentError, DataError
+from engram.storage.typed import read_fields, wrong
 from engram.tracking.history import Record
 from engram.tracking.visits import Visit
 
@@ -79,15 +81,23 @@ class Epoch:
         return {name: getattr(self, name).clone() for name in COLUMNS}
 
     @classmethod
-    def of_state(cls, state: dict[str, Tensor], num_data: int) -> Epoch:
+    def of_state(cls, state: Any, num_data: int) -> Epoch:
         """What :meth:`state` gave, for as many examples."""
-        if len(state["status"]) != num_data:
+        columns = read_fields(cls, state, "a saved epoch")
+        if columns["status"].shape != (num_data,):
             raise DataError(
                 f"a saved epoch of {num_data:,} examples",
-                f"one of {len(state['status']):,}",
+                f"one of {columns['status'].numel():,}",
                 "resume with the data that the run was started with",
             )
-        return cls(**{name: state[name].clone() for name in COLUMNS})
+        like = cls.empty(num_data)
+        for name, column in columns.items():
+            wanted = getattr(like, name)
+            if column.shape != wanted.shape or column.dtype != wanted.dtype:
+                raise wrong(f"a saved epoch: {name}", f"{wanted.dtype} [N]", column)
+        if not set(columns["status"].unique().tolist()) <= {UNSEEN, LOSS_ONLY, COMPLETE}:
+            raise wrong("a saved epoch: status", "0, 1 or 2", columns["status"])
+        return cls(**{name: column.cpu().clone() for name, column in columns.items()})
 
 
 def ended(done: Record | None, step: int | None, told: bool) -> Record:

@@ -24,11 +24,13 @@ from engram.batches import Batches, Data
 from engram.engine.witness import Witness
 from engram.errors import ArgumentError, DataError
 from engram.likelihoods import Likelihood
+from engram.storage.typed import objects, typed, wrong
 from engram.tracking.announced import Announced, check_length
 from engram.tracking.history import Record
 from engram.tracking.twin import Twin
 from engram.tracking.visits import Indices, check_indices, check_loss, loss_factor
 
+FOLLOWED = "the saved state of followed examples"
 SEED = 0  # of the choice of examples
 LARGEST_SHARE = 0.5  # of the data that may be left out together
 
@@ -178,17 +180,32 @@ class Followed:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` gave."""
-        if not state or len(state["indices"]) != len(self.indices):
+        found = self._checked(state)
+        self.twin.load_state_dict(state["twin"])
+        self.indices = found["indices"].cpu()
+        self.kept.fill_(1.0)[self.indices] = 0.0
+        self.total, self.total_of_all = found["total"].cpu().clone(), found["total_of_all"]
+        self.updates = found["updates"]
+
+    def _checked(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """DataError for the state of other examples, StorageError for none at all."""
+        kinds = {"indices": Tensor, "total": Tensor, "total_of_all": float, "updates": int}
+        values = objects(state or dict.fromkeys((*kinds, "twin")), FOLLOWED, (*kinds, "twin"))
+        given = values["indices"] if state else torch.zeros(0)
+        if not isinstance(given, Tensor) or given.shape != self.indices.shape:
             raise DataError(
                 f"a state with {len(self.indices):,} followed examples",
-                f"one with {len(state['indices']) if state else 0:,}",
+                f"one with {given.numel() if isinstance(given, Tensor) else 0:,}",
                 "resume with the follow= that the run was started with",
             )
-        self.indices = state["indices"].cpu()
-        self.kept.fill_(1.0)[self.indices] = 0.0
-        self.twin.load_state_dict(state["twin"])
-        self.total, self.total_of_all = state["total"].cpu().clone(), state["total_of_all"]
-        self.updates = state["updates"]
+        found = {name: typed(kind, values[name], FOLLOWED) for name, kind in kinds.items()}
+        for name in ("indices", "total"):
+            wanted = getattr(self, name)
+            if found[name].shape != wanted.shape or found[name].dtype != wanted.dtype:
+                raise wrong(f"{FOLLOWED}: {name}", f"{wanted.dtype} {list(wanted.shape)}", given)
+        if not bool(((given >= 0) & (given < len(self.kept))).all()):
+            raise wrong(FOLLOWED, "examples of the data", given)
+        return found
 
 
 def given_followed(followed: Followed | None) -> Followed:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engram.arguments import whole
-from engram.errors import ArgumentError, DataError
+from engram.errors import ArgumentError, DataError, FormatError
 from engram.sensitivity.result import Result
+from engram.storage.folder import read_folder, write_folder
+from engram.storage.typed import objects, typed, wrong
+from engram.storage.values import init_fields
 from engram.tracking.scores import ScoreRows
 
-FORMAT = 2
+FORMAT = 3
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the leverages that a record keeps
 
 
@@ -49,26 +50,6 @@ class Record:
     def finite(self) -> bool:
         """Whether the update could be made."""
         return math.isfinite(self.estimate)
-
-    def to_plain(self) -> dict[str, Any]:
-        """Numbers, truth values and lists by name, with None for what is not finite."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
-
-    @classmethod
-    def of_plain(cls, row: Mapping[str, Any]) -> Record:
-        """What :meth:`to_plain` gave."""
-        given: dict[str, Any] = {
-            f.name: math.nan if row[f.name] is None else row[f.name]
-            for f in fields(cls)
-            if f.name in row
-        }
-        return cls(**given | {"leverage": tuple(given.get("leverage", ()))})
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return list(value) if isinstance(value, tuple) else value
 
 
 class History:
@@ -140,19 +121,28 @@ class History:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors. Scores in a folder of the user's are named, not copied."""
-        state: dict[str, Any] = {
+        if not self.scores.kept:
+            return self.whole_state()
+        return self._described() | {
+            "folder": str(self.scores.folder),
+            "digest": self.scores.digest,
+        }
+
+    def whole_state(self) -> dict[str, Any]:
+        """Plain values and tensors, with all scores."""
+        return self._described() | {"scores": self.score_matrix().clone()}
+
+    def _described(self) -> dict[str, Any]:
+        return {
             "format": FORMAT,
-            "records": [record.to_plain() for record in self.records],
+            "records": [init_fields(record) for record in self.records],
             "width": self.scores.width,
         }
-        if self.scores.kept:
-            return state | {"folder": str(self.scores.folder)}
-        return state | {"scores": self.score_matrix().clone()}
 
     @classmethod
     def of_state(
         cls,
-        state: Mapping[str, Any],
+        state: Any,
         folder: str | Path | None = None,
         num_data: int | None = None,
     ) -> History:
@@ -160,44 +150,29 @@ class History:
 
         DataError where they are scores of other than ``num_data`` examples.
         """
-        _check_format(state)
-        if num_data is not None and state["records"]:
-            _check_width(state["width"], num_data)
+        found = _read(state)
+        if num_data is not None and found.records:
+            _check_width(found.width, num_data)
         history = cls()
-        history.records = [Record.of_plain(row) for row in state["records"]]
-        place = state.get("folder") if folder is None else folder
-        if "scores" not in state:
-            history.scores = ScoreRows.reopen(place or "", len(history), state["width"])
+        history.records = list(found.records)
+        place = found.folder if folder is None else folder
+        if found.scores is None:
+            rows = (len(history), found.width, found.digest)
+            history.scores = ScoreRows.reopen(place or "", *rows)
             return history
-        history.scores = ScoreRows(place)
-        history.scores.take_over()
-        for row in state["scores"]:
-            history.scores.append(row)
+        history.scores = ScoreRows.of_matrix(found.scores, place or None)
         return history
 
     def save(self, folder: str | Path) -> Path:
-        """Write ``history.json`` and ``scores.safetensors``."""
-        path = Path(folder)
-        path.mkdir(parents=True, exist_ok=True)
-        save_file({"scores": self.score_matrix().contiguous()}, path / "scores.safetensors")
-        rows = [record.to_plain() for record in self.records]
-        text = json.dumps({"format": FORMAT, "records": rows}, indent=2)
-        (path / "history.json").write_text(text + "\n")
-        return path
+        """Write ``history.json`` and the scores into a folder, whole; no pickle."""
+        return write_folder(folder, "history", FORMAT, self.whole_state())
 
     @classmethod
     def load(
         cls, folder: str | Path, keep: str | Path | None = None, num_data: int | None = None
     ) -> History:
         """Read what :meth:`save` wrote; ``keep`` is where the run keeps its scores from now on."""
-        path = Path(folder)
-        if not (path / "history.json").is_file():
-            raise DataError("a folder with history.json", str(path), "check the path")
-        description = json.loads((path / "history.json").read_text())
-        _check_format(description)
-        scores = load_file(path / "scores.safetensors")["scores"]
-        state = description | {"scores": scores, "width": scores.shape[1]}
-        return cls.of_state(state, keep, num_data)
+        return cls.of_state(read_folder(folder, "history", FORMAT), keep, num_data)
 
 
 def _in_order(step: Any, before: int, after: int | None) -> int:
@@ -222,10 +197,39 @@ def _check_width(width: int, num_data: int) -> None:
         )
 
 
-def _check_format(description: Mapping[str, Any]) -> None:
-    if description.get("format") != FORMAT:
-        raise DataError(
+@dataclass(frozen=True)
+class _Read:
+    """The state of a history, with its scores or with the place where they are."""
+
+    records: tuple[Record, ...]
+    width: int
+    scores: Tensor | None = None
+    folder: str = ""
+    digest: str = ""
+
+
+def _read(state: Any) -> _Read:
+    """StorageError for what is not the state of a history."""
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        found = state.get("format") if isinstance(state, dict) else type(state).__name__
+        raise FormatError(
             f"a history in format {FORMAT}",
-            f"format {description.get('format')!r}",
+            f"format {found!r}",
             "read it with the version of engram that wrote it",
         )
+    kinds = {"format": int, "records": tuple[Record, ...], "width": int}
+    if "scores" in state:
+        kinds |= {"scores": Tensor}
+    else:
+        kinds |= {"folder": str, "digest": str}
+    values = objects(state, "a history", tuple(kinds))
+    read = {name: typed(kind, values[name], name) for name, kind in kinds.items()}
+    del read["format"]
+    found = _Read(**read)
+    if found.width < 0 or (found.records and found.width == 0):
+        raise wrong("a history", "a number of examples", found.width)
+    if found.scores is not None:
+        shape = (len(found.records), found.width if found.records else 0)
+        if tuple(found.scores.shape) != shape or found.scores.dtype != torch.float32:
+            raise wrong("a history", f"scores {list(shape)} in single precision", found.scores)
+    return found

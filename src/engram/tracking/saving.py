@@ -1,71 +1,73 @@
-"""Nested plain values and tensors in a folder: JSON beside safetensors, no pickle."""
+"""The state of a tracker in a folder: one thing, its history and all its parts together."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from engram.errors import DataError, StorageError
+from engram.storage.folder import read_folder, write_folder
+from engram.tracking.history import History
 
-from engram.errors import DataError
+if TYPE_CHECKING:
+    from engram.tracking.tracker import Tracker
 
-PLAIN, TENSORS = "tracker.json", "tracker.safetensors"
+FORMAT = 2
 PARTS = ("history", "stream", "source")
-TENSOR = "tensor"  # key of an entry that stands for a tensor
+OPTIONAL = ("followed",)
 
 
-def check_state(state: Mapping[str, Any]) -> None:
-    """DataError for what is not the state of a tracker."""
-    missing = [part for part in PARTS if part not in state]
-    if missing:
-        raise DataError(
+def check_state(state: Any) -> dict[str, Any]:
+    """StorageError for what is not the state of a tracker."""
+    names = set(state) if isinstance(state, Mapping) else set()
+    missing = [part for part in PARTS if part not in names]
+    unknown = sorted(map(str, names - {*PARTS, *OPTIONAL}))
+    if missing or unknown:
+        raise StorageError(
             f"a tracker's state_dict() with {', '.join(PARTS)}",
-            f"one without {', '.join(missing)}",
+            f"one without {', '.join(missing)}" if missing else f"one with {', '.join(unknown)}",
             "load what tracker.state_dict() gave",
+        )
+    return dict(state)
+
+
+def parts_of(tracker: Tracker) -> dict[str, Any]:
+    """The state of everything but the history."""
+    names = ("stream", "source", "followed")
+    return {n: getattr(tracker, n).state_dict() for n in names if getattr(tracker, n) is not None}
+
+
+def go_on(tracker: Tracker, state: Mapping[str, Any]) -> History:
+    """Load every part and give the history; where one is refused, everything is as before."""
+    before, held = parts_of(tracker), dict(vars(tracker.source))
+    try:
+        _load_parts(tracker, state)
+        return History.of_state(state["history"], tracker.folder, tracker.num_data)
+    except BaseException:
+        _load_parts(tracker, before)
+        vars(tracker.source).update(held)  # with what its state does not hold
+        raise
+
+
+def _load_parts(tracker: Tracker, state: Mapping[str, Any]) -> None:
+    tracker.stream.load_state_dict(state["stream"])
+    tracker.source.load_state_dict(state["source"])
+    if tracker.followed is not None:
+        tracker.followed.load_state_dict(state.get("followed", {}))
+    elif "followed" in state:
+        raise DataError(
+            "the state of a tracker that follows no examples",
+            "that of one that does",
+            "resume with the follow= that the run was started with",
         )
 
 
-def write_state(state: Mapping[str, Any], folder: str | Path) -> None:
-    """Write dicts of plain values and tensors, nested in any way; keys are words.
-
-    Args:
-        state: what to write.
-        folder: made if it is not there.
-    """
-    tensors: dict[str, Tensor] = {}
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            name = str(len(tensors))
-            tensors[name] = value.detach().cpu().contiguous().clone()
-            return {TENSOR: name}
-        if isinstance(value, Mapping):
-            return {key: plain(inner) for key, inner in value.items()}
-        return value
-
-    path = Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(plain(state), indent=2)
-    save_file(tensors, path / TENSORS)
-    (path / PLAIN).write_text(text + "\n")
+def write_state(state: Mapping[str, Any], folder: str | Path) -> Path:
+    """Write ``tracker.json`` and its tensors, whole."""
+    return write_folder(folder, "tracker", FORMAT, state)
 
 
 def read_state(folder: str | Path) -> dict[str, Any]:
     """What :func:`write_state` wrote."""
-    path = Path(folder)
-    if not (path / PLAIN).is_file() or not (path / TENSORS).is_file():
-        raise DataError(f"a folder with {PLAIN} and {TENSORS}", str(path), "check the path")
-    tensors = load_file(path / TENSORS)
-
-    def whole(value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        if set(value) == {TENSOR}:
-            return tensors[value[TENSOR]]
-        return {key: whole(inner) for key, inner in value.items()}
-
-    found: dict[str, Any] = whole(json.loads((path / PLAIN).read_text()))
-    return found
+    return check_state(read_folder(folder, "tracker", FORMAT))

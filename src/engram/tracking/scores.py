@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import hashlib
+import math
+import os
 import shutil
 import tempfile
 import weakref
@@ -12,10 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.errors import DataError
+from engram.errors import DataError, StorageError
+from engram.storage.files import reason_of, replacing
 
 MEMORY_BYTES = 16 * 2**20  # beyond this the rows go to a file
 FILE = "scores.f32"
+PIECE = 64  # rows that are read at once
 _writers: weakref.WeakValueDictionary[Path, ScoreRows] = weakref.WeakValueDictionary()
 
 
@@ -41,8 +46,12 @@ class ScoreRows:
         self.kept = folder is not None
         self.num_rows, self.width = 0, 0
         self._rows: list[Tensor] = []
+        self._digest = hashlib.sha256()
         if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise _unusable(self.folder, error) from error
 
     def __len__(self) -> int:
         return self.num_rows
@@ -66,9 +75,15 @@ class ScoreRows:
             self._write(self.path, [values], self.num_rows * self.width * 4)
         else:
             self._rows.append(values.clone())
+        self._digest.update(values.numpy().data)
         self.num_rows, self.width = self.num_rows + 1, len(values)
         if self.path is None and self.num_rows * self.width * 4 > MEMORY_BYTES:
             self._spill()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all rows, by which a file of them is known again."""
+        return self._digest.hexdigest()
 
     def take_over(self) -> None:
         """Be the one that writes the file from now on, in place of who did so before."""
@@ -96,12 +111,16 @@ class ScoreRows:
 
     @staticmethod
     def _write(path: Path, rows: list[Tensor], start: int) -> None:
-        path.touch()
-        with path.open("r+b") as file:
-            file.truncate(start)  # what an earlier run left after our rows
-            file.seek(start)
-            for row in rows:
-                file.write(row.numpy().tobytes())
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)  # no link is written through
+        try:
+            with os.fdopen(os.open(path, flags, 0o666), "r+b") as file:
+                _check_length(path, os.fstat(file.fileno()).st_size, start)
+                file.truncate(start)  # what an earlier run left after our rows
+                file.seek(start)
+                for row in rows:
+                    file.write(row.numpy().tobytes())
+        except OSError as error:
+            raise _unusable(path, error) from error
 
     def matrix(self) -> Tensor:
         """All rows, [rows, N]; those in a file are read as they are needed."""
@@ -110,7 +129,11 @@ class ScoreRows:
         if self.path is None:
             return torch.stack(self._rows)
         shape = (self.num_rows, self.width)
-        return torch.from_numpy(np.memmap(self.path, np.float32, "c", shape=shape))
+        try:
+            _check_length(self.path, self.path.stat().st_size, math.prod(shape) * 4)
+            return torch.from_numpy(np.memmap(self.path, np.float32, "c", shape=shape))
+        except OSError as error:
+            raise _unusable(self.path, error) from error
 
     def __getitem__(self, number: int) -> Tensor:
         if self.path is None:
@@ -118,17 +141,55 @@ class ScoreRows:
         return self.matrix()[number].clone()
 
     @classmethod
-    def reopen(cls, folder: str | Path, num_rows: int, width: int) -> ScoreRows:
-        """Go on with the first rows of a file; later ones, if any, go with the next row."""
-        path, size = Path(folder) / FILE, num_rows * width * 4
-        if not path.is_file() or path.stat().st_size < size:
-            raise DataError(
-                f"{num_rows:,} rows of scores in {path}",
-                "a file that is missing or shorter",
-                "resume where the run wrote its scores, with the same folder",
-            )
+    def of_matrix(cls, matrix: Tensor, folder: str | Path | None) -> ScoreRows:
+        """Go on with rows [rows, N] that were kept elsewhere; into a folder they come whole."""
+        rows = cls(folder)
+        if folder is None or len(matrix) == 0:
+            for row in matrix:
+                rows.append(row)
+            rows.take_over()
+            return rows
+        numbers = matrix.cpu().contiguous().numpy()
+        with replacing(Path(folder) / FILE) as path:
+            numbers.tofile(path)
+        digest = hashlib.sha256(numbers.data).hexdigest()
+        return cls.reopen(folder, len(matrix), matrix.shape[1], digest)
+
+    @classmethod
+    def reopen(cls, folder: str | Path, num_rows: int, width: int, digest: str) -> ScoreRows:
+        """Go on with the first rows of a file; later ones, if any, go with the next row.
+
+        StorageError unless those rows are there as they were written.
+        """
         rows = cls()
         rows.folder, rows.kept = Path(folder), True
         rows.num_rows, rows.width = num_rows, width
+        for start in range(0, num_rows, PIECE):
+            rows._digest.update(rows.matrix()[start : start + PIECE].numpy().data)
+        if rows.digest != digest:
+            raise StorageError(
+                f"the {num_rows:,} rows of scores that the run has written to {rows.path}",
+                "other ones",
+                "resume where the run wrote its scores, with the same folder",
+            )
         rows.take_over()
         return rows
+
+
+def _check_length(path: Path, found: int, wanted: int) -> None:
+    """A file that lost its end would be filled up with zeros."""
+    if found < wanted:
+        raise StorageError(
+            f"at least {wanted:,} bytes of scores in {path}",
+            f"{found:,}: the file was cut, or is that of another run",
+            "resume where the run wrote its scores, with the same folder",
+        )
+
+
+def _unusable(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"scores in {path}",
+        reason_of(error),
+        "resume where the run wrote its scores, with the same folder; check its rights and the "
+        "free space",
+    )

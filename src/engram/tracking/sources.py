@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engram.batches import Data
-from engram.errors import ArgumentError, ModelMismatchError, NonFiniteError, PosteriorError
+from engram.errors import (
+    ArgumentError,
+    DataError,
+    ModelMismatchError,
+    NonFiniteError,
+    PosteriorError,
+)
 from engram.likelihoods import Likelihood
 from engram.optimizers.ivon import at_mean
 from engram.parameters import trainable
@@ -94,6 +100,7 @@ class FromOptimizer(Source):
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_same_source(state, wanted=False)
         self.present = None
 
 
@@ -176,9 +183,20 @@ class FromCurvature(Source):
         return {} if self.running is None else self.running.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.present, self.lost = None, False
-        if self.running is not None and state:
+        check_same_source(state, wanted=self.running is not None)
+        if self.running is not None:
             self.running.load_state_dict(state)
+        self.present, self.lost = None, False
+
+
+def check_same_source(state: Mapping[str, Any], wanted: bool) -> None:
+    """DataError where a run with a running average goes on without one, or the other way round."""
+    if not isinstance(state, Mapping) or bool(state) != wanted:
+        raise DataError(
+            f"the state of a posterior {'with' if wanted else 'without'} a running average",
+            "another one",
+            "resume with the posterior= and average= that the run was started with",
+        )
 
 
 @dataclass(frozen=True)

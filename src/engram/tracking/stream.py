@@ -20,6 +20,7 @@ from engram.optimizers.base import BayesianOptimizer
 from engram.optimizers.ivon import at_mean
 from engram.parameters import trainable
 from engram.posteriors.optimizers import unwrapped
+from engram.storage.typed import objects, typed
 from engram.tracking.announced import Announced, check_length
 from engram.tracking.epoch import Epoch
 from engram.tracking.followed import Followed
@@ -143,8 +144,10 @@ class Stream:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on in the middle of an epoch."""
-        self.epoch = Epoch.of_state(state["epoch"], self.batches.num_data)
-        self.steps = state["steps"]
+        found = objects(state, "a saved stream", ("epoch", "steps"))
+        steps = typed(int, found["steps"], "a saved stream: steps")
+        self.epoch = Epoch.of_state(found["epoch"], self.batches.num_data)
+        self.steps = steps
 
 
 def check_same(known: Mapping[str, nn.Parameter], found: Mapping[str, nn.Parameter]) -> None:

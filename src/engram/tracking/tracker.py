@@ -30,7 +30,7 @@ from engram.tracking.indexed import Indexed
 from engram.tracking.open_step import OpenStep
 from engram.tracking.page import training_page
 from engram.tracking.sampling import Sampling, sampled_sensitivities
-from engram.tracking.saving import check_state, read_state, write_state
+from engram.tracking.saving import check_state, go_on, parts_of, read_state, write_state
 from engram.tracking.sources import Wanted, source_of, training_lost
 from engram.tracking.stream import Stream, check_streamable
 from engram.tracking.tensorboard import BoardWriter
@@ -307,30 +307,20 @@ class Tracker:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on, in plain values and tensors, for a torch checkpoint."""
-        return {"history": self.history.state_dict()} | self._parts()
-
-    def _parts(self) -> dict[str, Any]:
-        names = ("stream", "source", "followed")
-        return {n: getattr(self, n).state_dict() for n in names if getattr(self, n) is not None}
+        return {"history": self.history.state_dict()} | parts_of(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` gave, also in the middle of a streamed epoch."""
-        check_state(state)
-        self._go_on(state, History.of_state(state["history"], self.folder, self.num_data))
+        """Go on from what :meth:`state_dict` gave, also in the middle of a streamed epoch.
+
+        Where a part of it is refused, everything is as before.
+        """
+        self.history = go_on(self, check_state(state))
+        self.last_epoch = self._latest = self._epoch_record = None
 
     def save(self, folder: str | Path) -> Path:
-        """Write everything needed to go on; no pickle."""
-        write_state(self._parts(), folder)
-        return self.history.save(folder)
+        """Write everything needed to go on, whole; no pickle."""
+        return write_state({"history": self.history.whole_state()} | parts_of(self), folder)
 
     def resume(self, folder: str | Path) -> None:
         """Go on with what was saved, for instance beside a checkpoint."""
-        self._go_on(read_state(folder), History.load(folder, self.folder, self.num_data))
-
-    def _go_on(self, state: Mapping[str, Any], history: History) -> None:
-        self.stream.load_state_dict(state["stream"])
-        self.source.load_state_dict(state["source"])
-        if self.followed is not None:
-            self.followed.load_state_dict(state.get("followed", {}))
-        self.history = history
-        self.last_epoch = self._latest = self._epoch_record = None
+        self.load_state_dict(read_state(folder))

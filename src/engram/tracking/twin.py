@@ -30,7 +30,9 @@ from engram.likelihoods import Likelihood
 from engram.optimizers.base import BayesianOptimizer
 from engram.parameters import Named
 from engram.posteriors.optimizers import unwrapped
+from engram.storage.typed import objects, typed, wrong
 
+TWIN = "a saved twin"
 EVALUATED = 1024  # examples at a time
 ROUNDING = 1e-5  # a gradient whose length changed by less was left alone
 
@@ -168,21 +170,40 @@ class Twin:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` gave."""
         self._join()
+        tensors = Mapping[str, Tensor]
+        kinds = {"weights": tensors, "buffers": tensors, "optimizer": Mapping[str, Any]}
+        values = objects(state, TWIN, (*kinds, "missed"))
+        saved = {name: typed(kind, values[name], TWIN) for name, kind in kinds.items()}
+        missed = typed(int, values["missed"], TWIN)
         for kind, present in (("weights", self.weights), ("buffers", self.buffers)):
-            saved = state[kind]
-            if {n: v.shape for n, v in saved.items()} != {n: v.shape for n, v in present.items()}:
+            if _shapes(saved[kind]) != _shapes(present):
                 raise DataError(
                     f"{kind} of the model in training",
-                    f"those of another one ({', '.join(sorted(saved)[:3])}, ...)",
+                    f"those of another one ({', '.join(sorted(saved[kind])[:3])}, ...)",
                     "resume with the model and optimizer that the run was started with",
                 )
-            with torch.no_grad():
-                for name, value in saved.items():
-                    present[name].copy_(value)
-        held = {int(place): copy.deepcopy(values) for place, values in state["optimizer"].items()}
+        held = self._held(saved["optimizer"])
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": held, "param_groups": groups})
-        self.missed, self._length = state["missed"], None
+        with torch.no_grad():
+            for kind, present in (("weights", self.weights), ("buffers", self.buffers)):
+                for name, value in saved[kind].items():
+                    present[name].copy_(value)
+        self.missed, self._length = missed, None
+
+    def _held(self, saved: Mapping[str, Any]) -> dict[int, Any]:
+        """What the optimizer keeps of each parameter, by the parameter's place."""
+        places = {str(place): place for place, _ in enumerate(self._pairs())}
+        held = {}
+        for place, values in saved.items():
+            if place not in places or not isinstance(values, Mapping):
+                raise wrong(TWIN, f"what an optimizer of {len(places)} parameters keeps", place)
+            held[places[place]] = copy.deepcopy(dict(values))
+        return held
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Any, ...]]:
+    return {name: (value.shape, value.dtype) for name, value in tensors.items()}
 
 
 def check_copied(optimizer: Optimizer) -> None:
