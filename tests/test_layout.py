@@ -9,7 +9,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "engram"
 ORDER = (
     {"_version", "errors", "arguments", "precision", "parameters", "equation", "identity"},
     {"storage"},
-    {"likelihoods", "batches", "inputs", "forms", "loaders", "fidelity"},
+    {"likelihoods", "batches", "inputs", "forms", "loaders", "fidelity", "kernels"},
     {"selection", "report"},
     {"families", "posteriors", "curvature", "engine", "optimizers"},
     {"sensitivity"},

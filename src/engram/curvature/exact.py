@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm.auto import tqdm
 
 from engram.batches import Batch, call
 from engram.curvature.seeds import check_exact
-from engram.engine.prepare import device_of
 from engram.engine.session import Session
+from engram.engine.state import device_of
+from engram.kernels import plain_attention
 from engram.parameters import Layout, trainable
 
 VECTORS_AT_ONCE = 64
@@ -56,7 +56,7 @@ class ExactCurvature:
         directions = list(self.layout.unflatten(vectors).values())
         product = PRODUCTS[self.kind]
         for batch in self._batches():
-            with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+            with torch.enable_grad(), plain_attention():
                 found = product(self, batch, directions)
             named = dict(zip(self.layout.names, found, strict=True))
             total += self.layout.flatten(named).detach()

@@ -9,8 +9,9 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from engram.batches import call
-from engram.engine.prepare import device_of
 from engram.engine.session import Session
+from engram.engine.state import device_of
+from engram.kernels import plain_attention
 from engram.parameters import Layout, trainable
 from engram.precision import widest
 
@@ -30,7 +31,7 @@ def hessian(session: Session, layout: Layout) -> Tensor:
         batch = batch.to(device_of(model))
         with (
             torch.enable_grad(),
-            torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+            plain_attention(),
         ):
             outputs = call(model, batch.inputs)
             targets = session.likelihood.prepare(outputs.detach(), batch.targets)

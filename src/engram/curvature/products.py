@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engram.batches import Batch, call
-from engram.engine.prepare import device_of
 from engram.engine.session import Session
+from engram.engine.state import device_of
+from engram.kernels import plain_attention
 from engram.parameters import Named
 
 
@@ -33,7 +33,7 @@ def batch_hessian_times(
     """The same over the examples of one batch."""
     batch = batch.to(device_of(session.model))
     wanted = list(parameters.values())
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+    with torch.enable_grad(), plain_attention():
         outputs = call(session.model, batch.inputs)
         targets = session.likelihood.prepare(outputs.detach(), batch.targets)
         loss = session.likelihood.loss(outputs, targets).sum()

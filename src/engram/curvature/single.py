@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engram.batches import Batch, as_outputs, call
 from engram.inputs import handed, mapped
+from engram.kernels import plain_attention
 from engram.likelihoods import Likelihood
 from engram.parameters import Layout, Named, trainable
 
@@ -28,7 +28,7 @@ def own_hessians_times(
         targets: theirs, in the likelihood's own form.
         vectors: v, [B, *shape] by name.
     """
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+    with torch.enable_grad(), plain_attention():
         try:
             found = _vectorised(model, likelihood, batch, targets, vectors)
         except Exception:  # whatever vmap cannot do, one example after the other can

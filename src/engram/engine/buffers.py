@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 
 @dataclass(frozen=True)
@@ -26,28 +27,37 @@ class Buffers:
     """
 
     places: list[tuple[nn.Module, str, Tensor, Tensor]]
+    tables: list[tuple[dict[str, Tensor | None], set[str]]]
 
     @classmethod
     def now(cls, model: nn.Module) -> Buffers:
         """As they are, copied."""
+        modules = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
         return cls(
             [
                 (module, name, buffer, buffer.detach().clone())
-                for module in model.modules()
+                for module in modules
                 for name, buffer in module._buffers.items()
-                if buffer is not None
-            ]
+                if buffer is not None and not is_lazy(buffer) and not buffer.is_meta
+            ],
+            [(module._buffers, set(module._buffers)) for module in modules],
         )
+
+    def changed(self, model: nn.Module) -> list[str]:
+        """Names of those that have other values now."""
+        noted = {id(buffer): value for _, _, buffer, value in self.places}
+        found = model.named_buffers()
+        return [name for name, b in found if id(b) not in noted or not _same(b, noted[id(b)])]
 
     @contextmanager
     def again(self) -> Iterator[None]:
         """Those values inside; afterwards the present ones, whatever ran inside."""
-        present = Buffers([self._present(place) for place in self.places])
+        present = Buffers([self._present(place) for place in self.places], [])
         try:
-            self._put()
+            self.restore()
             yield
         finally:
-            present._put()
+            present.restore()
 
     @staticmethod
     def _present(
@@ -58,9 +68,16 @@ class Buffers:
         here = noted if buffer is None else buffer
         return module, name, here, here.detach().clone()
 
-    @torch.no_grad()
-    def _put(self) -> None:
+    def restore(self) -> None:
+        """As they were; those that a call has made since are gone."""
         for module, name, buffer, value in self.places:
             module._buffers[name] = buffer
-            if not torch.equal(buffer, value):
-                buffer.copy_(value)
+            if not _same(buffer, value):
+                buffer.data.copy_(value)
+        for table, names in self.tables:
+            for name in table.keys() - names:
+                del table[name]
+
+
+def _same(left: Tensor, right: Tensor) -> bool:
+    return left.shape == right.shape and torch.equal(left, right)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jvp, vjp, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engram.batches import Inputs, call
+from engram.kernels import plain_attention
 from engram.parameters import Named, trainable
 from engram.posteriors.gaussian import Posterior
 
@@ -45,17 +42,6 @@ def deviation(model: nn.Module, inputs: Inputs, seed: Tensor, posterior: Posteri
         pushed: Tensor = jvp(outputs, (parameters,), (step,))[1]
         return pushed
 
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _plain_attention():
+    with torch.no_grad(), plain_attention():
         result: Tensor = vmap(single, randomness="same")(inputs, seed)
         return result
-
-
-@contextmanager
-def _plain_attention() -> Iterator[None]:
-    """The fused encoder layer has no forward derivative."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)

@@ -9,13 +9,12 @@ Since :math:`g_l = (\partial f / \partial z_l)' e` is linear in e, that sum is t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engram.batches import Inputs, call
 from engram.engine.plan import Plan
@@ -24,6 +23,7 @@ from engram.engine.recorder import Recorder, Site
 from engram.engine.steps import Moves, add_total
 from engram.engine.totals import GradientSum
 from engram.engine.units import replaced
+from engram.kernels import plain_attention
 from engram.parameters import Layout, Named, trainable
 from engram.posteriors.gaussian import Posterior
 
@@ -152,20 +152,13 @@ class Trace:
         return torch.zeros_like(leaf) if pushed is None else pushed.detach()
 
     def _kernels(self) -> AbstractContextManager[None]:
-        return _kernels() if self.runs_again else nullcontext()
+        return plain_attention() if self.runs_again else nullcontext()
 
     def inner_products(self, seeds: Tensor, posterior: Posterior) -> Tensor:
         """u_r' J S^-1 J' u_s for output vectors [B, K, R], as [B, R, R]."""
         with torch.no_grad():
             per_seed = [self.arranged(seeds[:, :, r]) for r in range(seeds.shape[2])]
             return inner_products(self.sites, per_seed, posterior)
-
-
-@contextmanager
-def _kernels() -> Iterator[None]:
-    """Fused attention has no second derivative; the plain kernels have."""
-    with sdpa_kernel(SDPBackend.MATH):
-        yield
 
 
 def trace(
@@ -179,7 +172,7 @@ def trace(
     recorder = Recorder(parameters or trainable(model), plan, num_examples)
     with (
         torch.enable_grad(),
-        _kernels(),
+        plain_attention(),
         recorder,
         replaced(model, plan.units, recorder, recorder.copy_of),
     ):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import vmap
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from engram.engine import elementwise
 from engram.engine.convolve import convolve
+from engram.engine.derived import Derived, in_order
 from engram.engine.extremes import own_extreme
 from engram.engine.layers import Convolution
 from engram.engine.mean_square import own_moment
@@ -65,16 +67,6 @@ class Site:
             )
 
 
-@dataclass(frozen=True)
-class Derived:
-    """A tensor made from parameters alone, with the recipe to make it once per example."""
-
-    function: Function
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    index: int
-
-
 class Recorder(Interceptor):
     """Follows the plan, touch by touch."""
 
@@ -88,7 +80,7 @@ class Recorder(Interceptor):
         self.name_of = {id(p): name for name, p in self.parameters.items()}
         self.derived: dict[int, Derived] = {}
         self.copies: dict[str, Tensor] = {}
-        self.alive: list[Any] = []
+        self.own: dict[int, Tensor] = {}  # what was made from parameters, once per example
         self.sites: list[Site] = []
         self.position = 0
 
@@ -138,6 +130,8 @@ class Recorder(Interceptor):
         assert bound is not None
         assert touch.output is not None
         result = self._run(bound, function, args, kwargs)
+        if not result.requires_grad:  # under the model's own no_grad: no derivative reaches it
+            return result
         roles = {
             role: self.name_of[id(p)]
             for role, p in bound.parameters.items()
@@ -204,7 +198,8 @@ class Recorder(Interceptor):
         """The parameter once per example, [B, *shape]; a site of its own."""
         if name not in self.copies:
             parameter = self.parameters[name]
-            copy = parameter.expand(self.num_examples, *parameter.shape)
+            with torch.enable_grad():  # first used, perhaps, under the model's own no_grad
+                copy = parameter.expand(self.num_examples, *parameter.shape)
             self.copies[name] = copy
             call = Call(copy.detach(), {"value": parameter.shape}, {})
             self.sites.append(
@@ -216,15 +211,13 @@ class Recorder(Interceptor):
         """A parameter, or what was made from parameters, once per example; None for data."""
         if id(tensor) in self.name_of:
             return self.copy_of(self.name_of[id(tensor)])
-        recipe = self.derived.get(id(tensor))
-        if recipe is None:
+        if id(tensor) not in self.derived:
             return None
-
-        def made(*args: Any, **kwargs: Any) -> Tensor:
-            return tensors(recipe.function(*args, **kwargs))[recipe.index]
-
-        result: Tensor = self._mapped(made, recipe.args, recipe.kwargs, None, None)
-        return result
+        with torch.enable_grad():
+            for recipe in in_order(tensor, self.derived, self.own):
+                made = self._mapped(recipe.make, recipe.args, recipe.kwargs, None, None)
+                self.own[id(recipe.result)] = made
+        return self.own[id(tensor)]
 
     def _mapped(
         self,
@@ -271,10 +264,11 @@ class Recorder(Interceptor):
         self, touch: Touch, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         result = function(*args, **kwargs)
-        self.alive.append((args, kwargs, result))
         for index, tensor in enumerate(tensors(result)):
-            if id(tensor) not in self.name_of:
-                self.derived[id(tensor)] = Derived(function, args, kwargs, index)
+            # an operation that had nothing to do gives its argument back: no new tensor, no recipe
+            known = id(tensor) in self.name_of or id(tensor) in self.derived
+            if tensor.requires_grad and not known:
+                self.derived[id(tensor)] = Derived(tensor, function, args, kwargs, index)
         return result
 
     def _expand(

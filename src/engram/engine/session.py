@@ -14,7 +14,8 @@ from tqdm.auto import tqdm
 from engram.arguments import whole
 from engram.batches import Batch, Batches, Data, call, check_output_rows
 from engram.engine.passes import Trace
-from engram.engine.prepare import Engine, device_of, prepare, undisturbed
+from engram.engine.prepare import Engine, prepare
+from engram.engine.state import device_of, undisturbed
 from engram.errors import NonFiniteError
 from engram.inputs import tensors_of
 from engram.likelihoods import Likelihood, resolve

@@ -16,12 +16,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from engram.batches import logits_of
 from engram.parameters import trainable
 
 if TYPE_CHECKING:
     from engram.engine.plan import Interceptor
 
 CopyOf = Callable[[str], Tensor]
+Single = Callable[..., tuple[Tensor, ...]]
+Dims = list[int | None]
 
 
 @dataclass
@@ -34,6 +37,7 @@ class Unit:
     input_dims: list[int | None] = field(default_factory=list)
     output_dims: list[int | None] = field(default_factory=list)
     separable: bool = True  # one entry per example wherever examples are counted
+    mapped: bool = True  # all examples at once by vmap, or one after the other
     seen: dict[int, tuple[list[torch.Size], list[torch.Size]]] = field(default_factory=dict)
 
     @classmethod
@@ -49,6 +53,9 @@ class Unit:
         self.seen.setdefault(run, (_shapes(arguments), _shapes(result)))
         if len(self.seen) == 2:
             (in_a, out_a), (in_b, out_b) = self.seen.values()
+            if _ranks(in_a) != _ranks(in_b) or _ranks(out_a) != _ranks(out_b):
+                self.separable = False
+                return
             self.input_dims = [_differing(a, b) for a, b in zip(in_a, in_b, strict=True)]
             self.output_dims = [_differing(a, b) for a, b in zip(out_a, out_b, strict=True)]
             pairs = [*zip(in_a, in_b, strict=True), *zip(out_a, out_b, strict=True)]
@@ -80,26 +87,43 @@ class Unit:
                 t if d is None else t.squeeze(d) for t, d in zip(out_leaves, out, strict=True)
             )
 
-        data = [leaves[i] for i in where]
-        mapped = vmap(
-            single,
-            in_dims=(0, *dims),
-            out_dims=tuple(d or 0 for d in self.output_dims) if self.output_dims else 0,
-            randomness="same",
-        )(copies, *data)
-        return tree_unflatten(list(mapped), result_tree[0])
+        over = self._at_once if self.mapped else self._one_by_one
+        found = over(single, dims, copies, [leaves[i] for i in where])
+        return tree_unflatten(found, result_tree[0])
+
+    def _at_once(
+        self, single: Single, dims: Dims, copies: Mapping[str, Tensor], data: list[Tensor]
+    ) -> list[Tensor]:
+        out_dims = tuple(d or 0 for d in self.output_dims) if self.output_dims else 0
+        mapped = vmap(single, in_dims=(0, *dims), out_dims=out_dims, randomness="same")
+        return list(mapped(copies, *data))
+
+    def _one_by_one(
+        self, single: Single, dims: Dims, copies: Mapping[str, Tensor], data: list[Tensor]
+    ) -> list[Tensor]:
+        """What vmap cannot run: operations whose shapes depend on the data, or without a rule."""
+        rows = []
+        for i in range(len(next(iter(copies.values())))):
+            own = {name: copy[i] for name, copy in copies.items()}
+            parts = [t if d is None else t.select(d, i) for t, d in zip(data, dims, strict=True)]
+            rows.append(single(own, *parts))
+        out_dims = [d or 0 for d in self.output_dims] or [0] * len(rows[0])
+        columns = zip(*rows, strict=True)
+        return [torch.stack(parts, d) for parts, d in zip(columns, out_dims, strict=True)]
 
 
 def _flatten_result(result: Any) -> tuple[list[Tensor], Any]:
-    logits = getattr(result, "logits", None)
-    if isinstance(logits, Tensor):
-        result = logits
+    result = logits_of(result)
     leaves, tree = tree_flatten(result)
     return leaves, tree
 
 
 def _shapes(tree: Any) -> list[torch.Size]:
     return [leaf.shape for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor)]
+
+
+def _ranks(shapes: list[torch.Size]) -> list[int]:
+    return [len(shape) for shape in shapes]
 
 
 def _differing(a: torch.Size, b: torch.Size) -> int | None:
@@ -153,7 +177,7 @@ def _substitute(
         with mode.silenced():
             result = forward(*args, **kwargs)
         unit.observe(id(mode), (args, kwargs), result)
-        mode.returned(unit, result)
+        mode.returned(unit, (args, kwargs), result)
         return result
 
     def per_example(*args: Any, **kwargs: Any) -> Any:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engram.errors import ArgumentError, NonFiniteError
+from engram.kernels import plain_attention
 from engram.likelihoods import Likelihood
 
 Closure = Callable[[], Any]
@@ -24,7 +24,7 @@ def called(closure: Closure | None) -> Any:
             "call optimizer.step(closure), where closure() returns the mean loss of the batch",
         )
     # fused attention has neither a second derivative nor a batched first one
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+    with torch.enable_grad(), plain_attention():
         return closure()
 
 

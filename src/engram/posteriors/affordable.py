@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from engram.batches import Batches, Data, call
-from engram.engine.prepare import device_of, undisturbed
 from engram.engine.session import Session, available_bytes
+from engram.engine.state import device_of, undisturbed
 from engram.parameters import trainable
 from engram.posteriors.low_rank_fit import LEADING, MOST_OWN
 

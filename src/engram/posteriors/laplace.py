@@ -15,8 +15,8 @@ from engram.curvature.kinds import Curvature
 from engram.curvature.kronecker import KroneckerFactors
 from engram.curvature.moments import OuterMoments, SquareMoments
 from engram.curvature.seeds import check_curvature, seeds
-from engram.engine.prepare import device_of
 from engram.engine.session import Observed, available_bytes, session
+from engram.engine.state import device_of
 from engram.errors import ArgumentError, PosteriorError
 from engram.likelihoods import Likelihood
 from engram.parameters import Layout, Named, check_module, trainable

@@ -23,8 +23,8 @@ from engram.batches import Batches, call
 from engram.curvature.exact import ExactCurvature
 from engram.curvature.explored import Explored
 from engram.curvature.in_single import InSingle
-from engram.engine.prepare import device_of
 from engram.engine.session import LARGEST_BATCH, Observed, Session
+from engram.engine.state import device_of
 from engram.parameters import Layout, trainable
 from engram.posteriors.low_rank import LowRankBlock, check_definite
 from engram.precision import widest

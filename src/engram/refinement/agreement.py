@@ -15,8 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engram.engine.prepare import device_of
 from engram.engine.session import Session
+from engram.engine.state import device_of
 from engram.parameters import Layout, Named, trainable
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.traces import prior_vector

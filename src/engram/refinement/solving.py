@@ -17,8 +17,8 @@ from torch import Tensor
 from engram.curvature.conjugate_gradients import Solution, conjugate_gradients
 from engram.curvature.exact import ExactCurvature
 from engram.curvature.single import own_hessians_times
-from engram.engine.prepare import device_of
 from engram.engine.session import Observed, Session, available_bytes
+from engram.engine.state import device_of
 from engram.parameters import Layout
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.traces import covered_layout, prior_vector

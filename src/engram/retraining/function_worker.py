@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
 from engram.batches import Batches, Data, call
-from engram.engine.prepare import device_of, undisturbed
+from engram.engine.state import device_of, undisturbed
 from engram.errors import NonFiniteError, TrainingError
 from engram.inputs import mapped
 from engram.parameters import trainable

@@ -7,9 +7,9 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engram.engine.session import available_bytes
+from engram.kernels import plain_attention
 from engram.retraining.stack import MEMORY_SHARE, Stack
 
 Graph = tuple[Tensor, Tensor]  # the gradient of one part of the data, and the point
@@ -44,7 +44,7 @@ class HessianAt:
 
     def _graph(self, part: slice | Tensor) -> Graph:
         stack, leaf = self.stack, self.at.detach().requires_grad_()
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        with torch.enable_grad(), plain_attention():
             outputs = stack.single(stack.layout.unflatten(leaf), stack.batch.select(part).inputs)
             loss = stack.likelihood.loss(outputs, stack.targets[part]).sum()
             return torch.autograd.grad(loss, leaf, create_graph=True)[0], leaf

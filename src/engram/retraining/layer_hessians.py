@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from engram.kernels import plain_attention
 from engram.posteriors.blocks import EigenBlock
 from engram.posteriors.gaussian import Posterior
 from engram.retraining.folding import Folded
@@ -131,7 +131,7 @@ def layer_hessians(stack: Stack, at: Tensor, columns: Mapping[str, Tensor]) -> d
         named = {n: v.detach().requires_grad_() for n, v in stack.layout.unflatten(at).items()}
         mode = _Perturbed({name: named[name] for name in columns})
         batch = stack.batch.select(part)
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        with torch.enable_grad(), plain_attention():
             outputs = stack.single(named, batch.inputs, mode)
             loss = stack.likelihood.loss(outputs, stack.targets[part]).sum()
             for name, seen in mode.seen.items():

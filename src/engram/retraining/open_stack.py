@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.batches import Batches, Data, check_output_rows
-from engram.engine.prepare import device_of
+from engram.engine.state import device_of
 from engram.errors import EngineError, NonFiniteError
 from engram.inputs import tensors_of
 from engram.likelihoods import Likelihood
@@ -21,7 +21,7 @@ def open_stack(
 ) -> Stack:
     """Read the data, check it, and find out how the model can be stacked.
 
-    Call inside :func:`engram.engine.prepare.undisturbed`.
+    Call inside :func:`engram.engine.state.undisturbed`.
     """
     check_finite_weights(model)
     parameters: Named = {name: p.detach() for name, p in trainable(model).items()}

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from engram.arguments import seed_number, whole
 from engram.batches import Batch, Batches, Data
-from engram.engine.prepare import device_of, undisturbed
+from engram.engine.state import device_of, undisturbed
 from engram.errors import ArgumentError, NonFiniteError
 from engram.likelihoods import Likelihood, resolve
 from engram.parameters import check_module, trainable

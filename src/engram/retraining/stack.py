@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engram.batches import Batch, as_outputs
 from engram.engine.session import available_bytes
 from engram.inputs import handed, mapped
+from engram.kernels import plain_attention
 from engram.likelihoods import Likelihood
 from engram.parameters import Layout, Named
 from engram.precision import wide, widest
@@ -156,7 +156,7 @@ class Stack:
         copies = len(next(iter(named.values())))
         if own is not None:
             inputs = _own_rows(inputs, copies, own)
-        with sdpa_kernel(SDPBackend.MATH):
+        with plain_attention():
             if self.vectorised and copies > 1:  # for one, vmap is only slower
                 dims = (0, None if own is None else 0)
                 stacked: Tensor = vmap(self.single, in_dims=dims)(named, inputs)

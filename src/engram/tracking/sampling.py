@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from engram.arguments import whole
 from engram.batches import Batch, Data
-from engram.engine.prepare import device_of
 from engram.engine.session import Session, session
+from engram.engine.state import device_of
 from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
 from engram.parameters import Layout, Named, trainable

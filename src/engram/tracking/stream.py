@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engram.batches import Batches, Data
-from engram.engine.prepare import Engine, prepare, undisturbed
+from engram.engine.prepare import Engine, prepare
 from engram.engine.session import keep_freed_memory
+from engram.engine.state import undisturbed
 from engram.engine.watch import Watch, mixing_layers
 from engram.errors import ArgumentError, ModelMismatchError, NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood

@@ -22,7 +22,7 @@ from torch.func import functional_call
 from torch.optim import LBFGS, Optimizer
 
 from engram.batches import Batches, as_outputs
-from engram.engine.prepare import device_of, own_forward, undisturbed
+from engram.engine.state import device_of, own_forward, undisturbed
 from engram.engine.witness import Witness
 from engram.errors import DataError, PosteriorError
 from engram.inputs import handed

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from engram.batches import Batches, Data, call
-from engram.engine.prepare import device_of, undisturbed
+from engram.engine.state import device_of, undisturbed
 from engram.likelihoods import Likelihood
 from engram.optimizers.ivon import at_mean
 from engram.posteriors.optimizers import unwrapped

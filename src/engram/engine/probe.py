@@ -1,0 +1,191 @@
+"""Two runs of the model that tell how every operation with a parameter can be handled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from engram.batches import Inputs
+from engram.engine.alignment import Alignment
+from engram.engine.nested import tensors
+from engram.engine.plan import Interceptor, Scaling, Touch
+from engram.engine.registry import bind
+from engram.engine.rules import Function
+from engram.engine.units import Unit
+from engram.parameters import trainable
+
+
+class ShapeLog(Interceptor):
+    """Every operation and the shapes of its results, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions: list[Function] = []
+        self.shapes: list[list[torch.Size]] = []
+
+    def operation(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = function(*args, **kwargs)
+        self.functions.append(function)
+        self.shapes.append([t.shape for t in tensors(result)])
+        return result
+
+
+def scaling(two: torch.Size, three: torch.Size) -> Scaling | None:
+    """Which dimension counts examples, from the shapes with two and with three of them."""
+    if len(two) != len(three):
+        return (-1, 0)
+    differing = [d for d, (a, b) in enumerate(zip(two, three, strict=True)) if a != b]
+    if not differing:
+        return None
+    dim = differing[0]
+    per_example, rest = divmod(two[dim], 2)
+    if len(differing) > 1 or rest or three[dim] != 3 * per_example:
+        return (-1, 0)  # grows with the batch in a way that no example owns
+    return (dim, per_example)
+
+
+class Probe(Interceptor):
+    """Runs the model on two examples and writes down every touch."""
+
+    def __init__(self, model: nn.Module, log: ShapeLog, inputs: Inputs, three: Inputs) -> None:
+        super().__init__()
+        self.log = log
+        self.same_operations = True  # whatever the number of examples
+        self.alignment = Alignment(tensors(inputs), self._dimension_of)
+        self.parameters = {id(p): (name,) for name, p in trainable(model).items()}
+        self.followed: dict[int, tuple[str, ...]] = dict(self.parameters)
+        self.known = _input_scaling(inputs, three)
+        self.alive: list[Any] = []  # ids stay unique while their tensors live
+        self.position = 0
+        self.touches: list[Touch] = []
+        self.unhandled: list[tuple[str, ...]] = []
+
+    def operation(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        leaves = tensors((args, kwargs))
+        names = tuple(dict.fromkeys(n for t in leaves for n in self.followed.get(id(t), ())))
+        inputs = tuple(self.known.get(id(t)) for t in leaves)
+        result, changed = self._run(function, args, kwargs, leaves)
+        results = tensors(result)
+        here = slice(self.position, self.position + 1)
+        self.same_operations &= self.log.functions[here] == [function]
+        shapes = next(iter(self.log.shapes[here]), [])
+        self.position += 1
+        found = [scaling(t.shape, s) for t, s in zip(results, shapes, strict=False)]
+        for tensor, scale in zip(results, found, strict=False):
+            if scale is not None:
+                self.known[id(tensor)] = scale
+        self.alignment.note(function, args, kwargs, leaves, [*results, *changed])
+        if names and (results or changed):
+            # what is changed in place, or runs inside of vmap or grad, has no recipe of its own
+            batched = any(scale is not None for scale in (*inputs, *found))
+            own = bool(results) and (batched or not changed)
+            if own and not any(map(is_functorch_wrapped_tensor, (*leaves, *results))):
+                self._touch(function, args, kwargs, leaves, inputs, names, results, found)
+            else:
+                self.unhandled.append(names)
+        return result
+
+    def _run(
+        self,
+        function: Function,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        leaves: list[Tensor],
+    ) -> tuple[Any, list[Tensor]]:
+        """The result, and which of the arguments were changed in place."""
+        before = [t._version for t in leaves]
+        result = function(*args, **kwargs)
+        self.alive.append((leaves, result))
+        changed = [t for t, version in zip(leaves, before, strict=True) if t._version != version]
+        return result, changed
+
+    def unseen(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        leaves = tensors((args, kwargs))
+        result, changed = self._run(function, args, kwargs, leaves)
+        self.alignment.note(function, args, kwargs, leaves, [*tensors(result), *changed])
+        return result
+
+    def _dimension_of(self, tensor: Tensor) -> int | None:
+        scale = self.known.get(id(tensor))
+        if scale is None:
+            return 0 if self.silent else None
+        return scale[0]
+
+    def returned(self, unit: Unit, arguments: Any, result: Any) -> None:
+        self.alive.append(result)
+        if self.alignment.lost(tensors((arguments, result))):
+            unit.separable = False
+        for tensor, dim in zip(tensors(result), unit.output_dims, strict=False):
+            if dim is not None:
+                self.known[id(tensor)] = (dim, 1)
+
+    def _touch(
+        self,
+        function: Function,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        leaves: list[Tensor],
+        inputs: tuple[Scaling | None, ...],
+        names: tuple[str, ...],
+        results: list[Tensor],
+        found: list[Scaling | None],
+    ) -> None:
+        kind = self._kind(function, args, kwargs, leaves, inputs, results, found)
+        if kind is None:
+            self.unhandled.append(names)
+            return
+        if kind == "derived":
+            for tensor in results:
+                if tensor.requires_grad:  # else no derivative goes through it
+                    self.followed.setdefault(id(tensor), names)
+        output = found[0] if found else None
+        self.touches.append(Touch(function, kind, inputs, output, names))
+
+    def _kind(
+        self,
+        function: Function,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        leaves: list[Tensor],
+        inputs: tuple[Scaling | None, ...],
+        results: list[Tensor],
+        found: list[Scaling | None],
+    ) -> str | None:
+        if any(scale is not None and scale[0] < 0 for scale in (*inputs, *found)):
+            return None
+        if self.alignment.lost((*leaves, *results)):
+            return None
+        if all(scale is None for scale in found):
+            return "derived"
+        if len(results) != 1 or found[0] is None:
+            return None
+        if all(scale is None for scale in inputs):
+            return self._expand_kind(leaves, results[0])
+        bound = bind(function, args, kwargs)
+        if bound is not None and self._rule_holds(bound.input, bound.parameters, found[0]):
+            return "rule"
+        batched = [scale for scale in (*inputs, found[0]) if scale is not None]
+        return "copies" if all(scale[1] == 1 for scale in batched) else None
+
+    def _rule_holds(self, data: Tensor, roles: dict[str, Tensor], output: Scaling) -> bool:
+        scale = self.known.get(id(data))
+        direct = all(id(p) in self.parameters or id(p) not in self.followed for p in roles.values())
+        if scale is None or not direct or id(data) in self.parameters:
+            return False
+        trailing = scale[0] == data.dim() - 1 and data.is_floating_point()
+        return scale == output and not trailing and (scale[0] == 0 or scale[1] == 1)
+
+    def _expand_kind(self, leaves: list[Tensor], result: Tensor) -> str | None:
+        followed = [t for t in leaves if id(t) in self.followed]
+        source = followed[0]
+        fits = len(followed) == 1 and source.dim() > 0 and source.shape[0] == 1
+        return "expand" if fits and result.shape == (2, *source.shape[1:]) else None
+
+
+def _input_scaling(two: Inputs, three: Inputs) -> dict[int, Scaling]:
+    pairs = zip(tensors(two), tensors(three), strict=True)
+    found = {id(a): scaling(a.shape, b.shape) for a, b in pairs}
+    return {key: scale for key, scale in found.items() if scale is not None}

@@ -1,0 +1,181 @@
+"""Models that cannot be handled, refused by the true cause and with what to do about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from engram.batches import Batch, call
+from engram.engine.buffers import Buffers
+from engram.engine.nested import tensors
+from engram.engine.rules import Function
+from engram.errors import EngineError
+from engram.parameters import trainable
+
+# words of an error, what was expected, what came, what to do
+CAUSES = (
+    (
+        "incompatible with .grad()",
+        "checkpointing whose backward pass can be asked for single gradients",
+        "reentrant checkpointing (use_reentrant=True)",
+        "pass use_reentrant=False to torch.utils.checkpoint.checkpoint",
+    ),
+    (
+        "more than 1 value per channel",
+        "a model that treats the examples of a batch independently",
+        "batch normalisation with the statistics of the batch, also in eval mode",
+        "give it running statistics, and let eval() reach it",
+    ),
+    (
+        "modified by an inplace operation",
+        "a model that autograd can differentiate",
+        "a tensor that was changed in place after an operation that needs it for its derivative",
+        "write that operation out of place (x = x + y instead of x += y)",
+    ),
+    (
+        "is not implemented",
+        "operations that can be differentiated twice",
+        "",
+        "write that operation out in ones that have a second derivative",
+    ),
+)
+
+
+def refusal(error: Exception) -> EngineError:
+    """The error of a model that did not run, with its cause by name where that is known."""
+    came = f"{type(error).__name__}: {error}"
+    for words, expected, got, remedy in CAUSES:
+        if words in str(error):
+            return EngineError(expected, f"{got} ({came})" if got else came, remedy)
+    return EngineError(
+        "a model that runs on the first examples of the data and can be differentiated twice",
+        came,
+        "check shapes and types of the inputs; docs/errors-and-limits.md lists what is covered",
+    )
+
+
+def check_kinds(model: nn.Module) -> None:
+    """What cannot be handled whatever the data: found before the model is run."""
+    for name, module in model.named_modules():
+        _check_module(name, module)
+    if not trainable(model):
+        quantised = any(".quantized" in type(m).__module__ for m in model.modules())
+        raise EngineError(
+            "a model with trainable parameters",
+            "quantised layers, whose weights are fixed" if quantised else "none with gradients",
+            "pass the model as it was before it was quantised" if quantised else "unfreeze some",
+        )
+    for name, parameter in model.named_parameters():
+        if parameter.is_complex():
+            raise EngineError(
+                "real parameters", f"complex numbers in {name!r}", "split them in two"
+            )
+        if hasattr(parameter, "device_mesh"):
+            _refuse_sharded(f"{name!r} as a {type(parameter).__name__}")
+
+
+def _check_module(name: str, module: nn.Module) -> None:
+    if isinstance(module, torch.jit.ScriptModule):
+        raise EngineError(
+            "modules of Python, whose operations can be seen one by one",
+            f"{name or 'the model'!r} compiled by torch.jit",
+            "pass the module that was given to torch.jit.script or torch.jit.trace",
+        )
+    if type(module).__name__ == "FullyShardedDataParallel":
+        _refuse_sharded(f"{name or 'the model'!r} in FullyShardedDataParallel")
+    if getattr(module, "max_norm", None) is not None:
+        raise EngineError(
+            "layers that leave their weights as they are",
+            f"{name!r} with max_norm, which rescales them in every forward pass",
+            "set max_norm=None after training",
+        )
+
+
+def _refuse_sharded(got: str) -> None:
+    raise EngineError(
+        "whole parameters in every process",
+        f"{got}, sharded over processes",
+        "load the full state dict into a model that is not sharded: "
+        "torch.distributed.checkpoint.state_dict.get_model_state_dict with "
+        "StateDictOptions(full_state_dict=True)",
+    )
+
+
+def check_independent(model: nn.Module, probe: Batch) -> None:
+    """An example's outputs must not depend on which others are in its batch."""
+    buffers = Buffers.now(model)
+    with torch.no_grad():
+        with Precisions():
+            together = call(model, probe.inputs)
+        changed = buffers.changed(model)
+        again = call(model, probe.inputs)
+        alone = [call(model, probe.select(slice(i, i + 1)).inputs) for i in range(len(probe))]
+    if len(together) != len(probe) or any(len(rows) != 1 for rows in alone):
+        raise EngineError(
+            "one row of outputs for each example",
+            f"{len(together)} rows for {len(probe)} examples, and {len(alone[0])} for one",
+            "keep the dimension of the examples (no squeeze() without a dimension); where the "
+            "rows are nodes or tokens, pool those of each example inside the model",
+        )
+    if not torch.isfinite(together).all():
+        return  # reported with the example's index when its batch comes
+    if not torch.allclose(together, again, rtol=1e-3, atol=1e-6):
+        raise _not_the_same(changed)
+    tolerance = {torch.float64: 1e-8}.get(together.dtype, 2e-2)
+    rows = torch.cat(alone)
+    if together.shape != rows.shape or not torch.allclose(
+        together, rows, rtol=tolerance, atol=tolerance * float(rows.abs().max())
+    ):
+        raise EngineError(
+            "a model that treats the examples of a batch independently",
+            "outputs that change with the other examples of the batch",
+            "replace what mixes examples: batch normalisation needs running statistics, a branch "
+            "must not depend on the whole batch, and where rows are the nodes of one graph there "
+            "are no separate examples unless nodes are pooled to graphs",
+        )
+
+
+def _not_the_same(changed: list[str]) -> EngineError:
+    if changed:
+        return EngineError(
+            "a model whose outputs are the same each time in eval mode",
+            f"a forward that changes its buffer {changed[0]!r}",
+            "update buffers in train mode only (observers of quantisation: disable_observer)",
+        )
+    return EngineError(
+        "a model whose outputs are the same each time in eval mode",
+        "a random forward",
+        "use nn.Dropout, which eval mode switches off, and draw no noise in forward",
+    )
+
+
+class Precisions(TorchFunctionMode):
+    """Refuses operations that automatic mixed precision inside of the model takes down."""
+
+    def __torch_function__(
+        self,
+        function: Function,
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")):
+            return result
+        given = [t for t in tensors((args, kwargs)) if t.is_floating_point()]
+        made = [t for t in tensors(result) if t.is_floating_point()]
+        if _lower(made) and not _lower(given):
+            name = getattr(function, "__name__", function)
+            raise EngineError(
+                "a forward in one precision",
+                f"automatic mixed precision inside of the model, at {name!r}",
+                "take torch.autocast out of forward, and put it around the training step",
+            )
+        return result
+
+
+def _lower(values: list[Tensor]) -> bool:
+    return any(t.dtype in (torch.float16, torch.bfloat16) for t in values)

@@ -1,0 +1,154 @@
+"""A plan's passes against plain autograd, on a few examples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from engram.batches import Batch, call
+from engram.engine.passes import Trace, trace
+from engram.engine.plan import Plan
+from engram.errors import EngineError
+from engram.kernels import plain_attention
+from engram.parameters import Named, trainable
+
+LARGEST_WALK = 100_000  # nodes of a graph that are looked at for a name
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What autograd says of a few examples: outputs, and each one's gradient of <seed, f>.
+
+    The gradients come from the same batch as ours, since rounding may differ between batch sizes
+    by more than any tolerance in nets that amplify it (normalisation of almost constant features).
+    """
+
+    outputs: Tensor
+    seed: Tensor
+    gradients: list[Named]
+    functions: list[str]  # autograd functions of the user's own in the graph
+
+    @classmethod
+    def of(cls, model: nn.Module, probe: Batch) -> Expected:
+        """By one backward pass for each example: the other rows of the seed are zero."""
+        parameters = trainable(model)
+        with torch.enable_grad(), plain_attention():
+            outputs = call(model, probe.inputs)
+            if not outputs.requires_grad or outputs.is_complex():
+                raise EngineError(
+                    "real outputs that depend on the trainable parameters",
+                    f"outputs of {outputs.dtype} without a derivative",
+                    "return the outputs themselves: no detach(), no argmax(), no torch.no_grad()",
+                )
+            seed = _random(outputs)
+            rows = [torch.zeros_like(seed) for _ in range(len(probe))]
+            for i, own in enumerate(rows):
+                own[i] = seed[i]
+            found = [
+                torch.autograd.grad(
+                    outputs,
+                    list(parameters.values()),
+                    own,
+                    retain_graph=True,
+                    allow_unused=True,
+                    materialize_grads=True,
+                )
+                for own in rows
+            ]
+        named = [dict(zip(parameters, gradients, strict=True)) for gradients in found]
+        return cls(outputs.detach(), seed, named, own_functions(outputs))
+
+    @property
+    def finite(self) -> bool:
+        """What is not is reported with the example's index when its batch comes."""
+        return bool(torch.isfinite(self.outputs).all())
+
+    @property
+    def tolerance(self) -> float:
+        """How far apart rounding can bring two ways of computing one gradient."""
+        return {torch.float64: 1e-8, torch.float32: 1e-3}.get(self.outputs.dtype, 5e-2)
+
+
+def disagreements(
+    model: nn.Module, plan: Plan, probe: Batch, expected: Expected
+) -> tuple[list[str], set[str]]:
+    """Parameters whose per-example gradients differ from autograd's, and those with any."""
+    recorded = trace(model, plan, probe.inputs, len(probe))
+    ours = recorded.own_gradients(expected.seed)
+    if not expected.finite:
+        return [], set(ours)
+    if not torch.allclose(
+        recorded.outputs,
+        expected.outputs,
+        rtol=expected.tolerance,
+        atol=expected.tolerance * float(expected.outputs.abs().max()),
+    ):
+        return list(expected.gradients[0]), set(ours)
+    wrong: dict[str, None] = {}
+    for i, theirs in enumerate(expected.gradients):
+        for name, (gradient, size) in _sizes(theirs).items():
+            got = ours[name][i] if name in ours else torch.zeros_like(gradient)
+            if not float((got - gradient).norm()) <= expected.tolerance * size:
+                wrong[name] = None
+    if not wrong:
+        _check_second_derivative(recorded, ours, expected)
+    return list(wrong), set(ours)
+
+
+def _check_second_derivative(recorded: Trace, ours: Named, expected: Expected) -> None:
+    """<seed, J v> must be <J' seed, v>: the pass through the backward pass against the backward.
+
+    Every parameter's share of the sum has about the same size, so that none is too small to miss.
+    """
+    sizes = [_sizes(gradients) for gradients in expected.gradients]
+    largest = {name: max(size[name][1] for size in sizes) for name in ours}
+    direction = {name: _random(value[0]) / (largest[name] or 1.0) for name, value in ours.items()}
+    pushed = (recorded.tangent(direction) * expected.seed).sum(1)
+    pulled = torch.stack(
+        [(g * direction[name]).reshape(len(g), -1).sum(1) for name, g in ours.items()]
+    )
+    limit = 10 * expected.tolerance * (1 + pulled.abs().sum(0))
+    if bool(((pushed - pulled.sum(0)).abs() <= limit).all()):
+        return
+    raise EngineError(
+        "a backward pass that can be differentiated",
+        f"one whose derivative is lost ({_named(expected.functions)})",
+        "write the backward of the function in operations of torch, without once_differentiable, "
+        "detach or numpy, or leave the function out",
+    )
+
+
+def _named(functions: list[str]) -> str:
+    if not functions:
+        return "no autograd function of your own is in the graph, so an operation of a library"
+    return f"autograd functions of your own: {', '.join(functions)}"
+
+
+def _sizes(gradients: Named) -> dict[str, tuple[Tensor, float]]:
+    """Each gradient with the size by which its error is judged: never far below all others."""
+    scale = max(float(g.norm()) for g in gradients.values())
+    return {name: (g, float(g.norm()) + 1e-3 * scale) for name, g in gradients.items()}
+
+
+def _random(like: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
+
+
+def own_functions(outputs: Tensor) -> list[str]:
+    """Names of the autograd functions written in Python that the outputs went through."""
+    names: dict[str, None] = {}
+    seen: set[Node] = set()
+    waiting = [outputs.grad_fn]
+    while waiting and len(seen) < LARGEST_WALK:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            names[node.name().removesuffix("Backward")] = None
+        waiting += [following for following, _ in node.next_functions]
+    return list(names)
