@@ -12,20 +12,30 @@ from unusual_modules import UNUSUAL, unusual
 Y = torch.arange(7) % 3
 
 
-def linear_deviation(model, x, targets, **choice):
-    fitted = engram.laplace(model, (x, targets), structure="diagonal", progress=False, **choice)
+def linear_deviation(model, x, targets, structure="diagonal", **choice):
+    fitted = engram.laplace(model, (x, targets), structure=structure, progress=False, **choice)
+    choice.pop("curvature", None)
     found = engram.sensitivities(
         model, (x, targets), fitted, estimator="linear", progress=False, **choice
     )
     return found.deviation, fitted
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, None])
+@pytest.mark.parametrize("batch_size", [1, 5])
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_the_deviation_is_that_of_plain_autograd(name, batch_size):
     model, x = unusual(name)
     found, fitted = linear_deviation(model, x, Y, batch_size=batch_size)
     assert_close(found, expected_deviation(model.eval(), x, Y, fitted), 1e-9)
+
+
+@pytest.mark.parametrize("name", ["sorted_rows", "selected_rows", "listed_rows"])
+def test_rows_in_an_order_of_the_data_stay_with_their_examples(name):
+    """The examples on which the passes are planned are in order; later ones are not."""
+    model, x = unusual(name)
+    found, fitted = linear_deviation(model, x, Y, structure="full", curvature="ggn")
+    expected = expected_deviation(model.eval(), x, Y, fitted)
+    assert_close(found, expected, 1e-9)
 
 
 @pytest.mark.parametrize("name", ["experts_of_rows", "sorted_rows", "to_its_device"])

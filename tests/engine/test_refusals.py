@@ -1,0 +1,167 @@
+"""Models that are refused, each by its true cause."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+import engram
+from engram.errors import EngineError
+from refusal import Refusal
+
+X = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(7) % 3
+
+
+class Cube(torch.autograd.Function):
+    """Its backward is right, and has no derivative."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * gradient
+
+
+class NumpyCube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.from_numpy(x.detach().numpy() ** 3)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return torch.from_numpy(3 * x.detach().numpy() ** 2 * gradient.detach().numpy())
+
+
+class Model(nn.Module):
+    """Two layers, with something between or behind them."""
+
+    def __init__(self, between=torch.tanh, behind=lambda outputs: outputs):
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.between, self.behind = between, behind
+
+    def forward(self, x):
+        return self.behind(self.head(self.between(self.first(x))))
+
+
+class MixedPrecision(Model):
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            hidden = self.first(x)
+        return self.head(hidden.float().tanh())
+
+
+class Reentrant(Model):
+    def forward(self, x):
+        return self.head(checkpoint(torch.tanh, self.first(x), use_reentrant=True))
+
+
+class Graph(Model):
+    """The rows are nodes of one graph: each takes the mean of all."""
+
+    def forward(self, x):
+        return self.head(self.first(x).mean(0).expand(len(x), 5) + self.first(x))
+
+
+class Counts(Model):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("level", torch.zeros(()))
+
+    def forward(self, x):
+        self.level += 1
+        return super().forward(x) + self.level
+
+
+def hooked():
+    model = Model()
+    model.first.weight.register_hook(lambda gradient: 2 * gradient)
+    return model
+
+
+def quantised():
+    return torch.ao.quantization.quantize_dynamic(Model(), {nn.Linear})
+
+
+REFUSED = {
+    "once differentiable": (lambda: Model(Cube.apply), ("can be differentiated", "cube")),
+    "numpy inside": (lambda: Model(NumpyCube.apply), ("can be differentiated", "numpycube")),
+    "mixed precision": (lambda: MixedPrecision(), ("mixed precision", "autocast out of forward")),
+    "reentrant": (lambda: Reentrant(), ("reentrant", "use_reentrant=false")),
+    "nodes of a graph": (lambda: Graph(), ("independently", "pooled to graphs")),
+    "counts": (lambda: Counts(), ("changes its buffer 'level'",)),
+    "gradient hook": (hooked, ("other gradients of 'first.weight'", "hooks")),
+    "script": (lambda: torch.jit.script(nn.Linear(4, 3)), ("torch.jit",)),
+    "script inside": (lambda: nn.Sequential(torch.jit.trace(nn.Linear(4, 3), X)), ("torch.jit",)),
+    "quantised": (quantised, ("quantised", "before it was quantised")),
+    "detached": (lambda: Model(behind=torch.detach), ("no detach",)),
+    "classes": (lambda: Model(behind=lambda f: f.argmax(1)), ("int64", "no argmax")),
+    "complex": (lambda: Model(behind=lambda f: f.to(torch.complex64)), ("real outputs",)),
+    "squeezed": (lambda: Model(behind=torch.squeeze), ("one row of outputs", "squeeze")),
+    "batch statistics": (
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)),
+        ("batch normalisation with the statistics of the batch",),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_true_cause_is_named(name):
+    make, words = REFUSED[name]
+    torch.manual_seed(0)
+    with Refusal(EngineError, *words):
+        engram.laplace(make(), (X, Y), progress=False)
+
+
+@pytest.fixture
+def one_process(tmp_path):
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_sharded_parameters_are_refused():
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import init_device_mesh
+
+    model = fully_shard(Model(), mesh=init_device_mesh("cpu", (1,)))
+    with Refusal(EngineError, "sharded", "full_state_dict"):
+        engram.laplace(model, (X, Y), progress=False)
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("wrap", [nn.parallel.DistributedDataParallel, nn.DataParallel])
+def test_wrappers_of_parallel_training_give_the_model_s_own_answer(wrap):
+    torch.manual_seed(0)
+    model = Model()
+    plain = engram.laplace(model, (X, Y), structure="diagonal", progress=False)
+    expected = engram.sensitivities(model, (X, Y), plain, progress=False)
+    wrapped = wrap(model)
+    fitted = engram.laplace(wrapped, (X, Y), structure="diagonal", progress=False)
+    found = engram.sensitivities(wrapped, (X, Y), fitted, progress=False)
+    assert torch.equal(found.loo_loss, expected.loo_loss)
+
+
+class MixedInName(Model):
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(x)
+
+
+def test_mixed_precision_that_changes_nothing_is_let_through():
+    """It leaves double precision alone."""
+    model = MixedInName().double()
+    engram.laplace(model, (X.double(), Y), structure="diagonal", progress=False)
