@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 import engram
-from engram.errors import EngineError
+from engram.errors import DataError, EngineError
 from refusal import Refusal
 
 X = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
@@ -107,7 +107,7 @@ REFUSED = {
     "detached": (lambda: Model(behind=torch.detach), ("no detach",)),
     "classes": (lambda: Model(behind=lambda f: f.argmax(1)), ("int64", "no argmax")),
     "complex": (lambda: Model(behind=lambda f: f.to(torch.complex64)), ("real outputs",)),
-    "squeezed": (lambda: Model(behind=torch.squeeze), ("one row of outputs", "squeeze")),
+    "squeezed": (lambda: Model(behind=torch.squeeze), ("one row of outputs", "3 rows for 1")),
     "batch statistics": (
         lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)),
         ("batch normalisation with the statistics of the batch",),
@@ -120,7 +120,7 @@ REFUSED = {
 def test_the_true_cause_is_named(name):
     make, words = REFUSED[name]
     torch.manual_seed(0)
-    with Refusal(EngineError, *words):
+    with Refusal((EngineError, DataError), *words):
         engram.laplace(make(), (X, Y), progress=False)
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.func import functional_call
 
 import engram
-from engram.engine.prepare import undisturbed
+from engram.engine.state import undisturbed
 from engram.likelihoods import Categorical
 from engram.retraining import layer_hessians as module
 from engram.retraining.hessian_at import HessianAt

@@ -8,7 +8,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 import engram
-from engram.engine.prepare import undisturbed
+from engram.engine.state import undisturbed
 from engram.likelihoods import Categorical, Gaussian
 from engram.retraining import hessian_at, newton
 from engram.retraining.chord import foreseen_step

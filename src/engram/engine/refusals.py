@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from engram.batches import Batch, call
+from engram.batches import Batch, call, check_output_rows
 from engram.engine.buffers import Buffers
 from engram.engine.nested import tensors
 from engram.engine.rules import Function
-from engram.errors import EngineError
+from engram.errors import EngineError, brief
 from engram.parameters import trainable
 
 # words of an error, what was expected, what came, what to do
@@ -46,7 +46,7 @@ CAUSES = (
 
 def refusal(error: Exception) -> EngineError:
     """The error of a model that did not run, with its cause by name where that is known."""
-    came = f"{type(error).__name__}: {error}"
+    came = brief(error)
     for words, expected, got, remedy in CAUSES:
         if words in str(error):
             return EngineError(expected, f"{got} ({came})" if got else came, remedy)
@@ -113,13 +113,9 @@ def check_independent(model: nn.Module, probe: Batch) -> None:
         changed = buffers.changed(model)
         again = call(model, probe.inputs)
         alone = [call(model, probe.select(slice(i, i + 1)).inputs) for i in range(len(probe))]
-    if len(together) != len(probe) or any(len(rows) != 1 for rows in alone):
-        raise EngineError(
-            "one row of outputs for each example",
-            f"{len(together)} rows for {len(probe)} examples, and {len(alone[0])} for one",
-            "keep the dimension of the examples (no squeeze() without a dimension); where the "
-            "rows are nodes or tokens, pool those of each example inside the model",
-        )
+    check_output_rows(together, len(probe))
+    for rows in alone:
+        check_output_rows(rows, 1)
     if not torch.isfinite(together).all():
         return  # reported with the example's index when its batch comes
     if not torch.allclose(together, again, rtol=1e-3, atol=1e-6):

@@ -12,7 +12,6 @@ from torch import Tensor
 from engram.curvature.moments import SquareMoments
 from engram.curvature.seeds import seeds
 from engram.engine.session import Observed, Session
-from engram.engine.state import device_of
 from engram.parameters import trainable
 from engram.posteriors.blocks import EigenBlock, diagonal_block
 from engram.posteriors.tolerance import sampled_share
