@@ -69,10 +69,6 @@ def check_kinds(model: nn.Module) -> None:
             "pass the model as it was before it was quantised" if quantised else "unfreeze some",
         )
     for name, parameter in model.named_parameters():
-        if parameter.is_complex():
-            raise EngineError(
-                "real parameters", f"complex numbers in {name!r}", "split them in two"
-            )
         if hasattr(parameter, "device_mesh"):
             _refuse_sharded(f"{name!r} as a {type(parameter).__name__}")
 
