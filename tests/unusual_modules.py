@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.func import grad, vmap
 from torch.nn.utils import rnn
 
@@ -151,6 +152,33 @@ class Product(torch.autograd.Function):
         return gradient @ weight.T, x.T @ gradient
 
 
+class Cube(torch.autograd.Function):
+    """Its backward is right, and has no derivative."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * gradient
+
+
+class NumpyCube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.from_numpy(x.detach().numpy() ** 3)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return torch.from_numpy(3 * x.detach().numpy() ** 2 * gradient.detach().numpy())
+
+
 ROWS, STEPS = (4,), (3, 4)
 # name: function, its width, shape of an example, parts
 UNUSUAL: dict[str, tuple[Callable[..., Tensor], int, tuple[int, ...], dict[str, Callable]]] = {
@@ -207,6 +235,22 @@ UNUSUAL: dict[str, tuple[Callable[..., Tensor], int, tuple[int, ...], dict[str, 
     "own_function": (
         lambda self, x: torch.tanh(Product.apply(x, self.weight)),
         *(5, ROWS, {"weight": lambda: bare(4, 5)}),
+    ),
+    "once_differentiable": (
+        lambda self, x: Cube.apply(self.layer(x)),
+        *(5, ROWS, {"layer": lambda: nn.Linear(4, 5)}),
+    ),
+    "numpy_inside": (
+        lambda self, x: NumpyCube.apply(self.layer(x)),
+        *(5, ROWS, {"layer": lambda: nn.Linear(4, 5)}),
+    ),
+    "embedding_bag": (
+        lambda self, x: self.layer((x > 0).long()),
+        *(5, ROWS, {"layer": lambda: nn.EmbeddingBag(2, 5)}),
+    ),
+    "distances": (
+        lambda self, x: torch.cdist(self.layer(x), self.weight),
+        *(5, ROWS, {"layer": lambda: nn.Linear(4, 4), "weight": lambda: bare(5, 4)}),
     ),
     "slices_of_a_weight": (
         lambda self, x: F.linear(x, self.weight[:5]).tanh() + F.linear(x, self.weight[3:8]),

@@ -4,42 +4,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 import engram
 from engram.errors import DataError, EngineError
 from refusal import Refusal
+from unusual_modules import Cube, NumpyCube
 
 X = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(7) % 3
-
-
-class Cube(torch.autograd.Function):
-    """Its backward is right, and has no derivative."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        return 3 * x**2 * gradient
-
-
-class NumpyCube(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return torch.from_numpy(x.detach().numpy() ** 3)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        return torch.from_numpy(3 * x.detach().numpy() ** 2 * gradient.detach().numpy())
 
 
 class Model(nn.Module):
@@ -94,8 +67,6 @@ def quantised():
 
 
 REFUSED = {
-    "once differentiable": (lambda: Model(Cube.apply), ("can be differentiated", "cube")),
-    "numpy inside": (lambda: Model(NumpyCube.apply), ("can be differentiated", "numpycube")),
     "mixed precision": (lambda: MixedPrecision(), ("mixed precision", "autocast out of forward")),
     "reentrant": (lambda: Reentrant(), ("reentrant", "use_reentrant=false")),
     "nodes of a graph": (lambda: Graph(), ("independently", "pooled to graphs")),
@@ -122,6 +93,19 @@ def test_the_true_cause_is_named(name):
     torch.manual_seed(0)
     with Refusal((EngineError, DataError), *words):
         engram.laplace(make(), (X, Y), progress=False)
+
+
+@pytest.mark.parametrize("function", [Cube, NumpyCube])
+def test_a_function_without_a_second_derivative_has_no_hessian(function):
+    """Its own derivative would be lost without a word."""
+    torch.manual_seed(0)
+    model = Model(function.apply)
+    assert engram.laplace(model, (X, Y), progress=False).curvature == "ggn"
+    with Refusal(EngineError, "can be differentiated", function.__name__.lower()):
+        engram.laplace(model, (X, Y), structure="full", curvature="hessian", progress=False)
+    fitted = engram.laplace(model, (X, Y), structure="kronecker", progress=False)
+    with Refusal(EngineError, "can be differentiated", function.__name__.lower()):
+        engram.calibrate(model, (X, Y), fitted, progress=False)
 
 
 @pytest.fixture

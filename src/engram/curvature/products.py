@@ -31,6 +31,7 @@ def batch_hessian_times(
     session: Session, parameters: Mapping[str, Tensor], vectors: Mapping[str, Tensor], batch: Batch
 ) -> Named:
     """The same over the examples of one batch."""
+    session.engine.check_twice()
     batch = batch.to(device_of(session.model))
     wanted = list(parameters.values())
     with torch.enable_grad(), plain_attention():

@@ -33,13 +33,15 @@ class Trace:
     """One forward pass with everything needed to differentiate it.
 
     ``runs_again`` says whether backward passes may run operations of the model once more, as
-    activation checkpointing does.
+    activation checkpointing does; ``twice`` whether they can be differentiated. Where they cannot,
+    a tangent takes a backward pass for every output: <J' e_k, v> is its entry k.
     """
 
     outputs: Tensor
     sites: list[Site]
     graph: Tensor | None = field(repr=False)
     runs_again: bool = False
+    twice: bool = True
 
     def release(self) -> None:
         """Let go of the graph and of what was recorded; the outputs stay."""
@@ -75,7 +77,7 @@ class Trace:
         """J S^-1 J' seed, [B, K]; the gradients' sum is added to ``total``."""
         leaf = seed.detach().requires_grad_()
         with self._kernels():
-            found = self.gradients(leaf, create_graph=True)
+            found = self.gradients(leaf, create_graph=self.twice)
         with torch.no_grad():
             arranged = [
                 None if g is None else site.arrange(g.detach())
@@ -101,7 +103,7 @@ class Trace:
         """J_i v_i, [B, K], for a direction of each example's own, [B, *shape] by name."""
         leaf = torch.zeros_like(self.outputs).requires_grad_()
         with self._kernels():
-            found = self.gradients(leaf, create_graph=True)
+            found = self.gradients(leaf, create_graph=self.twice)
         moves: list[Tensor | None] = []
         with torch.no_grad():
             for site in self.sites:
@@ -138,6 +140,8 @@ class Trace:
     def _push(
         self, leaf: Tensor, found: Sequence[Tensor | None], moves: Sequence[Tensor | None]
     ) -> Tensor:
+        if not self.twice:
+            return self._push_by_outputs(moves)
         used = [
             (g, site.restore(t))
             for g, t, site in zip(found, moves, self.sites, strict=True)
@@ -150,6 +154,18 @@ class Trace:
                 [g for g, _ in used], leaf, [t for _, t in used], allow_unused=True
             )
         return torch.zeros_like(leaf) if pushed is None else pushed.detach()
+
+    @torch.no_grad()
+    def _push_by_outputs(self, moves: Sequence[Tensor | None]) -> Tensor:
+        """sum_l <t_l, g_l(e_k)> for every output k: exact, and a backward pass each."""
+        count, pushed = len(self.outputs), torch.zeros_like(self.outputs)
+        for k in range(pushed.shape[1]):
+            seed = torch.zeros_like(pushed)
+            seed[:, k] = 1
+            for gradient, move in zip(self.arranged(seed), moves, strict=True):
+                if gradient is not None and move is not None:
+                    pushed[:, k] += (gradient * move).reshape(count, -1).sum(1)
+        return pushed
 
     def _kernels(self) -> AbstractContextManager[None]:
         return plain_attention() if self.runs_again else nullcontext()
@@ -178,4 +194,5 @@ def trace(
     ):
         outputs = call(model, inputs)
     recorder.check_complete()
-    return Trace(outputs.detach(), recorder.sites, outputs, runs_again=not plan.own_kernels)
+    again = not plan.own_kernels
+    return Trace(outputs.detach(), recorder.sites, outputs, runs_again=again, twice=plan.twice)

@@ -41,11 +41,16 @@ class Touch:
 
 @dataclass(frozen=True)
 class Plan:
-    """The touches in the order in which the model makes them, and its units."""
+    """The touches in the order in which the model makes them, and its units.
+
+    ``own_kernels`` says whether quicker kernels of ours may stand in for the model's operations,
+    ``twice`` whether its backward pass can itself be differentiated.
+    """
 
     touches: tuple[Touch, ...]
     units: dict[str, Unit] = field(default_factory=dict)
     own_kernels: bool = True
+    twice: bool = True
 
     def ways(self) -> dict[str, str]:
         """For each parameter that is used: rule, copies or unit."""

@@ -12,7 +12,7 @@ from engram.engine.passes import Trace, trace
 from engram.engine.plan import Plan
 from engram.engine.planning import make_plan, outermost, whole
 from engram.engine.refusals import check_independent, check_kinds, refusal
-from engram.engine.self_check import Expected, disagreements
+from engram.engine.self_check import Expected, disagreements, no_second_derivative
 from engram.engine.state import device_of
 from engram.errors import EngineError, EngramError
 from engram.parameters import check_finite_weights, count, frozen, trainable
@@ -53,10 +53,16 @@ class Engine:
     plan: Plan
     coverage: Coverage
     parameters: dict[str, nn.Parameter]
+    own_functions: tuple[str, ...] = ()  # autograd functions of the user's
 
     def trace(self, batch: Batch) -> Trace:
         """Forward pass over a batch, recorded."""
         return trace(self.model, self.plan, batch.inputs, len(batch), self.parameters)
+
+    def check_twice(self) -> None:
+        """EngineError where second derivatives are wanted and the model has none."""
+        if not self.plan.twice:
+            raise no_second_derivative(self.own_functions)
 
 
 def prepare(model: nn.Module, batches: Batches) -> Engine:
@@ -80,13 +86,14 @@ def _prepare(model: nn.Module, batches: Batches) -> Engine:
     positions = torch.arange(3) % len(first)
     probe = first.select(positions).to(device_of(model))
     check_independent(model, probe)
-    plan, used = _checked_plan(model, probe)
-    return Engine(model, plan, _coverage(model, plan, used), parameters)
-
-
-def _checked_plan(model: nn.Module, probe: Batch) -> tuple[Plan, set[str]]:
-    """The narrowest plan whose gradients are autograd's; units only widen, so the search ends."""
     expected = Expected.of(model, probe)
+    plan, used = _checked_plan(model, probe, expected)
+    functions = tuple(expected.functions)
+    return Engine(model, plan, _coverage(model, plan, used), parameters, functions)
+
+
+def _checked_plan(model: nn.Module, probe: Batch, expected: Expected) -> tuple[Plan, set[str]]:
+    """The narrowest plan whose gradients are autograd's; units only widen, so the search ends."""
     units: set[str] = set()
     for _ in model.modules():
         plan = _planned(model, probe, units)
@@ -119,17 +126,19 @@ def _runnable(
     """The plan in the first form that runs, with what :func:`disagreements` says of it.
 
     A checkpoint runs the model again in its backward pass and wants the same operations, so our
-    own kernels are left out; what vmap cannot run is run for one example after the other.
+    own kernels are left out; what cannot be differentiated twice takes a backward pass for every
+    output; what vmap cannot run is run for one example after the other.
     """
-    plain = replace(plan, own_kernels=False)
-    last = _one_by_one(whole(model))
-    forms = [plan, plain, *([_one_by_one(plain)] if plan.units else []), last]
+    plain, last = replace(plan, own_kernels=False), _one_by_one(whole(model))
+    forms = [plan]
+    for form in (plain, *([_one_by_one(plain)] if plan.units else []), last):
+        forms += [form, replace(form, twice=False)]
     for form in forms[:-1]:
         try:
             return form, *disagreements(model, form, probe, expected)
         except Exception:  # the next form; the last one says what is wrong
             continue
-    return last, *disagreements(model, last, probe, expected)
+    return forms[-1], *disagreements(model, forms[-1], probe, expected)
 
 
 def _one_by_one(plan: Plan) -> Plan:

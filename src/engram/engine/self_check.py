@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -113,18 +114,18 @@ def _check_second_derivative(recorded: Trace, ours: Named, expected: Expected) -
     limit = 10 * expected.tolerance * (1 + pulled.abs().sum(0))
     if bool(((pushed - pulled.sum(0)).abs() <= limit).all()):
         return
-    raise EngineError(
-        "a backward pass that can be differentiated",
-        f"one whose derivative is lost ({_named(expected.functions)})",
-        "write the backward of the function in operations of torch, without once_differentiable, "
-        "detach or numpy, or leave the function out",
+    raise no_second_derivative(expected.functions)
+
+
+def no_second_derivative(functions: Sequence[str]) -> EngineError:
+    """The error of a model whose backward pass cannot be differentiated."""
+    named = f"autograd functions of your own: {', '.join(functions)}"
+    return EngineError(
+        "a backward pass that can be differentiated, for second derivatives of the loss",
+        f"one whose derivative is lost ({named if functions else 'an operation without one'})",
+        'use curvature="ggn" and leave out exact products (calibrate, refine); or write the '
+        "backward in operations of torch, without once_differentiable, detach or numpy",
     )
-
-
-def _named(functions: list[str]) -> str:
-    if not functions:
-        return "no autograd function of your own is in the graph, so an operation of a library"
-    return f"autograd functions of your own: {', '.join(functions)}"
 
 
 def _sizes(gradients: Named) -> dict[str, tuple[Tensor, float]]:
