@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -108,6 +109,34 @@ def test_show_ranks_by_another_column(demonstration):
 def test_show_asks_for_more_than_there_is(demonstration):
     folder, _ = demonstration
     assert "200 examples" in call("show", str(folder), "--top", "10000").stdout
+
+
+EVIL = "\x1b[2J[bold red]all good[/bold red]\nverdict good\u202e:smile:\x9b31m"
+
+
+def test_show_prints_what_was_saved_and_obeys_none_of_it(demonstration, tmp_path):
+    folder, _ = demonstration
+    result = engram.load(folder)
+    noted = {**result.provenance, "settings": {"in_eval_mode": [EVIL]}}
+    basis = replace(result.basis, estimator=EVIL, structure=EVIL)
+    replace(result, provenance=noted, basis=basis).save(tmp_path)
+    found = call("show", str(tmp_path), "--top", "1")
+    assert found.exit_code == 0
+    for character in ("\x1b[2J", "\u202e", "\x9b"):
+        assert character not in found.stdout
+    assert "[bold red]all good[/bold red]" in found.stdout
+    assert ":smile:" in found.stdout
+    assert not any(line.startswith("verdict good") for line in found.stdout.splitlines())
+    (tmp_path / "result.json").write_text(json.dumps({"format": EVIL}))
+    found = call("show", str(tmp_path))
+    assert found.exit_code == 1
+    assert "\x1b" not in found.stderr
+
+
+def test_show_of_a_folder_with_escapes_in_its_name(tmp_path):
+    found = call("show", str(tmp_path / "\x1b[2J"))
+    assert found.exit_code == 1
+    assert "\x1b" not in found.stderr
 
 
 def test_show_of_another_folder_says_what_to_do(tmp_path):

@@ -11,6 +11,7 @@ from rich.console import Console
 from engram._version import __version__
 from engram.cli.listing import Ranking, print_result
 from engram.errors import EngramError
+from engram.report.printable import printable
 
 app = typer.Typer(
     help="Which training examples a model depends on, and how it will do on unseen data.",
@@ -62,5 +63,5 @@ def show_command(
     try:
         print_result(folder, top, by, Console())
     except EngramError as error:
-        typer.echo(f"engram: {error}", err=True)
+        typer.echo(f"engram: {printable(error)}", err=True)
         raise typer.Exit(1) from None

@@ -9,7 +9,9 @@ import pandas as pd
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from engram.report.printable import printable
 from engram.sensitivity.result import load
 
 
@@ -26,7 +28,8 @@ class Ranking(str, Enum):
 def print_result(folder: Path, top: int, by: Ranking, console: Console) -> None:
     """Print the summary of the result in a folder, and the examples that rank highest."""
     result = load(folder)
-    console.print(str(result), highlight=False, soft_wrap=True)
+    for line in str(result).split("\n"):
+        console.print(Text(printable(line)), soft_wrap=True)
     console.print()
     frame = result.to_frame().sort_values(by.value, ascending=False, kind="stable").head(top)
     console.print(examples(frame, f"{len(frame)} examples with the highest {by.value}"))
@@ -37,9 +40,9 @@ def examples(frame: pd.DataFrame, title: str) -> Table:
     # Without the usual padding all columns fit into 80 characters.
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     for name in (frame.index.name, *frame.columns):
-        table.add_column(str(name), justify="right")
+        table.add_column(Text(printable(name)), justify="right")
     for row in frame.itertuples():
-        table.add_row(*(_cell(value) for value in row))
+        table.add_row(*(Text(_cell(value)) for value in row))
     return table
 
 
@@ -48,4 +51,4 @@ def _cell(value: object) -> str:
         return "" if value != value else f"{value:.4g}"  # NaN: not computed
     if isinstance(value, bool):
         return "yes" if value else ""
-    return str(value)
+    return printable(value)

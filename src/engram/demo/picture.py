@@ -11,6 +11,7 @@ from torch import Tensor
 
 import engram
 from engram.demo.digits import Digits
+from engram.storage.files import replacing
 
 COLUMNS = 12
 TITLES = (
@@ -48,7 +49,8 @@ def draw(data: Digits, result: engram.Result, path: Path) -> None:
             _example(axes, data, result.outputs, index)
             if column == 0:
                 axes.set_title(title, loc="left", fontsize=11)
-    figure.savefig(path, dpi=100)
+    with replacing(path) as written:
+        figure.savefig(written, dpi=100, format="png")
 
 
 def _example(axes: Axes, data: Digits, outputs: Tensor, index: int) -> None:

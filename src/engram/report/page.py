@@ -12,6 +12,8 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
+from engram.storage.files import write_text
+
 RESOLUTION = 140
 STYLE = """
 :root { color-scheme: light; }
@@ -100,11 +102,8 @@ class Page:
         )
 
     def write(self, path: str | Path) -> Path:
-        """Write the page; folders are made."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(self.html(), encoding="utf-8")
-        return target
+        """Write the page, whole; folders are made."""
+        return write_text(path, self.html())
 
 
 def shown(value: object) -> str:

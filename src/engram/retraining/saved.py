@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engram.errors import StorageError
+from engram.sensitivity.provenance import check_provenance
 
 FORMAT = 2
 KINDS = ("examples", "groups", "classes")
@@ -41,6 +42,7 @@ def check_saved(values: Mapping[str, Any]) -> None:
     _check_evaluation(values["evaluation_loss"], values["evaluation_loss_with"], copies)
     for name, value in values["parameters"].items():
         check_numbers(f"the parameter {name!r}", value, (copies, *value.shape[1:]))
+    check_provenance(values["provenance"])
     floor = values["noise_floor"]
     numbers = (floor.repeated, floor.reseeded, floor.drift, floor.refits)
     check(all(0 <= n < math.inf for n in numbers), "a noise floor", str(numbers))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from engram.errors import ArgumentError
 from engram.parameters import Named, trainable
+from engram.report.printable import printable
 from engram.retraining.returned import private_copy
 from engram.retraining.saved import FORMAT, check_saved
 from engram.storage.folder import read_folder, write_folder
@@ -158,7 +159,8 @@ class Retraining:
         settings = self.provenance.get("settings", {})
         noun = {"examples": "example", "groups": "group", "classes": "class"}[self.kind]
         lines = [
-            f"Retrained {self.num_copies:,} times without one {noun} ({settings.get('train')})",
+            f"Retrained {self.num_copies:,} times without one {noun}"
+            f" ({printable(settings.get('train'))})",
             f"their loss            {float(self.loss.double().mean()):.4f} with them,"
             f" {float(self.loo_loss.double().mean()):.4f} without, nats per example",
             f"score                 median {float(self.score.median()):.3g},"
@@ -176,7 +178,7 @@ class Retraining:
             worst = float((self.gradient_norm / self.wanted_norm).max())
             lines.insert(5, f"not converged         {short} copies, norms up to {worst:.2g} times")
         if settings.get("in_eval_mode"):
-            layers = ", ".join(settings["in_eval_mode"])
+            layers = printable(", ".join(settings["in_eval_mode"]))
             lines.append(f"note                  {layers} in eval mode while training again")
         return "\n".join(lines)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from engram.arguments import whole
 from engram.errors import ArgumentError, ModelMismatchError
 from engram.likelihoods import Likelihood
+from engram.report.printable import printable
 from engram.sensitivity.basis import Basis
 from engram.sensitivity.diagnostics import Diagnostics
 from engram.sensitivity.page import result_page
@@ -163,7 +164,7 @@ class Result:
         settings = self.provenance.get("settings", {})
         lines = [
             f"Sensitivities of {self.num_data:,} examples, {self.num_outputs} outputs"
-            f" ({self.basis.estimator}, {self.basis.structure} posterior)",
+            f" ({printable(self.basis.estimator)}, {printable(self.basis.structure)} posterior)",
             f"train loss            {self.train_nll:.4f} nats per example",
             f"leave-one-out loss    {self.loo_nll:.4f} nats per example: estimate of the test loss",
             f"score                 median {float(self.score.median()):.3g},"
@@ -177,7 +178,7 @@ class Result:
             counts = [f"{int((self.obtained == n).sum()):,} by {OBTAINED[n]}" for n in (1, 2)]
             lines.append(f"refined               {', '.join(counts)}; the others are estimates")
         if settings.get("in_eval_mode"):
-            layers = ", ".join(settings["in_eval_mode"])
+            layers = printable(", ".join(settings["in_eval_mode"]))
             lines.append(f"note                  {layers} in eval mode for this; as before now")
         return "\n".join(lines)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engram.errors import StorageError
+from engram.sensitivity.provenance import check_provenance
 
 FORMAT = 2
 TABLES = ("outputs", "deviation", "prediction_deviation")  # [N, K]
@@ -41,6 +42,7 @@ def check_saved(values: Mapping[str, Any]) -> None:
     for name in ALWAYS_FINITE + FINITE_UNLESS_FLAGGED:
         rows = slice(None) if name in ALWAYS_FINITE else ~flagged
         _check_finite(name, values[name][rows])
+    check_provenance(values["provenance"])
     if targets.is_floating_point():
         _check_finite("targets", targets)
 
