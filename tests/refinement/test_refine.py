@@ -221,3 +221,21 @@ def test_a_posterior_of_another_model():
     _, data, fitted, result = small()
     with pytest.raises(ModelMismatchError, match="other weights"):
         engram.refine(nn.Linear(3, 2), data, result, fitted, progress=False)
+
+
+def test_a_function_trains_in_the_modes_of_the_model():
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 3), torch.randint(0, 2, (12,))
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)).train()
+    posterior = engram.laplace(model, (x, y), structure="diagonal", progress=False)
+    result = engram.sensitivities(model, (x, y), posterior, progress=False)
+    modes = []
+
+    def fit(own, data):
+        modes.append(own[1].training)
+        own[0].weight.data.mul_(0.9)
+
+    engram.refine(
+        model, (x, y), result, posterior, indices=[0], method="retrain", train=fit, progress=False
+    )
+    assert modes == [True] * 3

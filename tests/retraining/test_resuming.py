@@ -410,7 +410,7 @@ def fit(model, data, rate=0.1):
     return inner(settings), nn.functional.relu, torch.optim.Adam
 
 described = Description()
-model = nn.Sequential(nn.Linear(3, 2), nn.LSTM(2, 2))
+model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), nn.LSTM(2, 2))
 for p in model.parameters():
     nn.init.constant_(p, 0.5)
 print(described.of(fit, "f"), described.of(model, "m"), described.unseen)

@@ -1,6 +1,8 @@
 """Retraining against closed forms and plain loops of separate trainings."""
 
 import copy
+import dataclasses
+import math
 
 import pytest
 import torch
@@ -263,3 +265,21 @@ def test_saved_and_loaded(tmp_path):
     assert torch.equal(again.parameters["weight"], truth.parameters["weight"])
     assert again.to_frame().equals(truth.to_frame())
     assert torch.equal(again.evaluation_change, truth.evaluation_change)
+
+
+def test_a_compiled_model_is_trained_as_it_is():
+    model, x, y = ridge_problem()
+    wrapped = torch.compile(model)
+    plain, compiled = (
+        engram.retrain(own, (x, y), [0, 3], train="lbfgs", likelihood=RIDGE, progress=False)
+        for own in (model, wrapped)
+    )
+    assert torch.equal(plain.deviation, compiled.deviation)
+
+
+def test_a_norm_that_is_no_number_is_not_converged():
+    model, x, y = ridge_problem()
+    truth = engram.retrain(model, (x, y), [0], likelihood=RIDGE, progress=False)
+    unknown = dataclasses.replace(truth, gradient_norm=torch.tensor([math.nan]))
+    assert truth.converged.all()
+    assert not unknown.converged.any()

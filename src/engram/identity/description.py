@@ -46,6 +46,7 @@ NOT_OF_A_MODULE = (
     *("training", "_compiled_call_impl", "_flat_weights", "_flat_weight_refs"),
     "_is_full_backward_hook",
 )
+OF_THE_PROCESS = ("_original_object_hash",)  # transformers keeps Python's own hash of strings
 CODE = (
     *("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags", "co_varnames"),
     *("co_names", "co_freevars", "co_cellvars", "co_exceptiontable", "co_consts"),
@@ -212,7 +213,10 @@ class Description:
         inner = getattr(value, "_orig_mod", None)
         if isinstance(inner, nn.Module):  # torch.compile changes how it runs, not what it computes
             return self._digest(inner, place)
-        state = value.__getstate__() if hasattr(value, "__getstate__") else vars(value)
+        try:
+            state = value.__getstate__()  # from Python 3.11 on every object has one
+        except (AttributeError, RuntimeError):  # parametrised modules refuse to be pickled
+            state = vars(value)
         if not isinstance(state, dict):
             return self._object(value, place)
         own = {
@@ -254,7 +258,8 @@ class Description:
         padded: list[Any] = [*reduced, None, None, None]
         maker, arguments, state, items, pairs = padded[:5]
         if isinstance(state, dict):
-            inside = self._named("state", state, place)
+            lasting = {k: v for k, v in state.items() if k not in OF_THE_PROCESS}
+            inside = self._named("state", lasting, place)
         else:
             inside = self._digest(state, place)
         return joined(

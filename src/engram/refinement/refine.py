@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from engram.curvature.seeds import check_exact
 from engram.engine.session import Session, session
 from engram.errors import ArgumentError, DataError
 from engram.likelihoods import Likelihood
-from engram.parameters import trainable
+from engram.parameters import trainable, uncompiled
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.low_rank import LowRankBlock
@@ -30,6 +30,8 @@ from engram.sensitivity.result import OBTAINED, Result, check_result
 
 TOP_SHARE = 0.05  # of the examples, by score, that are refined with the flagged ones
 FEWEST_TOP = 20
+SOLVE = "solve"
+METHODS = (SOLVE, "retrain")
 
 
 def refine(
@@ -84,9 +86,10 @@ def refine(
         >>> refined.to_frame()["obtained"].value_counts().to_dict()
         {'solve': 20, 'estimate': 10}
     """
-    ways: dict[str, Callable[[Request], Obtained]] = {"solve": _solve, "retrain": _retrain}
-    if not isinstance(method, str) or method not in ways:
-        raise ArgumentError(f"method to be one of {', '.join(ways)}", repr(method), 'use "solve"')
+    if not isinstance(method, str) or method not in METHODS:
+        raise ArgumentError(
+            f"method to be one of {', '.join(METHODS)}", repr(method), 'use "solve"'
+        )
     check_exact(curvature)
     tolerance = fraction("tolerance", tolerance, "use tolerance=1e-3")
     posterior = as_posterior(posterior, model)
@@ -96,22 +99,21 @@ def refine(
         _check_result(result, opened)
         chosen = _default_choice(result) if indices is None else indices
         chosen = check_group(chosen, None, opened.batches.num_data)[0]
-        request = Request(opened, data, posterior, chosen, curvature, tolerance, train)
-        obtained = ways[method](request)
-        return _merged(result, opened, chosen, obtained, method)
+        request = Request(posterior, chosen, curvature, tolerance)
+        obtained = _solve(opened, request) if method == SOLVE else None
+    if obtained is None:  # a function trains in the modes that the caller's model is in
+        obtained = _retrain(uncompiled(model), data, opened.likelihood, request, train, progress)
+    return _merged(result, opened.likelihood, request, obtained, method)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a method is given."""
+    """Which examples, and how exactly."""
 
-    opened: Session
-    data: Data
     posterior: Posterior
     chosen: Tensor
     curvature: str
     tolerance: float
-    train: Train
 
 
 @dataclass(frozen=True)
@@ -123,8 +125,8 @@ class Obtained:
     record: dict[str, Any]
 
 
-def _solve(request: Request) -> Obtained:
-    opened, posterior, chosen = request.opened, request.posterior, request.chosen
+def _solve(opened: Session, request: Request) -> Obtained:
+    posterior, chosen = request.posterior, request.chosen
     solved = solve_left_out(opened, posterior, chosen, request.curvature, request.tolerance)
     record = {
         "curvature": request.curvature,
@@ -132,28 +134,33 @@ def _solve(request: Request) -> Obtained:
         "refused": int(solved.refused.sum()),
         "largest_residual": float(solved.residual.max()),
     }
-    unsolved = solved.residual > request.tolerance
+    unsolved = ~(solved.residual <= request.tolerance)
     return Obtained(solved.deviation, solved.refused | unsolved, record)
 
 
-def _retrain(request: Request) -> Obtained:
+def _retrain(
+    model: nn.Module,
+    data: Data,
+    likelihood: Likelihood,
+    request: Request,
+    train: Train,
+    progress: bool,
+) -> Obtained:
     posterior = request.posterior
-    model = request.opened.model
     prior: Prior = posterior.prior_precision
     if posterior.prior_by_name:
         prior = {name: posterior.prior_of(name) for name in trainable(model)}
-    train = request.train
     if train == "newton" and _is_nearly_exact(posterior):
         train = Newton(posterior=posterior)
     truth = retrain(
         model,
-        request.data,
+        data,
         request.chosen,
         train=train,
-        likelihood=request.opened.likelihood,
+        likelihood=likelihood,
         prior_precision=prior,
         refits=2,
-        progress=request.opened.progress,
+        progress=progress,
     )
     record = {
         "unconverged": int((~truth.converged).sum()),
@@ -203,12 +210,13 @@ def _check_result(result: Result, opened: Session) -> None:
 
 
 def _merged(
-    result: Result, opened: Session, chosen: Tensor, obtained: Obtained, method: str
+    result: Result, likelihood: Likelihood, request: Request, obtained: Obtained, method: str
 ) -> Result:
+    chosen = request.chosen
     outputs, targets = result.outputs[chosen], result.targets[chosen]
     deviation = obtained.deviation.to(result.deviation)
-    prepared = opened.likelihood.prepare(outputs, targets)
-    change, loo_loss = displaced(opened.likelihood, outputs, prepared, deviation)
+    prepared = likelihood.prepare(outputs, targets)
+    change, loo_loss = displaced(likelihood, outputs, prepared, deviation)
     rows = {
         "deviation": deviation,
         "prediction_deviation": change,

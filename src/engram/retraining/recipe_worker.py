@@ -44,7 +44,7 @@ class RecipeWorker:
         trained = [baseline, *self._repeats(baseline.flat, start, report)]
         flat = torch.cat([t.flat for t in trained])
         part: Part = {
-            "refit_outputs": self.stack.predict(flat).detach(),
+            "refit_outputs": _finite(self.stack.predict(flat).detach(), self.recipe),
             "gradient_norm": torch.cat([t.gradient_norm for t in trained]),
             "wanted_norm": torch.cat([t.wanted_norm for t in trained]),
             "baseline": trained[0].flat[0],
@@ -107,7 +107,7 @@ class RecipeWorker:
             ]
             part = {
                 "number": chosen,
-                "outputs_without": torch.cat(outputs),
+                "outputs_without": _finite(torch.cat(outputs), recipe),
                 "gradient_norm": trained.gradient_norm,
                 "wanted_norm": trained.wanted_norm,
                 "evaluations": trained.evaluations,
@@ -152,3 +152,13 @@ class RecipeWorker:
                 position += len(part)
                 rows.append(torch.stack([self.task.likelihood.loss(f, own) for f in outputs]))
         return {name: torch.cat(rows, dim=1)}
+
+
+def _finite(outputs: Tensor, recipe: Recipe) -> Tensor:
+    if not torch.isfinite(outputs).all():
+        raise TrainingError(
+            "training after which outputs are finite",
+            f"NaN or infinity ({recipe!r})",
+            "lower the learning rate, or use another recipe",
+        )
+    return outputs

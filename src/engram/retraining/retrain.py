@@ -16,7 +16,7 @@ from engram.batches import Batch, Batches, Data
 from engram.engine.state import device_of, undisturbed
 from engram.errors import ArgumentError, NonFiniteError
 from engram.likelihoods import Likelihood, resolve
-from engram.parameters import check_module, trainable
+from engram.parameters import check_module, trainable, uncompiled
 from engram.retraining import fingerprints
 from engram.retraining.assembly import assemble
 from engram.retraining.function_worker import FunctionWorker
@@ -108,6 +108,7 @@ def retrain(
                 [0.0000]], dtype=torch.float64)
     """
     check_module(model)
+    model = uncompiled(model)
     chosen = resolve(likelihood)
     delta = check_prior(prior_precision, list(trainable(model)))
     ways = _resolve_train(train)

@@ -108,7 +108,7 @@ class Retraining:
     @property
     def converged(self) -> Tensor:
         """Which copies reached the gradient norm that was asked for, [C]."""
-        return ~(self.gradient_norm > self.wanted_norm)
+        return (self.gradient_norm <= self.wanted_norm) | torch.isinf(self.wanted_norm)
 
     @property
     def evaluation_change(self) -> Tensor:
