@@ -59,6 +59,8 @@ class Result:
         basis: the facts about posterior and likelihood that decide later.
         obtained: how each example was obtained, as a position in ``OBTAINED``; all are estimates
             until :func:`engram.refine` replaces some, [N].
+        counts: how many examples each row stands for in means, [N]; 1 unless the data had
+            frequencies or rows of weight 0. Leaving out takes one of them.
     """
 
     indices: Tensor
@@ -76,15 +78,23 @@ class Result:
     provenance: Mapping[str, Any] = field(repr=False)
     basis: Basis = field(default_factory=Basis)
     obtained: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.uint8))
+    counts: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
 
     def __post_init__(self) -> None:
+        if self.counts.numel() == 0:
+            object.__setattr__(self, "counts", torch.ones(len(self.indices), dtype=torch.float64))
         if self.obtained.numel() == 0:
             object.__setattr__(self, "obtained", torch.zeros_like(self.flagged, dtype=torch.uint8))
 
     @property
     def num_data(self) -> int:
-        """N."""
+        """N, the rows."""
         return len(self.indices)
+
+    @property
+    def num_examples(self) -> float:
+        """The examples that the rows stand for."""
+        return float(self.counts.sum())
 
     @property
     def num_outputs(self) -> int:
@@ -94,12 +104,18 @@ class Result:
     @property
     def train_nll(self) -> float:
         """Mean loss on the training data, nats per example."""
-        return float(self.loss.double().mean())
+        return self._mean(self.loss)
 
     @property
     def loo_nll(self) -> float:
         """Mean leave-one-out loss: the estimate of the test loss, nats per example."""
-        return float(self.loo_loss.double().mean())
+        return self._mean(self.loo_loss)
+
+    def _mean(self, column: Tensor) -> float:
+        """Over examples, a row for as many as it stands for."""
+        some = self.counts > 0
+        total = (self.counts[some] * column[some].double()).sum()
+        return float(total / self.counts[some].sum())
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -146,9 +162,16 @@ class Result:
             "leverage": self.leverage.numpy(),
             "flagged": self.flagged.numpy(),
         }
+        if bool((self.counts != 1).any()):
+            columns["count"] = self.counts.numpy()
         if self.obtained.any():
             columns["obtained"] = [OBTAINED[number] for number in self.obtained.tolist()]
         return pd.DataFrame(columns, index=pd.Index(self.indices.numpy(), name="example"))
+
+    def _examples(self) -> str:
+        if bool((self.counts == 1).all()):
+            return f"{self.num_data:,} examples"
+        return f"{self.num_examples:,.6g} examples in {self.num_data:,} rows"
 
     def save(self, folder: str | Path) -> Path:
         """Write ``result.json`` and its tensors into a folder, whole; no pickle."""
@@ -163,7 +186,7 @@ class Result:
     def __repr__(self) -> str:
         settings = self.provenance.get("settings", {})
         lines = [
-            f"Sensitivities of {self.num_data:,} examples, {self.num_outputs} outputs"
+            f"Sensitivities of {self._examples()}, {self.num_outputs} outputs"
             f" ({printable(self.basis.estimator)}, {printable(self.basis.structure)} posterior)",
             f"train loss            {self.train_nll:.4f} nats per example",
             f"leave-one-out loss    {self.loo_nll:.4f} nats per example: estimate of the test loss",

@@ -14,7 +14,7 @@ from engram.sensitivity.provenance import check_provenance
 FORMAT = 2
 TABLES = ("outputs", "deviation", "prediction_deviation")  # [N, K]
 COLUMNS = ("score", "loss", "loo_loss", "leverage")  # [N]
-ALWAYS_FINITE = ("outputs", "loss")
+ALWAYS_FINITE = ("outputs", "loss", "counts")
 FINITE_UNLESS_FLAGGED = ("deviation", "prediction_deviation", "score", "loo_loss")
 WAYS = 3  # in which an example's numbers are obtained
 
@@ -39,6 +39,9 @@ def check_saved(values: Mapping[str, Any]) -> None:
     _check(flagged.dtype == torch.bool and flagged.shape == indices.shape, "flags [N]", flagged)
     known = obtained.dtype == torch.uint8 and obtained.shape == indices.shape
     _check(known and bool((obtained < WAYS).all()), "how each example was obtained [N]", obtained)
+    counts = values["counts"]
+    counted = counts.is_floating_point() and counts.shape == indices.shape
+    _check(counted and bool((counts >= 0).all()) and bool(counts.any()), "counts [N]", counts)
     for name in ALWAYS_FINITE + FINITE_UNLESS_FLAGGED:
         rows = slice(None) if name in ALWAYS_FINITE else ~flagged
         _check_finite(name, values[name][rows])

@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pandas as pd
-import torch
 from torch import Tensor
 
 from engram.errors import ArgumentError, PosteriorError
@@ -137,8 +136,7 @@ def _dispersion_without(fit: Fit, residual: Tensor, left: Tensor, steps: Tensor)
     solved = fit.factor.solve(design.matrix)
     held = (penalty * fit.factor.covariance.diagonal()).sum()
     held_without = held + taken * (solved.square() @ penalty) / left
-    used = torch.where(taken > 0, design.counts, 0.0)
-    freedom = used.sum() - used.clamp(max=1.0) - (len(theta) - held_without)
+    freedom = design.used.sum() - design.used.clamp(max=1.0) - (len(theta) - held_without)
     if bool((freedom <= 1e-8).any()):
         raise PosteriorError(
             "a degree of freedom left when an example is out, to estimate the dispersion with",

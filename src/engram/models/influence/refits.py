@@ -47,12 +47,17 @@ class Settled:
     refitted: Tensor
     left: float
 
-    def distance(self, other: Estimate) -> float:
-        """Error of another estimate's losses, relative to the sum of these."""
-        known = ~self.estimate.loo_loss.isnan()
+    def distance(self, other: Estimate, counts: Tensor) -> float:
+        """Error of another estimate's losses, relative to the sum of these.
+
+        Args:
+            counts: how many examples each row stands for, [N].
+        """
+        known = ~self.estimate.loo_loss.isnan() & (counts > 0)
         ours, theirs = self.estimate.loo_loss[known], other.loo_loss[known]
-        apart = torch.where(ours == theirs, 0.0, (ours - theirs).abs()).sum() + self.left
-        total = torch.where(torch.isfinite(ours), ours, 0.0).abs().sum()
+        gaps = torch.where(ours == theirs, 0.0, (ours - theirs).abs())
+        apart = (counts[known] * gaps).sum() + self.left
+        total = (counts[known] * torch.where(torch.isfinite(ours), ours, 0.0).abs()).sum()
         return float(apart / total) if float(total) > 0 else math.nan
 
 
@@ -67,7 +72,8 @@ def settle(fit: Fit, step: Estimate, share: float, progress: bool) -> Settled:
     """
     chosen = candidates(fit, step)
     change = second_step(fit, step, chosen, share)
-    typical = fit.weighted.loss(fit.outputs, fit.targets).abs().mean()
+    used = fit.objective.design.used
+    typical = (used * fit.weighted.loss(fit.outputs, fit.targets).abs()).sum() / used.sum()
     scale = NEGLIGIBLE * torch.maximum(step.loo_loss[chosen].abs(), typical)
     moving = ~(change.abs() <= scale)  # also where it left the support
     held = step.flagged & ~step.deviation.isnan().any(1)
@@ -76,8 +82,8 @@ def settle(fit: Fit, step: Estimate, share: float, progress: bool) -> Settled:
     for i in tqdm(wanted.tolist(), "refits", disable=not progress, delay=2.0, leave=False):
         followed = _refitted(fit, followed, i, share)
     refitted = torch.zeros_like(step.flagged).index_fill(0, wanted, True)
-    remains = torch.where(refitted[chosen], 0.0, change.nan_to_num(posinf=0.0).abs()).sum()
-    return Settled(followed, refitted, float(remains))
+    left = torch.where(refitted[chosen] | ~torch.isfinite(change), 0.0, change.abs())
+    return Settled(followed, refitted, float((used[chosen] * left).sum()))
 
 
 def _affordable(fit: Fit) -> int:

@@ -126,7 +126,7 @@ def sensitivities_of(
         "prior_precision": fit.posterior.prior_precision,
         "likelihood": repr(fit.likelihood),
         "share": share,
-        "num_data": len(fit.targets),
+        "num_data": fit.posterior.num_data,
         "columns": list(fit.names),
     }
     basis = Basis.of(estimator, fit.posterior, fit.likelihood, _threshold(fit))
@@ -201,6 +201,7 @@ def _result(
     fit: Fit, estimate: Estimate, settled: Settled, settings: dict[str, Any], basis: Basis
 ) -> Result:
     targets = fit.targets[:, 0] if fit.targets.shape[1] == 1 else fit.targets.argmax(1)
+    error = settled.distance(estimate, fit.objective.design.used)
     followed = settled.refitted & (estimate is settled.estimate)
     whole_classes = fit.targets.shape[1] == 1 or bool((fit.targets.amax(1) == 1).all())
     return Result(
@@ -214,10 +215,11 @@ def _result(
         loo_loss=estimate.loo_loss,
         leverage=fit.leverage / fit.objective.design.counts.clamp(min=1.0),
         flagged=estimate.flagged,
-        diagnostics=_diagnostics(fit, estimate, settled.distance(estimate)),
+        diagnostics=_diagnostics(fit, estimate, error),
         coverage={"coefficients": "closed form"},
         provenance=provenance(fit if fit.source is None else fit.source, settings),
         basis=basis,
+        counts=fit.objective.design.used,
         obtained=torch.where(followed, OBTAINED.index("retrain"), 0).to(torch.uint8),
     )
 

@@ -61,6 +61,11 @@ class Design:
         return torch.ones_like(self.weights) if self.frequencies is None else self.frequencies
 
     @property
+    def used(self) -> Tensor:
+        """The same without rows of weight 0, which no fit has seen, [N]."""
+        return torch.where(self.weights > 0, self.counts, 0.0)
+
+    @property
     def taken(self) -> Tensor:
         """The weight that goes when one of the examples of a row is left out, [N]."""
         return self.weights / self.counts.clamp(min=1.0)

@@ -138,7 +138,7 @@ class Fit:
             mean=mean,
             blocks=(DenseBlock(Layout.of(mean), root),),
             prior_precision=float(self.objective.design.penalty.max()) / self.dispersion,
-            num_data=self.objective.design.num_data,
+            num_data=round(float(self.objective.design.used.sum())),
             settings={"curvature": self.hessian, "likelihood": repr(self.likelihood)},
             curvature=Curvature.GGN if self.hessian == "expected" else Curvature.HESSIAN,
             exact=self.hessian != "expected",
@@ -316,8 +316,7 @@ def _dispersion(fit: Fit) -> float:
         return 1.0
     weights = fit.objective.design.weights
     squares = (fit.means - fit.targets).square() / likelihood.response.variance(fit.means)
-    counts = torch.where(weights > 0, fit.objective.design.counts, 0.0)
-    freedom = float(counts.sum()) - float(fit.leverage.sum())
+    freedom = float(fit.objective.design.used.sum()) - float(fit.leverage.sum())
     scale = float((weights * squares[:, 0]).sum()) / freedom if freedom > 1e-6 else 0.0
     if scale <= 1e-24 * float(fit.targets.square().mean()):
         raise PosteriorError(
