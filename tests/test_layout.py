@@ -7,7 +7,16 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "engram"
 ORDER = (
-    {"_version", "errors", "arguments", "precision", "parameters", "equation", "identity"},
+    {
+        "_version",
+        "errors",
+        "arguments",
+        "memory",
+        "precision",
+        "parameters",
+        "equation",
+        "identity",
+    },
     {"storage"},
     {"likelihoods", "batches", "inputs", "forms", "loaders", "fidelity", "kernels"},
     {"selection", "report"},

@@ -110,6 +110,8 @@ class Batches:
         data: a map-style ``Dataset`` of (x, y) or dicts, tensors (x, y), ((a, b), y), ({...}, y)
             or a dict with labels, or a ``DataLoader`` that neither shuffles nor drops.
         batch_size: examples per batch; a DataLoader keeps its own.
+        labelled: whether there must be targets. Without them inputs may come alone, as a tensor, a
+            tuple (x,) or a dict, and the targets are zeros.
 
     Example:
         >>> batches = Batches((torch.zeros(5, 3), torch.arange(5)), batch_size=2)
@@ -117,10 +119,12 @@ class Batches:
         [[0, 1], [2, 3], [4]]
     """
 
-    def __init__(self, data: Data, batch_size: int) -> None:
-        self.batch_size = batch_size
+    def __init__(self, data: Data, batch_size: int, labelled: bool = True) -> None:
+        self.batch_size, self.labelled = batch_size, labelled
         self.data: Any = plain(data) if isinstance(data, Mapping) else data
-        self.table = is_table(self.data)
+        if not labelled and isinstance(data, Tensor):
+            self.data = (data,)
+        self.table = is_table(self.data, labelled)
         self._sums: dict[int, list[float]] = {}  # of the first pass, by a batch's first example
         if isinstance(data, DataLoader):
             check_loader(data)
@@ -150,7 +154,7 @@ class Batches:
             for start in range(0, self.num_data, self.batch_size):
                 part = slice(start, min(start + self.batch_size, self.num_data))
                 indices = torch.arange(part.start, part.stop)
-                yield _to_batch(mapped(self.data, lambda t: t[part]), indices)  # noqa: B023
+                yield self._batch(mapped(self.data, lambda t: t[part]), indices)  # noqa: B023
             return
         loaded = isinstance(self.data, DataLoader)
         for batch in self._loaded() if loaded else self.subset(torch.arange(self.num_data)):
@@ -164,7 +168,7 @@ class Batches:
         compared = {n * self._loader_batch() for n in spread(len(self.data), BATCHES)}
         start, ended = 0, object()
         while (item := self._next(source, ended, start)) is not ended:
-            batch = _to_batch(item, None, start)
+            batch = self._batch(item, None, start)
             self._check_count(start, len(batch))
             if start in compared or start + len(batch) == self.num_data:
                 check_rows_in_order(batch, self.alone)
@@ -206,7 +210,7 @@ class Batches:
     def take(self, indices: Tensor) -> Batch:
         """The examples with these indices, in this order."""
         if self.table:
-            return _to_batch(mapped(self.data, lambda t: t[indices.to(t.device)]), indices)
+            return self._batch(mapped(self.data, lambda t: t[indices.to(t.device)]), indices)
         items = [self._item(int(i)) for i in indices]
         batch = self._collated(items, indices)
         if self._own_collate() is not None and len(items) > 1:
@@ -251,7 +255,7 @@ class Batches:
     def _collated(self, items: list[Any], indices: Tensor) -> Batch:
         own = self._own_collate()
         if own is not None:  # it may take out of an item what it has read
-            return _to_batch(own([copy.copy(item) for item in items]), indices)
+            return self._batch(own([copy.copy(item) for item in items]), indices)
         try:
             item = default_collate(items)
         except (RuntimeError, TypeError) as error:
@@ -260,7 +264,10 @@ class Batches:
                 brief(error),
                 "pad them to one length, or pass a DataLoader with a collate_fn that does",
             ) from error
-        return _to_batch(item, indices)
+        return self._batch(item, indices)
+
+    def _batch(self, item: Any, indices: Tensor | None, start: int = 0) -> Batch:
+        return _to_batch(item, indices, start, self.labelled)
 
     def targets(self, indices: Tensor) -> Tensor:
         """The targets of the examples with these indices; inputs are read only where they must."""
@@ -292,9 +299,11 @@ def _wrong_rows(start: int, expected: int, found: int) -> DataError:
     )
 
 
-def _to_batch(item: Any, indices: Tensor | None, start: int = 0) -> Batch:
+def _to_batch(item: Any, indices: Tensor | None, start: int = 0, labelled: bool = True) -> Batch:
     """Inputs and targets of what was read; without indices they count from ``start``."""
-    inputs, targets = parts(plain(item))
+    inputs, targets = parts(plain(item), labelled)
+    if targets is None:
+        targets = torch.zeros(len(next(iter(tensors_of(inputs)), ())))
     if not isinstance(targets, Tensor) or targets.dim() == 0:
         what = type(targets).__name__ if not isinstance(targets, Tensor) else "a single number"
         raise DataError("targets as a tensor, a row per example", what, "convert them to a tensor")

@@ -21,6 +21,12 @@ class ArgumentError(EngramError, ValueError):
     """An argument has a value that no call accepts."""
 
 
+class MemoryLimitError(EngramError, MemoryError):
+    """More memory than there is; ``examples`` at a time, where fewer of them might do."""
+
+    examples: int | None = None
+
+
 class DataError(EngramError, ValueError):
     """The data cannot be read in a fixed order, is empty, or has the wrong form."""
 

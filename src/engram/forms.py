@@ -24,12 +24,14 @@ def is_dataset(data: Data) -> bool:
     return indexable and not arrays and not other
 
 
-def is_table(data: Data) -> bool:
+def is_table(data: Data, labelled: bool = True) -> bool:
     """Tensors with a row per example: inputs, nested perhaps, and targets; or a dict of them."""
     if isinstance(data, dict):
         return len(data) > 0 and all(isinstance(v, Tensor) for v in tree_leaves(data))
-    whole = isinstance(data, (tuple, list)) and len(data) >= 2 and isinstance(data[-1], Tensor)
-    return whole and all(isinstance(leaf, Tensor) for leaf in tree_leaves(data))
+    fewest = 2 if labelled else 1
+    if not isinstance(data, (tuple, list)) or len(data) < fewest:
+        return False
+    return isinstance(data[-1], Tensor) and all(isinstance(t, Tensor) for t in tree_leaves(data))
 
 
 def common_length(tensors: Sequence[Tensor]) -> int:
@@ -44,15 +46,21 @@ def common_length(tensors: Sequence[Tensor]) -> int:
     return lengths.pop()
 
 
-def parts(item: Any) -> tuple[Any, Any]:
-    """Inputs as a tuple of arguments or a dict of named ones, and targets."""
+def parts(item: Any, labelled: bool = True) -> tuple[Any, Any]:
+    """Inputs as a tuple of arguments or a dict of named ones, and targets, or None."""
     if isinstance(item, dict):
         key = next((k for k in LABEL_KEYS if k in item), None)
+        if key is None and not labelled:
+            return item, None
         if key is None:
             raise DataError(
                 f"a dict batch with one of the keys {LABEL_KEYS}", f"{sorted(item)}", "add labels"
             )
         return {k: v for k, v in item.items() if k != key}, item[key]
+    if not labelled and isinstance(item, Tensor):
+        return (item,), None
+    if not labelled and isinstance(item, (tuple, list)) and len(item) == 1:
+        return tuple(item), None
     if not isinstance(item, (tuple, list)) or len(item) < 2:
         raise DataError(
             "examples (x, y), or dicts with labels", type(item).__name__, "return inputs and target"

@@ -99,7 +99,7 @@ def _ask(record: Record, problem: Problem, name: str, model: nn.Module, posterio
         record.numbers[f"{name}/pairs/influence"] = values
 
     def variance() -> None:
-        values = engram.prediction_variance(model, problem.test_data, posterior, **given)
+        values = engram.prediction_variance(model, problem.test_data, posterior, progress=False)
         record.numbers[f"{name}/pairs/variance"] = values
 
     record.attempt(f"{name}/default", lambda: sensitivities("default", None))

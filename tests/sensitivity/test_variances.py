@@ -11,11 +11,6 @@ from fitted import PARAMETERS, assert_close, posterior, precision
 @pytest.mark.parametrize(("name", "structure"), PARAMETERS)
 def test_against_the_dense_reference(name, structure):
     case = CASES[name]
-    got = engram.prediction_variance(
-        case.model,
-        case.data,
-        posterior(name, structure),
-        likelihood=case.public_likelihood,
-        progress=False,
-    )
+    fitted = posterior(name, structure)
+    got = engram.prediction_variance(case.model, case.data, fitted, progress=False)
     assert_close(got, variance(case.dense, precision(name, structure)))

@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from engram.batches import Batch, call
 from engram.curvature.seeds import check_exact
 from engram.engine.session import Session
-from engram.engine.state import device_of
 from engram.kernels import plain_attention
 from engram.parameters import Layout, trainable
 
@@ -64,16 +62,9 @@ class ExactCurvature:
         return total
 
     def _batches(self) -> Iterator[Batch]:
-        device = device_of(self.opened.model)
-        for batch in tqdm(
-            self.opened.batches,
-            "curvature products",
-            disable=not self.opened.progress,
-            delay=2.0,
-            leave=False,
-        ):
-            for start in range(0, len(batch), self.opened.largest_part):
-                yield batch.select(slice(start, start + self.opened.largest_part)).to(device)
+        opened = self.opened
+        for part in opened.parts(opened.batches, "curvature products", len(opened.batches)):
+            yield opened.placed(part)
 
     def gauss_newton(self, batch: Batch, directions: Sequence[Tensor]) -> list[Tensor]:
         """J' Lambda J v: the tangent as the derivative of the backward pass by its seed."""

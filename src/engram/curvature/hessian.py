@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from engram.batches import call
 from engram.engine.session import Session
@@ -26,10 +25,8 @@ def hessian(session: Session, layout: Layout) -> Tensor:
     size = layout.num_params
     device = device_of(model)
     total = torch.zeros(size, size, dtype=widest(device), device=device)
-    for batch in tqdm(
-        session.batches, "Hessian", disable=not session.progress, delay=2.0, leave=False
-    ):
-        batch = batch.to(device_of(model))
+    for part in session.parts(session.batches, "Hessian", len(session.batches)):
+        batch = session.placed(part)
         with (
             torch.enable_grad(),
             plain_attention(),

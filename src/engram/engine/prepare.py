@@ -11,10 +11,10 @@ from engram.batches import Batch, Batches
 from engram.engine.passes import Trace, trace
 from engram.engine.plan import Plan
 from engram.engine.planning import make_plan, outermost, whole
-from engram.engine.refusals import check_independent, check_kinds, refusal
+from engram.engine.refusals import check_independent, check_kinds, named_failures
 from engram.engine.self_check import Expected, disagreements, no_second_derivative
 from engram.engine.state import device_of
-from engram.errors import EngineError, EngramError
+from engram.errors import EngineError
 from engram.parameters import check_finite_weights, count, frozen, trainable
 
 
@@ -70,12 +70,8 @@ def prepare(model: nn.Module, batches: Batches) -> Engine:
 
     Call inside :func:`engram.engine.state.undisturbed`.
     """
-    try:
+    with named_failures("on the first examples of the data and can be differentiated twice"):
         return _prepare(model, batches)
-    except EngramError:
-        raise
-    except Exception as error:
-        raise refusal(error) from error
 
 
 def _prepare(model: nn.Module, batches: Batches) -> Engine:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +14,8 @@ from engram.batches import Batch, call, check_output_rows
 from engram.engine.buffers import Buffers
 from engram.engine.nested import tensors
 from engram.engine.rules import Function
-from engram.errors import EngineError, brief
+from engram.errors import EngineError, EngramError, brief
+from engram.memory import is_out_of_memory
 from engram.parameters import trainable
 
 # words of an error, what was expected, what came, what to do
@@ -44,14 +47,27 @@ CAUSES = (
 )
 
 
-def refusal(error: Exception) -> EngineError:
+@contextmanager
+def named_failures(where: str) -> Iterator[None]:
+    """What a model raises while it runs, as an EngineError; a lack of memory stays what it is."""
+    try:
+        yield
+    except EngramError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise refusal(error, where) from error
+
+
+def refusal(error: Exception, where: str) -> EngineError:
     """The error of a model that did not run, with its cause by name where that is known."""
     came = brief(error)
     for words, expected, got, remedy in CAUSES:
         if words in str(error):
             return EngineError(expected, f"{got} ({came})" if got else came, remedy)
     return EngineError(
-        "a model that runs on the first examples of the data and can be differentiated twice",
+        f"a model that runs {where}",
         came,
         "check shapes and types of the inputs; docs/errors-and-limits.md lists what is covered",
     )

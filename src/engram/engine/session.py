@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import psutil
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
@@ -15,10 +14,12 @@ from engram.arguments import whole
 from engram.batches import Batch, Batches, Data, call, check_output_rows
 from engram.engine.passes import Trace
 from engram.engine.prepare import Engine, prepare
+from engram.engine.refusals import named_failures
 from engram.engine.state import device_of, undisturbed
 from engram.errors import NonFiniteError
 from engram.inputs import tensors_of
 from engram.likelihoods import Likelihood, resolve
+from engram.memory import available_bytes, short_of_memory
 from engram.parameters import Named, check_module, uncompiled
 
 LARGEST_BATCH = 256
@@ -45,28 +46,64 @@ class Observed:
 
 
 @dataclass(frozen=True)
-class Session:
-    """Everything that a pass over the data needs."""
+class Passes:
+    """What a forward pass over the data needs."""
 
     engine: Engine
     batches: Batches
-    likelihood: Likelihood
     progress: bool
     largest_part: int
     fitting: int  # examples that a pass could hold at once, whatever the batch size
 
     @property
     def model(self) -> nn.Module:
-        """The user's model, in eval mode while the session lasts."""
+        """The user's model, in eval mode while this lasts."""
         return self.engine.model
+
+    def parts(self, source: Iterable[Batch], description: str, length: int) -> Iterator[Batch]:
+        """Batches no larger than a pass should hold, behind a progress bar."""
+        for batch in tqdm(
+            source, description, length, disable=not self.progress, delay=2.0, leave=False
+        ):
+            for start in range(0, len(batch), self.largest_part):
+                whole = len(batch) <= self.largest_part
+                yield batch if whole else batch.select(slice(start, start + self.largest_part))
+
+    def placed(self, batch: Batch) -> Batch:
+        """The batch on the model's device, its inputs checked."""
+        batch = batch.to(device_of(self.model))
+        for x in tensors_of(batch.inputs):
+            if x.is_floating_point():
+                _check_finite("inputs", x.flatten(1) if x.dim() > 1 else x[:, None], batch)
+        return batch
+
+    def traced(self, batch: Batch) -> Trace:
+        """Forward pass over a placed batch, its outputs checked."""
+        first, last = int(batch.indices[0]), int(batch.indices[-1])
+        with named_failures(f"on the examples {first} to {last}, as on the first of the data"):
+            trace = self.engine.trace(batch)
+        check_output_rows(trace.outputs, len(batch))
+        _check_finite("outputs", trace.outputs, batch)
+        return trace
+
+    def traces(self, description: str) -> Iterator[Trace]:
+        """The forward pass over every batch in order."""
+        for part in self.parts(self.batches, description, len(self.batches)):
+            trace = self.traced(self.placed(part))
+            yield trace
+            trace.release()
+
+
+@dataclass(frozen=True)
+class Session(Passes):
+    """Everything that a pass over the data with its targets needs."""
+
+    likelihood: Likelihood
 
     def observe(self, batch: Batch) -> Observed:
         """Forward pass, checked targets, loss and residual of a batch."""
-        batch = batch.to(device_of(self.model))
-        _check_inputs(batch)
-        trace = self.engine.trace(batch)
-        check_output_rows(trace.outputs, len(batch))
-        _check_finite("outputs", trace.outputs, batch)
+        batch = self.placed(batch)
+        trace = self.traced(batch)
         targets = self.likelihood.prepare(trace.outputs, batch.targets)
         loss = self.likelihood.loss(trace.outputs, targets).detach()
         _check_finite("losses", loss[:, None], batch)
@@ -91,27 +128,14 @@ class Session:
     ) -> Iterator[Observed]:
         """Every batch in order, or those of the given examples, behind a progress bar."""
         size = batch_size or self.batches.batch_size
-        if indices is None:
-            source: Iterator[Batch] = iter(self.batches)
-            length = len(self.batches)
-        else:
-            source = self.batches.subset(indices, size)
-            length = -(-len(indices) // size)
-        for batch in tqdm(
-            source, description, length, disable=not self.progress, delay=2.0, leave=False
-        ):
-            for start in range(0, len(batch), self.largest_part):
-                whole = len(batch) <= self.largest_part
-                part = batch if whole else batch.select(slice(start, start + self.largest_part))
-                observed = self.observe(part)
-                yield observed
-                observed.trace.release()  # before the next forward pass, not after it
-
-
-def _check_inputs(batch: Batch) -> None:
-    for x in tensors_of(batch.inputs):
-        if x.is_floating_point():
-            _check_finite("inputs", x.flatten(1) if x.dim() > 1 else x[:, None], batch)
+        source: Iterable[Batch] = self.batches
+        length = len(self.batches)
+        if indices is not None:
+            source, length = self.batches.subset(indices, size), -(-len(indices) // size)
+        for part in self.parts(source, description, length):
+            observed = self.observe(part)
+            yield observed
+            observed.trace.release()  # before the next forward pass, not after it
 
 
 def _check_finite(what: str, values: Tensor, batch: Batch) -> None:
@@ -125,19 +149,14 @@ def _check_finite(what: str, values: Tensor, batch: Batch) -> None:
     cause = "its input is finite, so the model or the loss overflows there"
     if what == "inputs":
         cause = "the data itself has them"
+    elif what == "losses" and batch.targets[position].isnan().any():
+        cause = "its target is NaN"
     raise NonFiniteError(
         f"finite {what}",
         f"NaN or infinity for example {index} (batch of examples {int(batch.indices[0])} to "
         f"{int(batch.indices[-1])}); {cause}",
         "clean or drop that example",
     )
-
-
-def available_bytes(device: torch.device) -> int:
-    """Memory that is free now."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
 
 
 def keep_freed_memory() -> None:
@@ -147,7 +166,8 @@ def keep_freed_memory() -> None:
     them again in the next batch: a sixth of the time of a K-FAC fit of a small convolutional net.
     Freeing one untouched block of nearly the largest size it considers raises that limit.
     """
-    torch.empty(RETAINED_BLOCK, dtype=torch.uint8)
+    if available_bytes(torch.device("cpu")) > 4 * RETAINED_BLOCK:
+        torch.empty(RETAINED_BLOCK, dtype=torch.uint8)
 
 
 def _fitting_examples(engine: Engine, batches: Batches) -> int:
@@ -161,6 +181,30 @@ def _fitting_examples(engine: Engine, batches: Batches) -> int:
 
 
 @contextmanager
+def opened_passes(
+    model: nn.Module,
+    data: Data,
+    batch_size: int | None = None,
+    progress: bool = True,
+    labelled: bool = False,
+) -> Iterator[Passes]:
+    """Open the model for passes; it is as before when this ends, also after an exception."""
+    if batch_size is not None:
+        batch_size = whole("batch_size", batch_size, remedy="leave it out")
+    check_module(model)
+    model, batches = uncompiled(model), Batches(data, batch_size or 1, labelled)
+    with undisturbed(model), short_of_memory() as examples:
+        keep_freed_memory()
+        batches.check_repeatable()
+        engine = prepare(model, batches)
+        fitting = _fitting_examples(engine, batches)
+        size = batch_size or min(LARGEST_BATCH, fitting, batches.num_data)
+        part = min(fitting, batch_size or fitting)
+        examples.append(min(size, part))
+        yield Passes(engine, Batches(data, size, labelled), progress, part, fitting)
+
+
+@contextmanager
 def session(
     model: nn.Module,
     data: Data,
@@ -168,17 +212,10 @@ def session(
     batch_size: int | None = None,
     progress: bool = True,
 ) -> Iterator[Session]:
-    """Open the model for passes; it is as before when this ends, also after an exception."""
-    if batch_size is not None:
-        batch_size = whole("batch_size", batch_size, remedy="leave it out")
-    check_module(model)
-    chosen, model = resolve(likelihood), uncompiled(model)
-    batches = Batches(data, batch_size or 1)
-    with undisturbed(model):
-        keep_freed_memory()
-        batches.check_repeatable()
-        engine = prepare(model, batches)
-        fitting = _fitting_examples(engine, batches)
-        size = batch_size or min(LARGEST_BATCH, fitting, batches.num_data)
-        part = min(fitting, batch_size or fitting)
-        yield Session(engine, Batches(data, size), chosen, progress, part, fitting)
+    """Open the model for passes over inputs and targets."""
+    chosen = resolve(likelihood)
+    with opened_passes(model, data, batch_size, progress, labelled=True) as passes:
+        opened = Session(**vars(passes), likelihood=chosen)
+        # a loss that mixes examples shows in a batch of two, whatever the size of the others
+        opened.observe(opened.batches.take(torch.arange(min(2, opened.batches.num_data))))
+        yield opened

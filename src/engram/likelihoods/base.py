@@ -11,8 +11,21 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from engram.errors import TargetError
 from engram.identity.description import Description
 from engram.likelihoods.draws import Draws
+
+
+def check_numbers(targets: Tensor, kind: str) -> None:
+    """TargetError if a target is NaN or infinite."""
+    bad = ~targets.isfinite().reshape(len(targets), -1).all(1)
+    if bad.any():
+        where = int(bad.nonzero()[0])
+        raise TargetError(
+            f"finite {kind} targets",
+            f"NaN or infinity at position {where} of the batch",
+            "drop the examples without a target",
+        )
 
 
 class Likelihood(ABC):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from engram.errors import TargetError
-from engram.likelihoods.base import Likelihood
+from engram.likelihoods.base import Likelihood, check_numbers
 from engram.likelihoods.draws import Draws
 
 
@@ -67,6 +67,7 @@ class Categorical(Likelihood):
                 f"{targets.dtype} targets of shape {tuple(targets.shape)}",
                 "convert class numbers with .long()",
             )
+        check_numbers(targets, "soft")
         targets = targets.to(outputs.dtype)
         total = targets.sum(1)
         if (targets < 0).any() or not torch.allclose(total, torch.ones_like(total), atol=1e-4):

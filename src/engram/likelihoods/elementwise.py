@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engram.errors import LikelihoodError, TargetError
-from engram.likelihoods.base import Likelihood
+from engram.likelihoods.base import Likelihood, check_numbers
 from engram.likelihoods.draws import Draws
 
 
@@ -23,6 +23,7 @@ def _with_output_dimension(outputs: Tensor, targets: Tensor, kind: str) -> Tenso
             f"shape {tuple(targets.shape)}",
             "give one number per output and example",
         )
+    check_numbers(targets, kind)
     return targets.to(outputs.dtype)
 
 

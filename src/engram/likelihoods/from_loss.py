@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from engram.arguments import shown
 from engram.errors import LikelihoodError
 from engram.likelihoods.base import Likelihood
 from engram.likelihoods.draws import Draws
-
-LossFunction = Callable[[Tensor, Tensor], Tensor]
-MeanFunction = Callable[[Tensor], Tensor]
+from engram.likelihoods.loss_checks import LossFunction, MeanFunction, check_loss, check_mean
 
 
 class LossLikelihood(Likelihood):
@@ -24,15 +21,9 @@ class LossLikelihood(Likelihood):
         self.name = getattr(function, "__name__", type(function).__name__)
 
     def prepare(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        loss = self.function(outputs, targets)
-        if not isinstance(loss, Tensor) or loss.shape != outputs.shape[:1]:
-            shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            raise LikelihoodError(
-                f"one loss per example, shape ({outputs.shape[0]},)",
-                f"shape {shape} from {self.name!r}",
-                "write the loss without mean or sum over examples, "
-                'for instance with reduction="none"',
-            )
+        check_loss(self.function, self.name, outputs, targets)
+        if self._mean is not None:
+            check_mean(self._mean, outputs)
         return targets
 
     def form(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -50,9 +41,14 @@ class LossLikelihood(Likelihood):
             return torch.autograd.grad(self.function(leaf, targets).sum(), leaf)[0]
 
     def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        hessian: Tensor = torch.func.vmap(torch.func.hessian(self._single))(
-            outputs.detach(), targets
-        )
+        try:
+            hessian: Tensor = torch.func.vmap(torch.func.hessian(self._single))(
+                outputs.detach(), targets
+            )
+        except RuntimeError:  # a branch on values, which vmap cannot take: column by column
+            units = torch.eye(outputs.shape[1]).to(outputs)
+            columns = [self.hessian_times(outputs, targets, u.expand_as(outputs)) for u in units]
+            return torch.stack(columns, 2)
         return hessian
 
     def hessian_times(self, outputs: Tensor, targets: Tensor, vector: Tensor) -> Tensor:
@@ -109,4 +105,11 @@ def from_loss(function: LossFunction, mean: MeanFunction | None = None) -> Likel
         tensor([[0.5000],
                 [1.0000]])
     """
+    for name, value in (("function", function), ("mean", mean)):
+        if not callable(value) and not (name == "mean" and value is None):
+            raise LikelihoodError(
+                f"{name} as a function of outputs" + (" and targets" if name != "mean" else ""),
+                shown(value),
+                "pass for instance lambda f, y: (f[:, 0] - y) ** 2",
+            )
     return LossLikelihood(function, mean)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.engine.session import available_bytes
 from engram.errors import ArgumentError, ModelMismatchError, PosteriorError
+from engram.memory import available_bytes
 from engram.optimizers.curvatures import DiagonalCurvature, Draw, MatrixCurvature, Measured
 from engram.precision import wide
 

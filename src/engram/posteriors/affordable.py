@@ -7,8 +7,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from engram.batches import Batches, Data, call
-from engram.engine.session import Session, available_bytes
+from engram.engine.refusals import named_failures
+from engram.engine.session import Session
 from engram.engine.state import device_of, undisturbed
+from engram.memory import available_bytes
 from engram.parameters import trainable
 from engram.posteriors.low_rank_fit import LEADING, MOST_OWN
 
@@ -83,7 +85,12 @@ def hessian_is_affordable(session: Session) -> bool:
 def _forward_operations(model: nn.Module, batches: Batches) -> int:
     """Multiplications and additions that the model takes for one example."""
     one = batches.take(torch.zeros(1, dtype=torch.long)).to(device_of(model))
-    with undisturbed(model), torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with (
+        undisturbed(model),
+        torch.no_grad(),
+        named_failures("on the first example of the data"),
+        FlopCounterMode(display=False) as counter,
+    ):
         call(model, one.inputs)
     return int(counter.get_total_flops())
 

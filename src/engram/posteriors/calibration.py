@@ -13,6 +13,7 @@ from engram.curvature.exact import ExactCurvature
 from engram.engine.session import session
 from engram.errors import PosteriorError
 from engram.likelihoods import Likelihood
+from engram.memory import backing_off
 from engram.posteriors.blocks import Block, DenseBlock, EigenBlock
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
@@ -27,6 +28,7 @@ from engram.posteriors.traces import (
 )
 
 
+@backing_off
 def calibrate(
     model: nn.Module,
     data: Data,

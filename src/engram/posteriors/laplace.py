@@ -15,10 +15,11 @@ from engram.curvature.kinds import Curvature
 from engram.curvature.kronecker import KroneckerFactors
 from engram.curvature.moments import OuterMoments, SquareMoments
 from engram.curvature.seeds import check_curvature, seeds
-from engram.engine.session import Observed, available_bytes, session
+from engram.engine.session import Observed, session
 from engram.engine.state import device_of
 from engram.errors import ArgumentError, PosteriorError
 from engram.likelihoods import Likelihood
+from engram.memory import available_bytes, backing_off
 from engram.parameters import Layout, Named, check_module, trainable
 from engram.posteriors.affordable import (
     SMALLEST_SHARE,
@@ -35,6 +36,7 @@ from engram.posteriors.low_rank_fit import fit_low_rank
 from engram.posteriors.tolerance import chosen_tolerance, within
 
 
+@backing_off
 def laplace(
     model: nn.Module,
     data: Data,

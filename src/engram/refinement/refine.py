@@ -16,6 +16,7 @@ from engram.curvature.seeds import check_exact
 from engram.engine.session import Session, session
 from engram.errors import ArgumentError, DataError
 from engram.likelihoods import Likelihood
+from engram.memory import backing_off
 from engram.parameters import trainable, uncompiled
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
@@ -34,6 +35,7 @@ SOLVE = "solve"
 METHODS = (SOLVE, "retrain")
 
 
+@backing_off
 def refine(
     model: nn.Module,
     data: Data,

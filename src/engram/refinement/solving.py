@@ -17,8 +17,9 @@ from torch import Tensor
 from engram.curvature.conjugate_gradients import Solution, conjugate_gradients
 from engram.curvature.exact import ExactCurvature
 from engram.curvature.single import own_hessians_times
-from engram.engine.session import Observed, Session, available_bytes
+from engram.engine.session import Observed, Session
 from engram.engine.state import device_of
+from engram.memory import available_bytes
 from engram.parameters import Layout
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.traces import covered_layout, prior_vector

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from engram.batches import Batch, as_outputs
-from engram.engine.session import available_bytes
 from engram.inputs import handed, mapped
 from engram.kernels import plain_attention
 from engram.likelihoods import Likelihood
+from engram.memory import available_bytes
 from engram.parameters import Layout, Named
 from engram.precision import wide, widest
 from engram.retraining.folding import Folded

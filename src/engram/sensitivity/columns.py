@@ -7,6 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from engram.errors import DataError
+from engram.memory import check_room
+
 HALVES = (torch.bfloat16, torch.float16)  # too coarse for losses, and unknown to pandas
 
 
@@ -29,6 +32,10 @@ class Columns:
     def add(self, rows: Mapping[str, Tensor]) -> None:
         """Append the rows of one batch, the same names every time."""
         count = len(next(iter(rows.values())))
+        if self.filled + count > self.num_rows:
+            raise _wrong_rows(self.num_rows, self.filled + count)
+        if not self.tensors:
+            self._check_room(rows)
         for name, tensor in rows.items():
             value = tensor.float() if tensor.dtype in HALVES else tensor
             if name not in self.tensors:
@@ -36,5 +43,27 @@ class Columns:
             self.tensors[name][self.filled : self.filled + count].copy_(value.detach())
         self.filled += count
 
+    def _check_room(self, rows: Mapping[str, Tensor]) -> None:
+        """Before anything is computed for nothing: the columns must fit into memory."""
+        size = self.num_rows * sum(t[0].numel() * t.element_size() for t in rows.values())
+        largest = max(rows.values(), key=lambda t: t[0].numel())
+        shape = " x ".join(f"{n:,}" for n in (self.num_rows, *largest.shape[1:]))
+        remedy = "take fewer examples in one call, or a model with fewer outputs"
+        check_room(size, torch.device("cpu"), f"the result, with tensors of {shape}", remedy)
+
+    def complete(self) -> dict[str, Tensor]:
+        """All columns, every row of which has come."""
+        if self.filled != self.num_rows:
+            raise _wrong_rows(self.num_rows, self.filled)
+        return self.tensors
+
     def __getitem__(self, name: str) -> Tensor:
-        return self.tensors[name]
+        return self.complete()[name]
+
+
+def _wrong_rows(expected: int, found: int) -> DataError:
+    return DataError(
+        f"{expected:,} rows, one per example",
+        f"{found:,}",
+        "check that the data gives every example once in every pass",
+    )

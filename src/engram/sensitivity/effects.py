@@ -36,12 +36,13 @@ class Effect:
 
 
 def effect(
-    opened: Session, batches: Iterable[Batch], num_rows: int, delta: Named, at: str
+    opened: Session, source: Iterable[Batch], num_rows: int, delta: Named, at: str
 ) -> Effect:
     """The effect of a change of the parameters, at the moved parameters or linearised."""
     moved = {n: p.detach() + delta[n] for n, p in trainable(opened.model).items() if n in delta}
     collected = _Collected(opened, num_rows)
-    for batch in batches:
+    length = -(-num_rows // opened.batches.batch_size)
+    for batch in opened.parts(source, "effect", length):
         observed = opened.observe(batch)
         if at == "linearised":
             without = observed.outputs + observed.trace.tangent(delta)
@@ -83,7 +84,7 @@ class _Collected:
         )
 
     def effect(self) -> Effect:
-        return Effect(**self.columns.tensors)
+        return Effect(**self.columns.complete())
 
 
 def outputs_at(model: nn.Module, parameters: Named, batch: Batch) -> Tensor:

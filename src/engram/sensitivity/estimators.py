@@ -135,11 +135,10 @@ def iterated(observed: Observed, setting: Setting) -> Estimate:
     return _displaced(observed, setting, deviation, diverging, None)
 
 
-def variance(observed: Observed, posterior: Posterior) -> Tensor:
+def variance(trace: Products, outputs: Tensor, posterior: Posterior) -> Tensor:
     """V = J S^-1 J', [B, K, K], contracted layer by layer."""
-    outputs = observed.outputs
     identity = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
-    return observed.trace.inner_products(identity.expand(len(outputs), -1, -1), posterior)
+    return trace.inner_products(identity.expand(len(outputs), -1, -1), posterior)
 
 
 def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,7 +154,7 @@ def corrected(observed: Observed, setting: Setting) -> Estimate:
     if observed.outputs.shape[1] > DENSE_OUTPUTS:
         deviation, flagged = _corrected_by_iteration(observed, setting)
         return _displaced(observed, setting, deviation, flagged, None)
-    covariance = variance(observed, setting.posterior)
+    covariance = variance(observed.trace, observed.outputs, setting.posterior)
     if observed.outputs.shape[1] == 1:
         eigenvalues = _only_eigenvalue(observed, setting, covariance)
         deviation = covariance[:, :, 0] * observed.residual
@@ -236,7 +235,7 @@ def _polish(observed: Observed, setting: Setting, solution: Tensor) -> Tensor:
 def paper(observed: Observed, setting: Setting) -> Estimate:
     """d = diag(V) e and predictions moved by sigma'(f) d, elementwise."""
     observed.trace.add_gradient(observed.residual, setting.posterior, setting.total)
-    covariance = variance(observed, setting.posterior)
+    covariance = variance(observed.trace, observed.outputs, setting.posterior)
     deviation = torch.diagonal(covariance, dim1=1, dim2=2) * observed.residual
     given = (observed.outputs, observed.targets, deviation)
     change, loss = linearised(setting.likelihood, *given)

@@ -12,6 +12,7 @@ from engram.engine.prepare import training_layers
 from engram.engine.session import Session, session
 from engram.engine.totals import GradientSum
 from engram.likelihoods import Likelihood
+from engram.memory import backing_off
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.downdating import can_be_downdated
 from engram.posteriors.gaussian import Posterior
@@ -32,6 +33,7 @@ from engram.sensitivity.result import Result
 FITTING = (NEWTON, DOWNDATED)  # rules that ask for a kind of posterior
 
 
+@backing_off
 def sensitivities(
     model: nn.Module,
     data: Data,
@@ -151,4 +153,4 @@ def _estimates(
         if estimate.eigenvalues is not None:
             rows["eigenvalues"] = estimate.eigenvalues
         columns.add(rows)
-    return columns.tensors
+    return columns.complete()

@@ -22,6 +22,7 @@ from engram.batches import Batches, Data
 from engram.engine.session import Session, session
 from engram.errors import ArgumentError, TargetError
 from engram.likelihoods import Likelihood
+from engram.memory import backing_off
 from engram.parameters import Named
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
@@ -66,6 +67,7 @@ class Removal:
         return text + (" (flagged: not positive definite)" if self.flagged else "")
 
 
+@backing_off
 def remove(
     model: nn.Module,
     data: Data,
@@ -123,6 +125,7 @@ class ClassRemovals(dict[int, Removal]):
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("class")
 
 
+@backing_off
 def remove_classes(
     model: nn.Module,
     data: Data,

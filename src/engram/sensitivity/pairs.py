@@ -18,6 +18,7 @@ from engram.batches import Batches, Data
 from engram.engine.gradients import per_example_gradients
 from engram.engine.session import Session, session
 from engram.likelihoods import Likelihood
+from engram.memory import backing_off, check_room
 from engram.parameters import Layout, trainable
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
@@ -25,6 +26,7 @@ from engram.posteriors.gaussian import Posterior
 CHUNK_BYTES = 128 * 2**20
 
 
+@backing_off
 def influence(
     model: nn.Module,
     train: Data,
@@ -50,11 +52,20 @@ def influence(
     used = posterior.likelihood_or(likelihood)
     with session(model, train, used, batch_size, progress) as opened:
         columns = []
+        _check_room(opened, Batches(test, 1).num_data)
         for gradient in _gradients(opened, test, layout):
             step = layout.flatten(posterior.solve(layout.unflatten(gradient)))
             rows = [own @ step.mT for own in _gradients(opened, None, layout)]
             columns.append(torch.cat(rows).cpu())
         return torch.cat(columns, dim=1)
+
+
+def _check_room(opened: Session, num_test: int) -> None:
+    """The matrix, and a copy of it while its columns are put together, must fit into memory."""
+    rows = opened.batches.num_data
+    size = 2 * rows * num_test * torch.finfo(next(opened.model.parameters()).dtype).bits // 8
+    what = f"{rows:,} x {num_test:,} influences"
+    check_room(size, torch.device("cpu"), what, "take fewer test examples in one call")
 
 
 def _gradients(opened: Session, data: Data | None, layout: Layout) -> Iterator[Tensor]:

@@ -7,20 +7,20 @@ from typing import Any
 from torch import Tensor, nn
 
 from engram.batches import Data
-from engram.engine.session import session
-from engram.likelihoods import Likelihood
+from engram.engine.session import opened_passes
+from engram.memory import backing_off
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.columns import Columns
 from engram.sensitivity.estimators import variance
 
 
+@backing_off
 def prediction_variance(
     model: nn.Module,
     data: Data,
     posterior: Posterior | Any,
     *,
-    likelihood: str | Likelihood | None = None,
     batch_size: int | None = None,
     progress: bool = True,
 ) -> Tensor:
@@ -30,21 +30,23 @@ def prediction_variance(
 
     Args:
         model: it is not changed.
-        data: any data, for instance a test set.
+        data: any data, for instance a test set; inputs alone will do, as a tensor or a dict. A
+            tuple of several tensors has targets last, which are not read.
         posterior: of this model at its present weights.
+        batch_size: most examples at a time; chosen from the free memory if not given.
+        progress: show a bar when it takes longer than a few seconds.
 
     Example:
         >>> import torch
         >>> from engram import laplace
         >>> model, data = nn.Linear(3, 2), (torch.randn(9, 3), torch.randint(0, 2, (9,)))
-        >>> prediction_variance(model, data, laplace(model, data, structure="full")).shape
+        >>> prediction_variance(model, data[0], laplace(model, data, structure="full")).shape
         torch.Size([9, 2, 2])
     """
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
-    used = posterior.likelihood_or(likelihood)
-    with session(model, data, used, batch_size, progress) as opened:
+    with opened_passes(model, data, batch_size, progress) as opened:
         columns = Columns(opened.batches.num_data)
-        for observed in opened.passes("variances"):
-            columns.add({"variance": variance(observed, posterior)})
+        for trace in opened.traces("variances"):
+            columns.add({"variance": variance(trace, trace.outputs, posterior)})
         return columns["variance"]

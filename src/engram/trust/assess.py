@@ -12,6 +12,7 @@ from engram.batches import Data
 from engram.engine.session import Session, session
 from engram.errors import ModelMismatchError
 from engram.likelihoods import Likelihood
+from engram.memory import backing_off
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.result import Result, check_result
@@ -28,6 +29,7 @@ SMALLEST_SAMPLE = 3
 MATCHING = 1e-3  # share of their size that outputs may differ by between two runs of one model
 
 
+@backing_off
 def assess(
     model: nn.Module,
     data: Data,

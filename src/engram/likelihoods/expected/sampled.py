@@ -19,7 +19,7 @@ from torch import Tensor
 from engram.errors import LikelihoodError, TargetError
 from engram.likelihoods.expected.base import ExpectedLoss
 from engram.likelihoods.expected.draws import check_samples, steps
-from engram.likelihoods.from_loss import LossFunction
+from engram.likelihoods.loss_checks import LossFunction
 
 
 class Sampled(ExpectedLoss):

@@ -1,0 +1,39 @@
+"""The variance of predictions needs inputs, and no targets."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import engram
+from cases import MLP
+from engram.errors import DataError
+from fitted import posterior
+from refusal import Refusal
+
+X, Y = MLP.data
+
+
+FORMS = {
+    "tensor": X,
+    "tuple": (X,),
+    "dataset": TensorDataset(X),
+    "loader": DataLoader(TensorDataset(X), 3),
+    "dict": {"x": X},
+    "dict with labels": {"x": X, "labels": Y},
+    "targets of another kind": (X, torch.full((7, 9), float("nan"))),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_inputs_alone(form):
+    fitted = posterior("mlp", "full")
+    expected = engram.prediction_variance(MLP.model, (X, Y), fitted, progress=False)
+    found = engram.prediction_variance(MLP.model, FORMS[form], fitted, progress=False)
+    torch.testing.assert_close(found, expected)
+
+
+def test_estimates_about_losses_need_targets():
+    with Refusal(DataError, "target|tuple of tensors"):
+        engram.laplace(MLP.model, X, progress=False)
+    with Refusal(DataError, "labels"):
+        engram.laplace(MLP.model, {"x": X}, progress=False)

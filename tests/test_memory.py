@@ -1,0 +1,109 @@
+"""Too little memory: told before, halved batches, and an error of its own kind where that fails."""
+
+import resource
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import engram
+from cases import MLP
+from engram.errors import MemoryLimitError
+from engram.memory import available_bytes, is_out_of_memory
+from engram.sensitivity.columns import Columns
+from fitted import posterior
+from refusal import Refusal
+
+CPU = torch.device("cpu")
+
+
+LIMITED = """
+import resource, warnings
+import psutil, torch
+import engram
+from engram.memory import available_bytes
+
+def limit(more):
+    space = psutil.Process().memory_info().vms + more
+    resource.setrlimit(resource.RLIMIT_AS, (space, resource.RLIM_INFINITY))
+
+torch.manual_seed(0)
+model, wide = torch.nn.Linear(3, 1000), torch.nn.Linear(3, 20_000)
+data = (torch.randn(32, 3), torch.randint(0, 1000, (32,)))
+settings = dict(structure="diagonal", tolerance=0, progress=False)
+limit(130 * 2**20)
+print(0 < available_bytes(torch.device("cpu")) <= 130 * 2**20)
+
+warnings.simplefilter("always")
+with warnings.catch_warnings(record=True) as said:
+    engram.laplace(model, data, batch_size=32, **settings)
+print(any("out of memory with 32 examples" in str(w.message) for w in said))
+
+try:
+    engram.laplace(wide, data, **settings)
+except engram.EngramError as error:
+    print(type(error).__name__, isinstance(error, MemoryError), "memory" in str(error))
+"""
+
+
+def test_under_a_limit():
+    """What is free knows it; batches are halved; and what cannot be done has its own error.
+
+    The outputs' Hessians of 32 examples with 1,000 outputs are 128 MB, of 4 examples 16 MB, and of
+    one with 20,000 outputs 1.6 GB. In a process of its own, where the limit stays.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split("\n")[:3] == ["True", "True", "MemoryLimitError True True"], (
+        done.stderr
+    )
+
+
+def test_columns_that_cannot_fit_are_told_before():
+    """102 GB for the outputs of 20,000 sequences with 1,280,000 numbers each."""
+    columns = Columns(20_000)
+    with Refusal(MemoryLimitError, "102 gb|103 gb", "20,000 x 1,280,000", "fewer"):
+        columns.add({"outputs": torch.zeros(1, 1_280_000)})
+
+
+def test_influences_that_cannot_fit_are_told_before():
+    fitted, (x, y) = posterior("mlp", "diagonal"), MLP.data
+    many = 10**12
+    data = x[:1].expand(many, -1), y[:1].expand(many)
+    with Refusal(MemoryLimitError, "7 x 1,000,000,000,000", "fewer test examples"):
+        engram.influence(MLP.model, MLP.data, data, fitted, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"), True),
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("can't allocate memory"), False),
+    ],
+)
+def test_which_errors_are_allocations(error, expected):
+    assert is_out_of_memory(error) is expected
+
+
+def test_a_raw_failure_in_the_model_is_named():
+    class Greedy(nn.Linear):
+        def forward(self, x):
+            if len(x) > 3:
+                torch.empty(10**15)
+            return super().forward(x)
+
+    with pytest.warns(UserWarning, match="out of memory with 6 examples at a time; trying 3"):
+        engram.laplace(
+            Greedy(4, 3).double(), MLP.data, structure="full", batch_size=6, progress=False
+        )
+
+
+def test_free_memory_is_within_the_machine():
+    assert available_bytes(CPU) > 0
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
