@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from engram.errors import ArgumentError, EngineError, NonFiniteError
@@ -17,13 +18,15 @@ Named = dict[str, Tensor]
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """The model itself where ``torch.compile`` gave a wrapper: compiled code has no passes of ours.
+    """The model itself where ``torch.compile`` or DDP gave a wrapper, which has no passes of ours.
 
     Example:
         >>> model = nn.Linear(2, 1)
         >>> uncompiled(torch.compile(model)) is uncompiled(model) is model
         True
     """
+    if isinstance(model, DistributedDataParallel):
+        return uncompiled(model.module)
     inner = getattr(model, "_orig_mod", None)
     return uncompiled(inner) if isinstance(inner, nn.Module) else model
 

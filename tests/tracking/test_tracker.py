@@ -63,8 +63,27 @@ def test_stops_when_the_estimate_has_not_improved() -> None:
         tracker.history.add(Record(step, 0.5, estimate), torch.zeros(40))
     assert not tracker.should_stop
     tracker.history.add(Record(3, 0.5, math.nan), torch.full((40,), math.nan))
+    assert not tracker.should_stop  # nothing is known of that update, so that it decides nothing
+    assert tracker.stop_reason is None
+    tracker.history.add(Record(4, math.nan, math.nan), torch.full((40,), math.nan))
     assert tracker.should_stop
+    assert tracker.stop_reason == (
+        "no lower estimate than 1 nats at step 1 in 2 updates, 1 of which had diverged"
+    )
     assert tracker.best_step == 1
+
+
+def test_a_training_that_only_diverged_stops_and_says_why() -> None:
+    model, optimizer = setting()
+    tracker = engram.Tracker(model, optimizer, data(), patience=2)
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    tracker.update()
+    assert not tracker.should_stop
+    tracker.update()
+    assert tracker.should_stop
+    assert tracker.stop_reason == "no lower estimate in 2 updates, 2 of which had diverged"
+    assert [record.examples for record in tracker.history] == [0, 0]
 
 
 def test_a_loss_that_is_not_finite_is_recorded_and_training_goes_on() -> None:

@@ -15,7 +15,7 @@ from engram.tracking.history import Record
 from engram.tracking.visits import Visit
 
 UNSEEN, LOSS_ONLY, COMPLETE = 0, 1, 2
-COLUMNS = ("loss", "loo_loss", "score", "visited", "status")
+COLUMNS = ("loss", "loo_loss", "score", "visited", "visits", "status")
 
 
 @dataclass
@@ -25,7 +25,8 @@ class Epoch:
     Attributes:
         loss, loo_loss: with the example and without it, at its visit, [N].
         score: L1 norm of the deviation of its prediction, [N].
-        visited: number of the streamed step that visited it, -1 if none did, [N].
+        visited: number of the streamed step that visited it last, -1 if none did, [N].
+        visits: how often it was visited, [N].
         status: 0 not visited, 1 loss only (the optimizer had no state yet), 2 complete, [N].
     """
 
@@ -33,7 +34,16 @@ class Epoch:
     loo_loss: Tensor
     score: Tensor
     visited: Tensor
+    visits: Tensor
     status: Tensor
+
+    def __repr__(self) -> str:
+        count, known = len(self.status), int((self.status == COMPLETE).sum())
+        again = int((self.visits > 1).sum())
+        return (
+            f"Epoch({self.seen:,} of {count:,} examples visited, {again:,} more than once, "
+            f"{known:,} with an estimate)"
+        )
 
     @classmethod
     def empty(cls, num_data: int) -> Epoch:
@@ -41,14 +51,16 @@ class Epoch:
         nothing = torch.full((3, num_data), torch.nan, dtype=torch.float32)
         loss, loo_loss, score = nothing.unbind(0)
         visited = torch.full((num_data,), -1, dtype=torch.int64)
+        visits = torch.zeros(num_data, dtype=torch.int64)
         status = torch.zeros(num_data, dtype=torch.int8)
-        return cls(loss, loo_loss, score, visited, status)
+        return cls(loss, loo_loss, score, visited, visits, status)
 
     def add(self, indices: Tensor, visit: Visit, step: int) -> None:
         """Write a step's examples; a later visit replaces an earlier one."""
         for name in ("loss", "loo_loss", "score"):
             getattr(self, name)[indices] = getattr(visit, name).to("cpu", torch.float32)
         self.visited[indices] = step
+        self.visits[indices] += 1
         self.status[indices] = COMPLETE if visit.complete else LOSS_ONLY
 
     @property
@@ -60,6 +72,11 @@ class Epoch:
     def all_seen(self) -> bool:
         """Whether every example was visited."""
         return bool((self.status > UNSEEN).all())
+
+    @property
+    def estimated(self) -> int:
+        """How many examples have a leave-one-out loss, which :attr:`loo_nll` is the mean of."""
+        return int(self.loo_loss[self.status == COMPLETE].isfinite().sum())
 
     @property
     def train_nll(self) -> float:
@@ -75,6 +92,11 @@ class Epoch:
         """One row per example, indexed by its position in the data."""
         columns = {name: getattr(self, name).numpy() for name in COLUMNS}
         return pd.DataFrame(columns).rename_axis("example")
+
+    def record(self, step: int, validation: float, ranks: int) -> Record:
+        """What the history keeps of it."""
+        losses = (self.train_nll, self.loo_nll, validation)
+        return Record(step, *losses, streamed=True, examples=self.estimated, ranks=ranks)
 
     def state(self) -> dict[str, Tensor]:
         """Copies of the columns."""

@@ -150,14 +150,14 @@ class Followed:
         own = losses[self.indices].cpu().double()
         seen = own.isfinite()
         if not seen.any():
-            return replace(record, estimate=math.nan)
+            return replace(record, estimate=math.nan, examples=0)
         self.total += torch.where(seen, own, record.train)
         self.total_of_all += record.train
         self.updates += 1
         left_out = self.twin.losses(self.batches, self.indices[seen], self.likelihood)
         difficulty, of_all = self.total[seen] / self.updates, self.total_of_all / self.updates
         increase = increase_of_all(left_out - own[seen], difficulty, of_all)
-        return replace(record, estimate=record.train + increase)
+        return replace(record, estimate=record.train + increase, examples=int(seen.sum()))
 
     def _check_told(self) -> None:
         if self.twin.missed:

@@ -29,7 +29,8 @@ class Record:
     """One update. Losses are means in nats per example; NaN where they were not finite or given.
 
     ``leverage`` has the quantiles 5, 25, 50, 75 and 95 % of the leverages where they were
-    computed; ``streamed`` says whether the examples were seen one step after the other.
+    computed; ``streamed`` says whether the examples were seen one step after the other;
+    ``examples`` how many of the data the estimate is the mean of; ``ranks`` of how many processes.
     """
 
     step: int
@@ -38,18 +39,26 @@ class Record:
     validation: float = math.nan
     leverage: tuple[float, ...] = ()
     streamed: bool = False
+    examples: int = 0
+    ranks: int = 1
 
     @classmethod
     def of_result(cls, step: int, result: Result, validation: float) -> Record:
         """What an update keeps of its result."""
         known = result.leverage[~result.leverage.isnan()].double()
         quantiles = known.quantile(torch.tensor(QUANTILES, dtype=torch.float64)).tolist()
-        return cls(step, result.train_nll, result.loo_nll, validation, tuple(quantiles))
+        losses = (result.train_nll, result.loo_nll, validation)
+        return cls(step, *losses, tuple(quantiles), examples=result.num_data)
 
     @property
     def finite(self) -> bool:
-        """Whether the update could be made."""
+        """Whether there is an estimate."""
         return math.isfinite(self.estimate)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether training had left the finite numbers; else a missing estimate says nothing."""
+        return not math.isfinite(self.train)
 
 
 class History:
@@ -102,16 +111,29 @@ class History:
         return min(finite, key=lambda record: record.estimate) if finite else None
 
     def updates_since_best(self) -> int:
-        """How many updates came after the best one."""
-        best = self.best
-        return len(self.records) if best is None else len(self.records) - 1 - self._index(best)
+        """How many updates came after the best one that say something: an estimate or divergence.
+
+        One without an estimate, such as an epoch before the optimizer had a state, decides nothing.
+        """
+        return sum(record.finite or record.diverged for record in self._after_best())
+
+    def _after_best(self) -> list[Record]:
+        return self.records[0 if self.best is None else self._index(self.best) + 1 :]
+
+    def standstill(self) -> str:
+        """What came after the best update, in words."""
+        best, since = self.best, self.updates_since_best()
+        lost = sum(record.diverged for record in self._after_best())
+        level = "" if best is None else f" than {best.estimate:.4g} nats at step {best.step}"
+        text = f"no lower estimate{level} in {since} update{'' if since == 1 else 's'}"
+        return text + (f", {lost} of which had diverged" if lost else "")
 
     def _index(self, record: Record) -> int:
         return next(i for i, r in enumerate(self.records) if r is record)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per update, indexed by step."""
-        columns = ["step", "train", "estimate", "validation", "streamed"]
+        columns = ["step", "train", "estimate", "validation", "streamed", "examples"]
         rows = [[getattr(record, name) for name in columns] for record in self.records]
         return pd.DataFrame(rows, columns=columns).set_index("step")
 

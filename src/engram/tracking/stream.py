@@ -134,10 +134,9 @@ class Stream:
             self._mixing = mixing_layers(self.model)
         return self._engine
 
-    def finish(self) -> Epoch:
-        """The epoch so far; a new one begins."""
-        done, self.epoch = self.epoch, Epoch.empty(self.batches.num_data)
-        return done
+    def begin(self) -> None:
+        """A new epoch, of which nothing is known."""
+        self.epoch = Epoch.empty(self.batches.num_data)
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch under way."""

@@ -29,6 +29,7 @@ from engram.tracking.history import History, Record
 from engram.tracking.indexed import Indexed
 from engram.tracking.open_step import OpenStep
 from engram.tracking.page import training_page
+from engram.tracking.peers import Peers, check_alone
 from engram.tracking.sampling import Sampling, sampled_sensitivities
 from engram.tracking.saving import check_state, go_on, parts_of, read_state, write_state
 from engram.tracking.sources import Wanted, source_of, training_lost
@@ -63,6 +64,8 @@ class Tracker:
             history's estimate is then theirs; see :meth:`follow`.
         patience: updates without a better estimate before ``should_stop``.
         folder: where all scores are written; without one, in a temporary file once they are large.
+        across_ranks: whether the processes of ``torch.distributed`` train this model together, as
+            DDP does; False where each has a model of its own.
 
     Example:
         >>> model = nn.Linear(3, 2)
@@ -97,6 +100,7 @@ class Tracker:
         follow: int | None = None,
         patience: int = 5,
         folder: str | Path | None = None,
+        across_ranks: bool = True,
     ) -> None:
         patience = whole("patience", patience, remedy="use 5")
         check_estimator(estimator)
@@ -105,7 +109,8 @@ class Tracker:
         self.model = model = uncompiled(model)
         self.optimizer, self.data = optimizer, data
         self.likelihood = resolve(likelihood)
-        self.validation, self.patience, self.folder = validation, patience, folder
+        self.validation, self.patience, self.across_ranks = validation, patience, across_ranks
+        self.folder = folder if self.peers.rank == 0 else None  # one process writes
         self.num_data = Batches(data, 1).num_data
         if validation is not None:
             Batches(validation, 1)  # complains about what it cannot read
@@ -113,11 +118,12 @@ class Tracker:
         self.source = source_of(wanted, model, optimizer, data, self.likelihood, self.num_data)
         self.followed: Followed | None = None
         if follow is not None:
+            check_alone(self.peers)
             self.followed = Followed(model, optimizer, data, self.likelihood, follow, reduction)
         streamed = (model, optimizer, data, self.likelihood, self.source, reduction)
         self.stream = Stream(*streamed, self.followed)
         self.steps = OpenStep()
-        self.history = History(folder)
+        self.history = History(self.folder)
         self.listeners: list[Callable[[Record, Tensor], None]] = []
         self.last_epoch: Epoch | None = None
         self._latest: Result | Epoch | None = None
@@ -203,8 +209,8 @@ class Tracker:
         number = self.history.number(epoch)
         with self.steps.during(self.stream.step(indices, targets, scale)):
             yield
-        if self.stream.epoch.all_seen:
-            self._record_epoch(number)
+        if self.stream.epoch.all_seen and self.peers.count == 1:
+            self._record_epoch(self.stream.epoch, number)
 
     def follow(
         self, indices: Indices = None, targets: Tensor | None = None, scale: float = 1.0
@@ -219,12 +225,16 @@ class Tracker:
     def finish_epoch(self, step: int | None = None) -> Record:
         """Add the streamed epoch to the history, also where not every example was visited.
 
+        The record's ``examples`` says how many the estimate stands for. With several processes
+        that train one model, call it on every one: all get the estimate of all they have seen.
+
         After an epoch that ended by itself, its record comes back, with ``step`` as its step. Where
         others were told of it, as TensorBoard is, that has to be ``epoch`` of :meth:`step`.
         """
         self.steps.check("the end of an epoch")
-        if self.stream.epoch.seen:
-            return self._record_epoch(self.history.number(step))
+        found = self.peers.whole(self.stream.epoch, self.model)
+        if found.seen:
+            return self._record_epoch(found, self.history.number(step))
         done = ended(self._epoch_record, step, bool(self.listeners))
         if step is None or step == done.step:
             return done
@@ -250,12 +260,16 @@ class Tracker:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _record_epoch(self, number: int) -> Record:
-        done = self.stream.epoch
-        losses = (done.train_nll, done.loo_nll, self._validation_loss())
-        record = Record(number, *losses, streamed=True)
+    @property
+    def peers(self) -> Peers:
+        """The processes that train this model together."""
+        return Peers.found(self.across_ranks)
+
+    def _record_epoch(self, done: Epoch, number: int) -> Record:
+        record = done.record(number, self._validation_loss(), self.peers.count)
         self._epoch_record = self._add(record, done.score, done.loss)
-        self.last_epoch = self._latest = self.stream.finish()
+        self.last_epoch = self._latest = done
+        self.stream.begin()
         return self._epoch_record
 
     def _add(self, record: Record, scores: Tensor, losses: Tensor) -> Record:
@@ -285,8 +299,13 @@ class Tracker:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the estimate has not improved for ``patience`` updates."""
-        return len(self.history) > 0 and self.history.updates_since_best() >= self.patience
+        """Whether the estimate has not improved for ``patience`` updates; see ``stop_reason``."""
+        return self.history.updates_since_best() >= self.patience
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why to stop, in words; None while there is no reason."""
+        return self.history.standstill() if self.should_stop else None
 
     def figure(self) -> Figure:
         """Estimate, training loss and validation loss against the step."""
@@ -318,7 +337,9 @@ class Tracker:
         self.last_epoch = self._latest = self._epoch_record = None
 
     def save(self, folder: str | Path) -> Path:
-        """Write everything needed to go on, whole; no pickle."""
+        """Write everything needed to go on, whole; no pickle. Of several processes one writes."""
+        if self.peers.rank:
+            return Path(folder)
         return write_state({"history": self.history.whole_state()} | parts_of(self), folder)
 
     def resume(self, folder: str | Path) -> None:
