@@ -209,9 +209,9 @@ def test_a_result_of_other_data():
     fewer = (x[:9], y[:9])
     with pytest.raises(DataError, match="all 9 examples of this data, in order; got one of 12"):
         engram.refine(model, fewer, result, fitted, progress=False)
-    with pytest.raises(DataError, match="got other targets"):
+    with pytest.raises(ModelMismatchError, match="got other targets"):
         engram.refine(model, (x, 1 - y), result, fitted, progress=False)
-    with pytest.raises(DataError, match="got other outputs"):
+    with pytest.raises(ModelMismatchError, match="got other outputs"):
         engram.refine(model, (x + 1, y), result, fitted, progress=False)
     with pytest.raises(ArgumentError, match=r"a result of engram\.sensitivities; got dict"):
         engram.refine(model, (x, y), {}, fitted, progress=False)

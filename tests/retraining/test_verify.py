@@ -1,5 +1,6 @@
 """verify: the sample, the numbers, the noise, the picture and the sentence."""
 
+import copy
 import random
 from dataclasses import replace
 
@@ -124,6 +125,12 @@ def test_wrong_arguments(digits_like):
         engram.verify(model, (data[0][1:], data[1][1:]), result, progress=False)
     with pytest.raises(ModelMismatchError, match="likelihood of the result"):
         engram.verify(model, data, result, likelihood="gaussian", sample=3, progress=False)
+    with pytest.raises(ModelMismatchError, match="other targets"):
+        engram.verify(model, (data[0], data[1].flip(0)), result, sample=3, progress=False)
+    moved = copy.deepcopy(model)
+    next(moved.parameters()).data.mul_(1.01)
+    with pytest.raises(ModelMismatchError, match="other outputs"):
+        engram.verify(moved, data, result, sample=3, progress=False)
 
 
 def test_data_too_small_to_compare():

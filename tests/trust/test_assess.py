@@ -158,7 +158,7 @@ def test_what_does_not_belong_together():
     with pytest.raises(ModelMismatchError, match="a result on these 30 examples"):
         assessed(model, fewer, result, posterior)
     swapped = (data[0].flip(0), data[1].flip(0))
-    with pytest.raises(ModelMismatchError, match="other outputs for the first examples"):
+    with pytest.raises(ModelMismatchError, match="other targets"):
         assessed(model, swapped, result, posterior)
     trained_on, _ = trained(1.0)
     with pytest.raises(ModelMismatchError, match="present weights"):

@@ -22,6 +22,7 @@ from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.low_rank import LowRankBlock
 from engram.refinement.solving import solve_left_out
+from engram.retraining.matching import check_outputs
 from engram.retraining.newton import Newton
 from engram.retraining.prior import Prior
 from engram.retraining.retrain import Train, retrain
@@ -197,18 +198,7 @@ def _check_result(result: Result, opened: Session) -> None:
             f"one of {result.num_data}",
             "pass the result and the data that belong together",
         )
-    spread = torch.linspace(0, batches.num_data - 1, min(64, batches.num_data)).long().unique()
-    observed = opened.observe(batches.take(spread))
-    outputs = observed.outputs.to(result.outputs)
-    tolerance = 1e-8 if outputs.dtype == torch.float64 else 1e-3
-    same = torch.equal(result.targets[spread], observed.batch.targets.cpu())
-    limit = tolerance * (1 + result.outputs.abs().max())
-    if not same or not bool(((outputs - result.outputs[spread]).abs() <= limit).all()):
-        raise DataError(
-            "a result of this model on this data",
-            "other targets" if not same else "other outputs",
-            "compute the sensitivities again with the present model and data",
-        )
+    check_outputs(result, opened.model, batches)
 
 
 def _merged(

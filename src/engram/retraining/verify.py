@@ -11,8 +11,9 @@ from engram.arguments import seed_number, whole
 from engram.batches import Batches, Data
 from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood, resolve
-from engram.parameters import trainable
+from engram.parameters import check_module, trainable, uncompiled
 from engram.retraining.agreement import agreement
+from engram.retraining.matching import check_outputs
 from engram.retraining.prior import Prior
 from engram.retraining.retrain import Train, retrain
 from engram.retraining.verification import Verification
@@ -72,10 +73,13 @@ def verify(
         (1.0, 1.0)
     """
     check_result(result)
-    num_data = Batches(data, 1).num_data
+    check_module(model)
+    batches = Batches(data, 1)
+    num_data = batches.num_data
     result.check_data(num_data, resolve(likelihood))
     _check_sample(sample, num_data)
     seed = seed_number(seed)
+    check_outputs(result, uncompiled(model), batches)
     chosen, strata = stratified(result.score, sample, seed)
     truth = retrain(
         model,

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from engram.arguments import seed_number, whole
 from engram.batches import Data
-from engram.engine.session import Session, session
-from engram.errors import ModelMismatchError
+from engram.engine.session import session
 from engram.likelihoods import Likelihood
 from engram.memory import backing_off
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
+from engram.retraining.matching import check_outputs
 from engram.sensitivity.result import Result, check_result
 from engram.sensitivity.rules import PRIOR
 from engram.sensitivity.rules import signals as cheap_signals
@@ -26,7 +25,6 @@ from engram.trust.signals import measure
 
 SAMPLE = 24
 SMALLEST_SAMPLE = 3
-MATCHING = 1e-3  # share of their size that outputs may differ by between two runs of one model
 
 
 @backing_off
@@ -90,7 +88,7 @@ def assess(
         sample = whole("sample", sample, SMALLEST_SAMPLE, num_data, "leave it out")
         result.check_data(num_data, opened.likelihood)
         result.basis.check_posterior(posterior)
-        _check_outputs(result, opened)
+        check_outputs(result, opened.model, opened.batches)
         objective = Objective(opened, posterior, _prior_share(result, posterior))
         signals = measure(objective, result, sample, rounds, seed, progress)
     return Assessment(judge(result, signals), signals)
@@ -101,17 +99,3 @@ def _prior_share(result: Result, posterior: Posterior) -> float:
     if PRIOR.level(cheap_signals(result)["prior_mismatch"]) == GOOD:
         return 1.0
     return result.diagnostics.fitting_prior / posterior.prior_precision
-
-
-def _check_outputs(result: Result, opened: Session) -> None:
-    """The first examples' outputs must be what the model gives now."""
-    first = torch.arange(min(SAMPLE, result.num_data))
-    for observed in opened.passes("outputs", first):
-        expected = result.outputs[observed.batch.indices].double()
-        got = observed.outputs.detach().cpu().double()
-        if (expected - got).abs().max() > MATCHING * (1 + expected.abs().max()):
-            raise ModelMismatchError(
-                "the result of this model at its present weights, on these data",
-                "other outputs for the first examples",
-                "compute the sensitivities again, or pass the model and data they are of",
-            )

@@ -1,0 +1,38 @@
+"""Whether a result is about the model and the data that come with it."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from engram.batches import Batches, call
+from engram.engine.state import device_of, undisturbed
+from engram.errors import ModelMismatchError
+from engram.retraining.running import running_on
+from engram.sensitivity.result import Result
+
+EXAMPLES = 64
+MATCHING = {torch.float64: 1e-8}  # share of their size that outputs of one model may differ by
+MATCHING_ELSE = 1e-3
+
+
+def check_outputs(result: Result, model: nn.Module, batches: Batches) -> None:
+    """Raise unless targets and the model's outputs are the result's, on examples spread over it."""
+    count = min(EXAMPLES, batches.num_data)
+    spread = torch.linspace(0, batches.num_data - 1, count).long().unique()
+    batch = batches.take(spread)
+    if not torch.equal(result.targets[spread], batch.targets.cpu()):
+        raise ModelMismatchError(
+            "a result of this model on this data", "other targets", "pass the data it is about"
+        )
+    with undisturbed(model), torch.no_grad(), running_on("the data"):
+        found = call(model, batch.to(device_of(model)).inputs).cpu()
+    expected = result.outputs[spread]
+    limit = MATCHING.get(found.dtype, MATCHING_ELSE) * (1 + result.outputs.abs().max())
+    same = found.shape == expected.shape
+    if not same or not bool(((found.to(expected) - expected).abs() <= limit).all()):
+        raise ModelMismatchError(
+            "a result of this model on this data",
+            "other outputs",
+            "compute the sensitivities again with the present model and data",
+        )
