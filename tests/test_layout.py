@@ -18,7 +18,7 @@ ORDER = (
         "identity",
     },
     {"storage"},
-    {"likelihoods", "batches", "inputs", "forms", "loaders", "fidelity", "kernels"},
+    {"likelihoods", "batches", "inputs", "forms", "loaders", "fidelity", "kernels", "surroundings"},
     {"selection", "report"},
     {"families", "posteriors", "curvature", "engine", "optimizers"},
     {"sensitivity"},

@@ -42,6 +42,11 @@ def asked() -> int:
     return _depth.get(threading.get_ident(), 0)
 
 
+def plain() -> bool:
+    """Whether some thread has asked."""
+    return bool(_switched)
+
+
 def reset(depth: int) -> None:
     """As if this thread had asked so often, whatever was left open; the kernels follow."""
     with _lock:

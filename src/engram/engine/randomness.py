@@ -36,11 +36,7 @@ class RandomState:
     def again(self) -> Iterator[None]:
         """Draw as then; afterwards as if nothing had been drawn."""
         with torch.random.fork_rng(devices=list(self.cuda)):
-            self.put()
+            torch.set_rng_state(self.cpu)
+            for number, state in self.cuda.items():
+                torch.cuda.set_rng_state(state, number)
             yield
-
-    def put(self) -> None:
-        """Draw from here on as then."""
-        torch.set_rng_state(self.cpu)
-        for number, state in self.cuda.items():
-            torch.cuda.set_rng_state(state, number)

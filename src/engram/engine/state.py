@@ -6,7 +6,6 @@ exception or Ctrl-C came; putting back twice is the same as once.
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,14 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engram import kernels
 from engram.engine.buffers import Buffers
 from engram.engine.modes import Modes
-from engram.engine.randomness import RandomState
+from engram.surroundings import of_the_thread, random_states, restored
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _making_locks = threading.Lock()
@@ -41,67 +38,17 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     One thread at a time: another one that comes with the same model waits.
     """
     with _lock_of(model):
-        surroundings, state, modes = Surroundings.now(model), State.now(model), Modes.now(model)
-        try:
-            try:
-                with torch.autocast(device_of(model).type, enabled=False):
-                    state.forwards.use_own()
-                    modes.evaluate()
-                    yield
-            finally:
-                _restore(modes, state, surroundings)
-        finally:  # once more, since Ctrl-C may have come while the first was under way
-            _restore(modes, state, surroundings)
-
-
-def _restore(modes: Modes, state: State, surroundings: Surroundings) -> None:
-    modes.restore()
-    state.restore()
-    surroundings.restore()
+        state, modes = State.now(model), Modes.now(model)
+        restores = (modes.restore, state.restore, *of_the_thread(), *random_states())
+        with restored(restores), torch.autocast(device_of(model).type, enabled=False):
+            state.forwards.use_own()
+            modes.evaluate()
+            yield
 
 
 def _lock_of(model: nn.Module) -> threading.RLock:
     with _making_locks:
         return _locks.setdefault(model, threading.RLock())
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What belongs to the thread or the process: random numbers, grad mode, kernels."""
-
-    torch_random: RandomState
-    python_random: tuple[Any, ...]
-    numpy_random: Any
-    gradients: bool
-    autocast: list[tuple[str, bool]]
-    plain_attention: int
-    watched: int  # modes that see every operation of this thread
-
-    @classmethod
-    def now(cls, model: nn.Module) -> Surroundings:
-        """As they are."""
-        devices = {p.device for p in model.parameters()}
-        return cls(
-            RandomState.now(devices),
-            random.getstate(),
-            np.random.get_state(),
-            torch.is_grad_enabled(),
-            [(kind, torch.is_autocast_enabled(kind)) for kind in {d.type for d in devices}],
-            kernels.asked(),
-            torch._C._len_torch_function_stack(),
-        )
-
-    def restore(self) -> None:
-        """As they were."""
-        while torch._C._len_torch_function_stack() > self.watched:
-            torch._C._pop_torch_function_stack()
-        torch.set_grad_enabled(self.gradients)
-        for device, enabled in self.autocast:
-            torch.set_autocast_enabled(device, enabled)
-        kernels.reset(self.plain_attention)
-        self.torch_random.put()
-        random.setstate(self.python_random)
-        np.random.set_state(self.numpy_random)
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ from engram.retraining.returned import (
 )
 from engram.retraining.run_folder import Part
 from engram.retraining.running import running_on
-from engram.retraining.surroundings import kept_surroundings
 from engram.retraining.task import NOTHING, Task
 from engram.retraining.watched import Watched
+from engram.surroundings import kept_surroundings
 
 UNCHANGED_ALLOWED = 3
 

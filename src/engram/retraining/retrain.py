@@ -32,9 +32,9 @@ from engram.retraining.run_folder import RunFolder, check_folder
 from engram.retraining.running import running_on
 from engram.retraining.selection import Indices, Selection, select
 from engram.retraining.stack import Stack
-from engram.retraining.surroundings import kept_surroundings
 from engram.retraining.task import Task
 from engram.retraining.truth import Retraining
+from engram.surroundings import kept_surroundings
 
 Function = Callable[[nn.Module, Any], nn.Module | None]
 Train = str | Recipe | Function

@@ -75,14 +75,11 @@ def _gradients(opened: Session, data: Data | None, layout: Layout) -> Iterator[T
         source = replace(opened, batches=Batches(data, opened.batches.batch_size))
     names = set(layout.names)
     for observed in source.passes("influence"):
-        with torch.no_grad():
-            arranged = observed.trace.arranged(observed.residual)
-            for found in per_example_gradients(observed.trace.sites, arranged, names, CHUNK_BYTES):
-                lead = len(next(iter(found.values())))
-                filled = {
-                    name: found[name]
-                    if name in found
-                    else observed.residual.new_zeros(lead, *shape)
-                    for name, shape in zip(layout.names, layout.shapes, strict=True)
-                }
-                yield layout.flatten(filled)
+        arranged = observed.trace.arranged(observed.residual)  # no graph hangs on any of these
+        for found in per_example_gradients(observed.trace.sites, arranged, names, CHUNK_BYTES):
+            lead = len(next(iter(found.values())))
+            filled = {
+                name: found[name] if name in found else observed.residual.new_zeros(lead, *shape)
+                for name, shape in zip(layout.names, layout.shapes, strict=True)
+            }
+            yield layout.flatten(filled)

@@ -38,9 +38,9 @@ from engram.retraining.returned import (
     trained_model,
 )
 from engram.retraining.running import running_on
-from engram.retraining.surroundings import kept_surroundings
 from engram.retraining.watched import Watched
 from engram.sensitivity.examples import sensitivities
+from engram.surroundings import kept_surroundings
 from engram.tracking.figures import tuning_figure
 from engram.tracking.validation import mean_loss
 

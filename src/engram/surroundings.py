@@ -1,4 +1,4 @@
-"""What belongs to the whole process and not to a call: the same after it, however it ends.
+"""What belongs to the thread or the process and not to a call: the same after it, however it ends.
 
 ``with torch.no_grad():`` restores what it changed, but not where Ctrl-C comes while it is being
 entered or left. So the calls that run for long restore everything themselves, last.
@@ -7,11 +7,13 @@ entered or left. So the calls that run for long restore everything themselves, l
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+
+from engram import kernels
 
 Restore = Callable[[], object]
 
@@ -26,7 +28,13 @@ def kept_surroundings() -> Iterator[None]:
         >>> torch.is_grad_enabled()
         True
     """
-    restores = (*_stacks(), *_modes(), *_flags(), *_random_states())
+    with restored((*of_the_thread(), *_flags(), *random_states())):
+        yield
+
+
+@contextmanager
+def restored(restores: Sequence[Restore]) -> Iterator[None]:
+    """Run all of these at the end; each may be run twice."""
     try:
         yield
     finally:
@@ -37,9 +45,26 @@ def kept_surroundings() -> Iterator[None]:
             raise
 
 
-def _run(restores: tuple[Restore, ...]) -> None:
+def _run(restores: Sequence[Restore]) -> None:
+    """All of them, also where one fails; the first failure is raised in the end."""
+    failures: list[BaseException] = []
     for restore in restores:
-        restore()
+        try:
+            restore()
+        except BaseException as failure:
+            failures.append(failure)
+    if failures:
+        raise failures[0]
+
+
+def of_the_thread() -> Iterator[Restore]:
+    """Modes of this thread alone: others may run meanwhile, in modes of their own."""
+    yield from _stacks()
+    grad = torch.is_grad_enabled()
+    yield lambda: torch._C._set_grad_enabled(grad)  # in C: no Ctrl-C before its effect
+    for kind in ("cpu", "cuda"):
+        yield _setting(torch.set_autocast_enabled, kind, torch.is_autocast_enabled(kind))
+    yield _setting(kernels.reset, kernels.asked())
 
 
 def _stacks() -> Iterator[Restore]:
@@ -60,36 +85,30 @@ def _popping(size: Callable[[], int], before: int, pop: Callable[[], object]) ->
     return restore
 
 
-def _modes() -> Iterator[Restore]:
-    """Of autograd: in C, so that no Ctrl-C comes between the call and its effect."""
-    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
-    anomaly, checked = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-    autocast = {kind: torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")}
-    yield lambda: torch._C._set_grad_enabled(grad)
-    yield lambda: torch.set_default_dtype(dtype)
-    yield lambda: torch.set_anomaly_enabled(anomaly, checked)
-    for kind, enabled in autocast.items():
-        yield _setting(torch.set_autocast_enabled, kind, enabled)
-
-
 def _flags() -> Iterator[Restore]:
-    """Which algorithms torch may take, and on how many threads."""
+    """Default type, which algorithms torch may take, and on how many threads."""
+    anomaly, checked = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    yield _setting(torch.set_default_dtype, torch.get_default_dtype())
+    yield lambda: torch.set_anomaly_enabled(anomaly, checked)
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     precision = torch.get_float32_matmul_precision()
     yield lambda: torch.set_num_threads(threads) if torch.get_num_threads() != threads else None
     yield lambda: torch.use_deterministic_algorithms(strict, warn_only=warn_only)
     yield lambda: torch.set_float32_matmul_precision(precision)
-    cudnn, cuda = torch.backends.cudnn, torch.backends.cuda
+    cudnn = torch.backends.cudnn
     for name in ("benchmark", "deterministic", "enabled"):
         yield _setting(setattr, cudnn, name, getattr(cudnn, name))
-    yield _setting(cuda.enable_math_sdp, cuda.math_sdp_enabled())
-    yield _setting(cuda.enable_flash_sdp, cuda.flash_sdp_enabled())
-    yield _setting(cuda.enable_mem_efficient_sdp, cuda.mem_efficient_sdp_enabled())
-    yield _setting(cuda.enable_cudnn_sdp, cuda.cudnn_sdp_enabled())
+    if not kernels.plain():  # else they are not the user's to keep
+        cuda = torch.backends.cuda
+        yield _setting(cuda.enable_math_sdp, cuda.math_sdp_enabled())
+        yield _setting(cuda.enable_flash_sdp, cuda.flash_sdp_enabled())
+        yield _setting(cuda.enable_mem_efficient_sdp, cuda.mem_efficient_sdp_enabled())
+        yield _setting(cuda.enable_cudnn_sdp, cuda.cudnn_sdp_enabled())
 
 
-def _random_states() -> Iterator[Restore]:
+def random_states() -> Iterator[Restore]:
+    """Of Python, numpy and torch."""
     yield _setting(random.setstate, random.getstate())
     yield _setting(np.random.set_state, np.random.get_state())
     yield _setting(torch.set_rng_state, torch.get_rng_state())
