@@ -25,7 +25,7 @@ from engram.models.predictor.design import as_column, as_weights, count_of, read
 from engram.models.predictor.fit import Fit, fit_at
 from engram.models.predictor.frames import frame_names, in_order, row_index
 from engram.models.predictor.newton import Objective
-from engram.models.responses import Bernoulli, Gamma, Gaussian, Poisson, Response, Tweedie
+from engram.models.responses import Bernoulli, Gamma, Gaussian, Poisson, Response, tweedie
 from engram.models.responses.likelihood import ResponseLikelihood
 
 MANY = "many classes are read from LogisticRegression with a multinomial loss, two from any other"
@@ -98,8 +98,7 @@ def _tweedie(model: Any) -> Response:
         link = "identity" if power <= 0 else "log"
     if power < 0:
         raise _unsupported(model, f"power={power:g}")
-    special: dict[float, Response] = {0.0: Gaussian(link), 1.0: Poisson(link), 2.0: Gamma(link)}
-    return special[power] if power in special else Tweedie(power, link)
+    return Poisson(link) if power == 1 else tweedie(power, link)
 
 
 def read_stochastic_regression(model: Any, inputs: Any, targets: Any, weights: Any) -> Fit:
@@ -149,6 +148,8 @@ def _regression(
     model: Any, inputs: Any, targets: Any, weights: Any, response: Response, penalty: float
 ) -> Fit:
     count = count_of(targets)
+    if np.ndim(targets) == 2 and np.shape(targets)[1] > 1:
+        raise _unsupported(model, f"{np.shape(targets)[1]} targets at once; fit one at a time")
     column = as_column("targets", targets, count, 0.0)[:, None]
     likelihood = ResponseLikelihood(response)
     response.check(column)

@@ -24,7 +24,7 @@ from engram.models.responses import (
     NegativeBinomial,
     Poisson,
     Response,
-    Tweedie,
+    tweedie,
 )
 from engram.models.responses.likelihood import ResponseLikelihood
 
@@ -47,12 +47,18 @@ FAMILIES: dict[str, Callable[[Any, str], Response]] = {
     "Gamma": lambda family, link: Gamma(link),
     "InverseGaussian": lambda family, link: InverseGaussian(link),
     "NegativeBinomial": lambda family, link: NegativeBinomial(float(family.alpha), link),
-    "Tweedie": lambda family, link: Tweedie(float(family.var_power), link),
+    "Tweedie": lambda family, link: tweedie(float(family.var_power), link),
 }
 
 
 def check_own_data(results: Any, inputs: Any, targets: Any) -> None:
-    """DataError if inputs or targets are given that are not those of the results."""
+    """DataError if inputs or targets are given that are not those of the results, or none are."""
+    if results.model.exog is None or results.model.endog is None:
+        raise DataError(
+            "results that carry their data",
+            "results without, after remove_data()",
+            "pass what model.fit() returned before its data were removed",
+        )
     for what, given, own in (
         ("X", inputs, results.model.exog),
         ("y", targets, results.model.endog),
@@ -73,6 +79,8 @@ def read_regression(results: Any) -> Fit:
     model = results.model
     if type(model).__name__ not in ("OLS", "WLS"):
         raise _unsupported(f"{type(model).__name__} results")
+    if np.ndim(model.endog) != 1:
+        raise _unsupported(f"{np.shape(model.endog)[1]} targets at once")
     weights = np.broadcast_to(np.asarray(model.weights, dtype=float), len(model.endog))
     design = _design(results, weights=weights)
     return _fit(results, design, Gaussian(), model.endog, float(results.scale))
@@ -123,21 +131,36 @@ def read_multinomial(results: Any) -> Fit:
 
 
 def _design(results: Any, weights: Any = None, offset: Any = None) -> Design:
-    model = results.model
-    design = read_design(
-        as_matrix(model.exog), len(model.endog), intercept=False, weights=weights, offset=offset
-    )
-    names = tuple(map(str, model.exog_names))
+    model, kept = results.model, _kept(results)
+    matrix = as_matrix(model.exog)[:, kept]
+    design = read_design(matrix, len(model.endog), intercept=False, weights=weights, offset=offset)
+    names = tuple(str(model.exog_names[column]) for column in kept)
     check_names(names)
     return replace(design, names=names)
+
+
+def _kept(results: Any) -> list[int]:
+    """The columns that were fitted: those a selection left, where one came before the fit.
+
+    ``fit_regularized(refit=True)`` fits again on the columns that the penalty left and fills up
+    with zeros, which are no minimum of anything.
+    """
+    count = np.shape(results.model.exog)[1]
+    if not getattr(results, "regularized", False):
+        return list(range(count))
+    kept = np.flatnonzero(np.asarray(results.params))
+    if len(kept) == 0:
+        raise _unsupported("a regularised fit that left no column")
+    return [int(column) for column in kept]
 
 
 def _fit(results: Any, design: Design, response: Response, targets: Any, scale: float) -> Fit:
     if getattr(results, "constraints", None) is not None:
         raise _unsupported("a constrained fit")
+    params = np.array(results.params, dtype=np.float64)
     column = torch.from_numpy(np.array(targets, dtype=np.float64).reshape(-1, 1))
     response.check(column)
-    theta: Tensor = torch.from_numpy(np.array(results.params, dtype=np.float64)[None])
+    theta: Tensor = torch.from_numpy(params[None, _kept(results)])
     objective = Objective(design, ResponseLikelihood(response), column)
     return fit_at(objective, theta, dispersion=scale, source=results)
 

@@ -29,6 +29,12 @@ def response_named(response: str | Response, link: str | Link | None = None) -> 
     )
 
 
+def tweedie(power: float, link: str | Link | None = None) -> Response:
+    """The response with variance mu^power; for 0, 2 and 3 the one with a density in closed form."""
+    special: dict[float, type[Response]] = {0.0: Gaussian, 2.0: Gamma, 3.0: InverseGaussian}
+    return special[power](link) if power in special else Tweedie(power, link)
+
+
 __all__ = [
     "Bernoulli",
     "Gamma",
@@ -39,4 +45,5 @@ __all__ = [
     "Response",
     "Tweedie",
     "response_named",
+    "tweedie",
 ]
