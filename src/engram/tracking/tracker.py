@@ -161,11 +161,13 @@ class Tracker:
             if not training_lost(error, self.model, self.optimizer):
                 raise
             nothing = torch.full((self.num_data,), math.nan, dtype=torch.float32)
-            self._add(Record(number, math.nan, math.nan), nothing, nothing)
+            lost = Record(number, math.nan, math.nan)
+            self._tell(self._kept(lost, nothing, nothing), nothing)
             return None
         record = Record.of_result(number, result, self._validation_loss())
+        record = self._kept(record, result.score, result.loss)
         self._latest = result
-        self._add(record, result.score, result.loss)
+        self._tell(record, result.score)
         return result
 
     @contextmanager
@@ -267,18 +269,21 @@ class Tracker:
 
     def _record_epoch(self, done: Epoch, number: int) -> Record:
         record = done.record(number, self._validation_loss(), self.peers.count)
-        self._epoch_record = self._add(record, done.score, done.loss)
+        record = self._epoch_record = self._kept(record, done.score, done.loss)
         self.last_epoch = self._latest = done
         self.stream.begin()
-        return self._epoch_record
+        self._tell(record, done.score)
+        return record
 
-    def _add(self, record: Record, scores: Tensor, losses: Tensor) -> Record:
+    def _kept(self, record: Record, scores: Tensor, losses: Tensor) -> Record:
         if self.followed is not None:
             record = self.followed.estimated(record, losses)
         self.history.add(record, scores)
+        return record
+
+    def _tell(self, record: Record, scores: Tensor) -> None:
         for listener in self.listeners:
             listener(record, scores)
-        return record
 
     def to_tensorboard(self, writer: Any, prefix: str = "engram") -> None:
         """From now on, write losses and scores of every update with a ``SummaryWriter``."""
