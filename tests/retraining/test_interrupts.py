@@ -119,3 +119,25 @@ def test_a_signal_while_a_function_trains(tmp_path):
     run()
     assert len(calls) == 1  # two copies were finished and are read
     assert surroundings() == before
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("name", ["refine", "verify", "assess"])
+def test_a_single_interrupt_of_what_follows_a_result(name):
+    model, x, y = ridge_problem(6)
+    settings = {"likelihood": RIDGE, "progress": False}
+    posterior = engram.laplace(model, (x, y), structure="full", **settings)
+    result = engram.sensitivities(model, (x, y), posterior, **settings)
+    model.train()
+    call = {
+        "refine": lambda: engram.refine(model, (x, y), result, posterior, indices=[0], **settings),
+        "verify": lambda: engram.verify(model, (x, y), result, sample=3, refits=2, **settings),
+        "assess": lambda: engram.assess(
+            model, (x, y), result, posterior, sample=3, rounds=1, **settings
+        ),
+    }[name]
+    before, weights = surroundings(), condition(model)
+    for moment in moments(call, 4, 4):
+        watched(call, moment)
+        assert surroundings() == before, moment
+        assert condition(model) == weights, moment

@@ -47,25 +47,40 @@ def test_an_empty_variable_is_as_good_as_none(monkeypatch):
 
 def test_waiting_names_processes_that_never_came(tmp_path):
     run, ranks = RunFolder(tmp_path, "x", {}), Ranks(0, 4)
-    ranks.join(run)
-    Ranks(1, 4).join(run)
-    with pytest.raises(RunFolderError, match=r"no sign of processes 2, 3 in .* 3 missing"):
+    with (
+        ranks.taking_part(run),
+        Ranks(1, 4).taking_part(run),
+        pytest.raises(RunFolderError, match=r"no sign of processes 2, 3 in .* 3 missing"),
+    ):
         wait_until_done(lambda: [5, 6, 7], run, ranks, True, Patience(join=0.3, silence=60))
 
 
 def test_waiting_names_processes_that_fell_silent(tmp_path):
     run, ranks = RunFolder(tmp_path, "x", {}), Ranks(0, 2)
-    Ranks(1, 2).join(run)
-    with pytest.raises(RunFolderError, match=r"process 1 to write .*nothing new .* 2 missing"):
+    silent = pytest.raises(RunFolderError, match=r"process 1 to write .*nothing new .* 2 missing")
+    with Ranks(1, 2).taking_part(run), silent:
         wait_until_done(lambda: [1, 3], run, ranks, False, Patience(join=0.1, silence=0.4))
 
 
 def test_waiting_ends_when_the_last_part_comes(tmp_path):
     run, other = RunFolder(tmp_path, "x", {}), RunFolder(tmp_path, "x", {})
-    other.write("copies", {"number": torch.tensor([1])})
+    other.write("copies", {"number": torch.tensor([1]), "outputs_without": torch.zeros(1, 2)})
 
     def missing():
         return [] if run.of_kind("copies") else [1]
 
     wait_until_done(missing, run, Ranks(0, 2), False, Patience(join=5, silence=5))
     assert not missing()
+
+
+def test_a_process_takes_its_sign_away_however_it_ends(tmp_path):
+    run = RunFolder(tmp_path, "x", {})
+
+    def interrupted():
+        with Ranks(1, 2).taking_part(run):
+            assert Ranks(0, 2).absent(run, [1]) == []
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert Ranks(0, 2).absent(run, [1]) == [1]

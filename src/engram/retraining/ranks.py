@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tqdm.auto import tqdm
@@ -61,10 +62,18 @@ class Ranks:
         """The processes that have these copies to train."""
         return sorted({number % self.world_size for number in numbers})
 
-    def join(self, run: RunFolder) -> None:
-        """Leave a sign in the folder that this process takes part."""
-        if self.world_size > 1 and run.path is not None:
-            (run.path / self._sign(self.rank)).touch()
+    @contextmanager
+    def taking_part(self, run: RunFolder) -> Iterator[None]:
+        """A sign in the folder while this process is at work: the others wait longer for it."""
+        if self.world_size == 1 or run.path is None:
+            yield
+            return
+        sign = run.path / self._sign(self.rank)
+        sign.touch()
+        try:
+            yield
+        finally:
+            sign.unlink(missing_ok=True)
 
     def absent(self, run: RunFolder, ranks: Sequence[int]) -> list[int]:
         """Those that have left no sign."""

@@ -124,7 +124,8 @@ def retrain(
         identity.check_seen(folder, trust_folder, ranks.world_size)
         run = RunFolder(folder, identity.fingerprint, identity.settings)
         private = private_copy(model)  # Ctrl-C while its weights are exchanged finds the copy only
-        with _worker(private, data, ways, task, delta, progress) as (worker, given):
+        opened = _worker(private, data, ways, task, delta, progress)
+        with opened as (worker, given), ranks.taking_part(run):
             _train_missing(worker, run, selection, ranks, progress)
         return assemble(model, data, task, run, given, identity.settings)
 
@@ -137,7 +138,6 @@ def _train_missing(
     progress: bool,
 ) -> None:
     """Whatever the folder does not hold yet: the refits first, then this process's copies."""
-    ranks.join(run)
     if not run.of_kind("refits"):
         if ranks.rank == 0:
             with _bar("refits", worker.task.refits, progress) as report:
