@@ -33,7 +33,7 @@ def run(indices=(0,), train="lbfgs", model=None, **settings):
         np.array([1.0]), np.array([True] * 14), np.array([14], dtype=np.uint64),
         np.array([2**64 - 1], dtype=np.uint64), torch.tensor(3), iter([1]),
     ],
-    ids=str,
+    ids=lambda value: f"{type(value).__name__} {value!s:.20}".partition(" object")[0],
 )  # fmt: skip
 def test_indices(indices):
     with pytest.raises(ArgumentError):
