@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from benchmarks.faithfulness.__main__ import merged
 from benchmarks.faithfulness.bars import SECTIONS, bars
 from benchmarks.faithfulness.estimates import Estimate, measure, metrics
