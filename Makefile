@@ -18,7 +18,7 @@ PEERS_NEED := accelerate termcolor pyyaml pretty_midi pyDeprecate more-itertools
 	zarr cvxpy
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format typecheck unit golden bench-speed bench-faithfulness constraints clean distclean
+.PHONY: help demo test lint format typecheck unit golden fuzz bench-speed bench-faithfulness constraints clean distclean
 
 help:
 	@echo "make demo         install engram and run its demonstration"
@@ -27,6 +27,7 @@ help:
 	@echo "make format       ruff: apply the formatting and the safe fixes"
 	@echo "make typecheck    mypy, strict, over src"
 	@echo "make unit         pytest, doctests included"
+	@echo "make fuzz         damage saved folders in many ways; ENGRAM_FUZZ=20000 for a night"
 	@echo "make golden       tell which golden results changed, and store them anew"
 	@echo "make bench-speed  speed and memory as ratios, into docs/results; takes long"
 	@echo "make bench-faithfulness  estimates of engram and its peers against true refits"
@@ -52,6 +53,11 @@ typecheck: $(TEST_STAMP)
 # One thread a process: two workers that each take every core are slower than one.
 unit: $(TEST_STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+# Damaged folders, other ones each time; the tests take a few of them, always the same.
+ENGRAM_FUZZ ?= 2000
+fuzz: $(TEST_STAMP)
+	OMP_NUM_THREADS=1 ENGRAM_FUZZ=$(ENGRAM_FUZZ) $(BIN)/pytest -n 2 tests/storage/test_fuzz.py
 
 golden: $(TEST_STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden
