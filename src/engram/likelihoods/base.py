@@ -33,6 +33,11 @@ class Likelihood(ABC):
 
     name: str
 
+    @property
+    def unit(self) -> str:
+        """Of losses."""
+        return "nats"
+
     @abstractmethod
     def prepare(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Targets in the one form that the other methods take; TargetError if they have none."""

@@ -24,6 +24,7 @@ class Basis:
         likelihood_identity: by which the same likelihood is known again.
         posterior_digest: by which the same posterior is known again.
         threshold: the output above which a binary classifier with one output says 1.
+        loss_unit: of the losses; another one than nats where they are no log likelihoods.
     """
 
     estimator: str | None = None
@@ -36,6 +37,7 @@ class Basis:
     likelihood_identity: str | None = None
     posterior_digest: str | None = None
     threshold: float | None = None
+    loss_unit: str = "nats"
 
     @classmethod
     def of(
@@ -57,6 +59,7 @@ class Basis:
             likelihood.identity,
             posterior.digest,
             threshold,
+            likelihood.unit,
         )
 
     def check_likelihood(self, likelihood: Likelihood) -> None:

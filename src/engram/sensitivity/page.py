@@ -33,7 +33,7 @@ def _losses(result: Result) -> Figure:
     axes.plot(result.loss.numpy(), result.loo_loss.numpy(), ".", ms=3, color=INK, alpha=0.5)
     ends = [float(result.loss.min()), float(result.loss.max())]
     axes.plot(ends, ends, color=ACCENT, lw=0.8)
-    axes.set(title="Loss of every example", xlabel="with it, nats", ylabel="without it, nats")
+    axes.set(title="Loss of every example", xlabel="with it", ylabel="without it")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 
@@ -46,7 +46,10 @@ def _verdict(result: Result) -> str:
 def result_page(result: Result, count: int, path: Path) -> Path:
     """Write the page with the first ``count`` examples by score and by leave-one-out loss."""
     page = Page(f"Sensitivities of {result.num_data:,} examples")
-    page.text("A deviation is without the example minus with it. Losses are in nats per example.")
+    unit = result.basis.loss_unit
+    page.text(
+        f"A deviation is without the example minus with it. Losses are in {unit} per example."
+    )
     page.facts(
         {
             "mean loss on the training data": f"{result.train_nll:.4f}",

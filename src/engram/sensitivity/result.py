@@ -41,7 +41,8 @@ class Result:
     """Sensitivities of N examples with K outputs; tensors are on the CPU.
 
     A deviation is *without the example minus with it*: a positive ``loo_loss - loss`` means that
-    leaving the example out makes its own loss worse. Losses are in nats per example.
+    leaving the example out makes its own loss worse. Losses are in nats per example, unless
+    ``basis.loss_unit`` says otherwise.
 
     Attributes:
         indices: position of each example in the data, [N].
@@ -168,6 +169,10 @@ class Result:
             columns["obtained"] = [OBTAINED[number] for number in self.obtained.tolist()]
         return pd.DataFrame(columns, index=pd.Index(self.indices.numpy(), name="example"))
 
+    def _units(self) -> dict[str, str]:
+        unit = self.basis.loss_unit
+        return {name: text.replace("nats", unit) for name, text in UNITS.items()}
+
     def _examples(self) -> str:
         if bool((self.counts == 1).all()):
             return f"{self.num_data:,} examples"
@@ -177,7 +182,7 @@ class Result:
         """Write ``result.json`` and its tensors into a folder, whole; no pickle."""
         content = init_fields(self)
         check_saved(content)
-        return write_folder(folder, "result", FORMAT, {"units": UNITS} | content)
+        return write_folder(folder, "result", FORMAT, {"units": self._units()} | content)
 
     def report(self, path: str | Path, top: int = 20) -> Path:
         """Write one self-contained HTML page with figures, the top examples and diagnostics."""
@@ -185,11 +190,12 @@ class Result:
 
     def __repr__(self) -> str:
         settings = self.provenance.get("settings", {})
+        unit = f"{printable(self.basis.loss_unit)} per example"
         lines = [
             f"Sensitivities of {self._examples()}, {self.num_outputs} outputs"
             f" ({printable(self.basis.estimator)}, {printable(self.basis.structure)} posterior)",
-            f"train loss            {self.train_nll:.4f} nats per example",
-            f"leave-one-out loss    {self.loo_nll:.4f} nats per example: estimate of the test loss",
+            f"train loss            {self.train_nll:.4f} {unit}",
+            f"leave-one-out loss    {self.loo_nll:.4f} {unit}: estimate of the test loss",
             f"score                 median {float(self.score.median()):.3g},"
             f" largest {float(self.score.max()):.3g}"
             f" (example {int(self.indices[self.score.argmax()])})",

@@ -46,10 +46,16 @@ class Objective:
         if not bool(self.inside(outputs).all()):
             return math.inf
         used = self.design.weights > 0
-        losses = (self.design.weights * self.likelihood.loss(outputs, self.targets))[used].sum()
+        losses = (self.design.weights * self._losses(outputs))[used].sum()
         penalty = 0.5 * (self.design.penalty * coefficients.square()).sum()
         value = float(losses + penalty)
         return value if math.isfinite(value) else math.inf
+
+    def _losses(self, outputs: Tensor) -> Tensor:
+        """Up to a constant, [N]."""
+        if isinstance(self.likelihood, ResponseLikelihood):
+            return self.likelihood.response.fitted(outputs, self.targets)[:, 0]
+        return self.likelihood.loss(outputs, self.targets)
 
     def inside(self, outputs: Tensor) -> Tensor:
         """Where outputs have a meaning, [N]."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
 from engram.errors import ArgumentError, TargetError
@@ -63,6 +64,16 @@ class Response(ABC):
 
         Where the response has none, another one than 1 makes it a quasi-likelihood.
         """
+
+    def fitted(self, eta: Tensor, targets: Tensor) -> Tensor:
+        """What a fit minimises: the loss at dispersion 1, but for a constant."""
+        return self.kernel(eta, targets) + self.constant(targets, torch.ones_like(targets))
+
+    def unit(self, dispersion: float) -> str:
+        """Of losses: nats, or what they are where they are no negative log likelihoods."""
+        if self.has_dispersion or dispersion == 1:
+            return "nats"
+        return f"nats over a dispersion of {dispersion:.4g} (a quasi-likelihood)"
 
     @abstractmethod
     def variance(self, mean: Tensor) -> Tensor:

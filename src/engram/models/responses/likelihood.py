@@ -52,6 +52,10 @@ class ResponseLikelihood(Likelihood):
         kernel = self.response.kernel(outputs, targets) / dispersion
         return (kernel + self.response.constant(targets, dispersion))[:, 0]
 
+    @property
+    def unit(self) -> str:
+        return self.response.unit(self.dispersion)
+
     def residual(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.response.residual(outputs, targets) / self.dispersion
 

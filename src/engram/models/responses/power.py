@@ -11,6 +11,7 @@ from torch import Tensor
 from engram.errors import ArgumentError
 from engram.models.responses.links import Link
 from engram.models.responses.positive import PositiveMean
+from engram.models.responses.tweedie_density import log_normaliser
 
 
 class PowerVariance(PositiveMean):
@@ -87,8 +88,9 @@ class InverseGaussian(PowerVariance):
 class Tweedie(PowerVariance):
     """Any power of 1 or more.
 
-    The density has no closed form: the loss is half the unit deviance over the dispersion, which
-    gives the same estimates, without the normalising constant.
+    Between 1 and 2 the density is a series. With another power (for 2 and 3 see :class:`Gamma` and
+    :class:`InverseGaussian`) there is none to hand: the loss is half the unit deviance over the
+    dispersion, which gives the same estimates, and is called so.
     """
 
     name = "tweedie"
@@ -102,7 +104,15 @@ class Tweedie(PowerVariance):
         self.power = float(power)
 
     def constant(self, targets: Tensor, dispersion: Tensor) -> Tensor:
+        if 1 < self.power < 2:
+            return -log_normaliser(targets, dispersion, self.power)
         return -self.saturated(targets) / dispersion
+
+    def fitted(self, eta: Tensor, targets: Tensor) -> Tensor:
+        return self.kernel(eta, targets) - self.saturated(targets)
+
+    def unit(self, dispersion: float) -> str:
+        return "nats" if 1 < self.power < 2 else "half unit deviances over the dispersion"
 
     def __repr__(self) -> str:
         return f"Tweedie(power={self.power:g}, link={self.link!r})"
