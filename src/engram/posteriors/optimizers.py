@@ -21,7 +21,7 @@ from engram.curvature.kinds import Curvature
 from engram.errors import ArgumentError, ModelMismatchError
 from engram.optimizers.base import BayesianOptimizer
 from engram.optimizers.structures import FullMatrix
-from engram.parameters import trainable
+from engram.parameters import check_module, trainable
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.readers import (
     Source,
@@ -125,6 +125,7 @@ class Wanted:
 
     def applied(self, optimizer: Optimizer, model: nn.Module) -> tuple[Source, Prior]:
         """What is to be read, all checked; works before the first step as well."""
+        check_module(model)
         optimizer = unwrapped(optimizer)
         check_known(optimizer)
         parameters = trainable(model)

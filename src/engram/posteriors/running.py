@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from engram.arguments import is_number, shown
 from engram.batches import Data
 from engram.curvature.kinds import Curvature
 from engram.curvature.kronecker import KroneckerFactors
@@ -59,8 +60,8 @@ class RunningCurvature:
                 repr(structure),
                 'use "kronecker", or leave out average',
             )
-        if not 0 <= average < 1:
-            raise ArgumentError("an average from 0 to below 1", repr(average), "use average=0.9")
+        if not (is_number(average) and 0 <= average < 1):
+            raise ArgumentError("an average from 0 to below 1", shown(average), "use average=0.9")
         self.structure, self.average, self.curvature = structure, average, curvature
         self.prior_precision = check_prior_precision(prior_precision)
         self.updates = 0

@@ -37,7 +37,7 @@ class Announced:
 
     def __init__(self, batches: Batches) -> None:
         self.batches = batches
-        self._hashed: Tensor | None = None  # of every row, where the data is in memory
+        self._hashed: Known | None = None  # of every row, where the data is in memory
 
     def targets(self, seen: Witness, chosen: Tensor, given: Tensor | None, step: int) -> Tensor:
         """The targets of a step, after a look at its inputs.
@@ -48,6 +48,8 @@ class Announced:
             given: targets of the user's, or None for the data's.
             step: its number; a dataset is read again at some steps only.
         """
+        if given is not None:
+            _check_targets(given, len(chosen))
         if given is not None and not self.batches.table and step % CHECKED_EVERY:
             return given
         with nullcontext() if self.batches.table else draws_restored():
@@ -68,10 +70,8 @@ class Announced:
         others = (found != _hashes(own, seen)).nonzero()[:, 0]
         if not len(others):
             return
-        known, numbers = _hashes(own, seen), chosen
-        if self.batches.table:
-            known, numbers = self._all(seen, names), torch.arange(self.batches.num_data)
-        places = _places(found[others], known, numbers)
+        known = self._all(seen, names) if self.batches.table else Known(_hashes(own, seen), chosen)
+        places = known.places(found[others])
         if (places < 0).any():
             return
         first = int(others[0])
@@ -84,19 +84,40 @@ class Announced:
             "DataLoader(tracker.indexed(dataset), ...)",
         )
 
-    def _all(self, like: Sequence[Tensor], names: Sequence[str] | None) -> Tensor:
+    def _all(self, like: Sequence[Tensor], names: Sequence[str] | None) -> Known:
         if self._hashed is None:
             every = torch.arange(self.batches.num_data).split(TABLE_ROWS)
             parts = [_rows(self.batches.take(rows).inputs, names, len(rows)) for rows in every]
-            self._hashed = torch.cat([_hashes(part, like) for part in parts])
+            found = torch.cat([_hashes(part, like) for part in parts])
+            self._hashed = Known(found, torch.arange(self.batches.num_data))
         return self._hashed
 
 
-def _places(wanted: Tensor, known: Tensor, numbers: Tensor) -> Tensor:
-    """Which examples have these hashes; -1 for none."""
-    ordered, order = known.sort()
-    place = torch.searchsorted(ordered, wanted).clamp(max=len(ordered) - 1)
-    return torch.where(ordered[place] == wanted, numbers[order[place]], -1)
+class Known:
+    """Examples by the hash of their inputs.
+
+    Args:
+        hashes: one an example.
+        numbers: of the examples.
+    """
+
+    def __init__(self, hashes: Tensor, numbers: Tensor) -> None:
+        self.ordered, order = hashes.sort()
+        self.numbers = numbers[order]
+
+    def places(self, wanted: Tensor) -> Tensor:
+        """Which examples have these hashes; -1 for none."""
+        place = torch.searchsorted(self.ordered, wanted).clamp(max=len(self.ordered) - 1)
+        return torch.where(self.ordered[place] == wanted, self.numbers[place], -1)
+
+
+def _check_targets(given: Any, count: int) -> None:
+    if not isinstance(given, Tensor) or not given.dim() or len(given) != count:
+        raise DataError(
+            f"targets of the batch as a tensor of {count} rows, one for each index",
+            f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__,
+            "pass the targets of exactly the examples in the batch, or leave them out",
+        )
 
 
 def check_length(batches: Batches) -> None:

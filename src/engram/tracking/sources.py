@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from engram.arguments import whole
 from engram.batches import Data
 from engram.errors import (
     ArgumentError,
@@ -220,6 +221,8 @@ class Wanted:
         if self.reduction not in ("mean", "sum"):
             raise ArgumentError('reduction "mean" or "sum"', repr(self.reduction), "see your loss")
         check_squares(self.squares)
+        if self.batch_size is not None:
+            whole("batch_size", self.batch_size, remedy="pass the batch size of the training")
         if self.prior_precision is not None:
             check_prior_precision(self.prior_precision)
         if self.kind == "optimizer" and self.average is not None:
@@ -250,6 +253,12 @@ def source_of(
 ) -> Source:
     """The source that was asked for."""
     wanted.check()
+    if not isinstance(unwrapped(optimizer), Optimizer):
+        raise ArgumentError(
+            "a torch.optim.Optimizer",
+            type(optimizer).__name__,
+            "pass the one that trains the model; of several, see posterior=",
+        )
     if wanted.kind == "optimizer":
         settings = {
             "num_data": num_data,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,6 +45,9 @@ def check_streamable(optimizer: Optimizer, estimator: str | None, samples: int) 
         raise ArgumentError("samples=0 for streaming", repr(samples), "use tracker.update()")
 
 
+Identity = tuple[str, int, torch.dtype]  # of a parameter: its name, which one, its type
+
+
 class Stream:
     """Watches the user's steps and fills the present epoch.
 
@@ -77,6 +80,7 @@ class Stream:
         self.way = "none yet"
         self._engine: Engine | None = None
         self._mixing: list[nn.modules.batchnorm._BatchNorm] = []
+        self._trained: list[Identity] = []  # when the passes were planned
 
     @contextmanager
     def step(self, indices: Indices, targets: Tensor | None, scale: float) -> Iterator[None]:
@@ -123,15 +127,14 @@ class Stream:
 
     def _prepared(self) -> Engine:
         """The plan of the passes, made again when other parameters are trained."""
-        found = trainable(self.model)
-        known = {} if self._engine is None else self._engine.parameters
-        if self._engine is None or _identities(found) != _identities(known):
-            if self.epoch.seen:
-                check_same(known, found)
+        found = [(name, id(p), p.dtype) for name, p in trainable(self.model).items()]
+        if self._engine is None or found != self._trained:
+            if self.epoch.seen and self._trained:
+                raise _changed(self._trained, found)
             with undisturbed(self.model):
                 keep_freed_memory()
                 self._engine = prepare(self.model, self.batches)
-            self._mixing = mixing_layers(self.model)
+            self._mixing, self._trained = mixing_layers(self.model), found
         return self._engine
 
     def begin(self) -> None:
@@ -150,17 +153,11 @@ class Stream:
         self.steps = steps
 
 
-def check_same(known: Mapping[str, nn.Parameter], found: Mapping[str, nn.Parameter]) -> None:
-    """ModelMismatchError where other parameters are trained than before."""
-    if known and _identities(known) != _identities(found):
-        changed = [n for n in {**known, **found} if known.get(n) is not found.get(n)]
-        raise ModelMismatchError(
-            "the same trainable parameters from the first to the last step of a streamed epoch",
-            f"{', '.join(changed[:3])}{' and others' if len(changed) > 3 else ''} frozen, "
-            "unfrozen or replaced in the middle of one",
-            "call tracker.finish_epoch() before, and change them between epochs",
-        )
-
-
-def _identities(parameters: Mapping[str, nn.Parameter]) -> list[tuple[str, int]]:
-    return [(name, id(parameter)) for name, parameter in parameters.items()]
+def _changed(known: Sequence[Identity], found: Sequence[Identity]) -> ModelMismatchError:
+    names = sorted({name for name, *_ in set(known) ^ set(found)})
+    return ModelMismatchError(
+        "the same trainable parameters from the first to the last step of a streamed epoch",
+        f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''} frozen, unfrozen, "
+        "replaced or of another type in the middle of one",
+        "call tracker.finish_epoch() before, and change them between epochs",
+    )

@@ -17,7 +17,7 @@ from engram.arguments import whole
 from engram.batches import Batches, Data
 from engram.errors import NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood, resolve
-from engram.parameters import uncompiled
+from engram.parameters import check_module, uncompiled
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.examples import check_estimator
 from engram.sensitivity.result import Result
@@ -106,6 +106,7 @@ class Tracker:
         check_estimator(estimator)
         self.estimator, self.sampling = estimator, Sampling.checked(samples, expectation)
         self.sampling.rule(estimator)
+        check_module(model)
         self.model = model = uncompiled(model)
         self.optimizer, self.data = optimizer, data
         self.likelihood = resolve(likelihood)

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from engram.batches import Batches, Data, call
 from engram.engine.state import device_of, undisturbed
+from engram.errors import EngineError, EngramError
 from engram.likelihoods import Likelihood
 from engram.optimizers.ivon import at_mean
 from engram.posteriors.optimizers import unwrapped
@@ -37,5 +38,14 @@ def validation_loss(
     """The same at the mean, also while IVON's weights are a draw; NaN without data."""
     if data is None:
         return math.nan
-    with at_mean(unwrapped(optimizer)):
-        return mean_loss(model, data, likelihood)
+    try:
+        with at_mean(unwrapped(optimizer)):
+            return mean_loss(model, data, likelihood)
+    except (RuntimeError, TypeError) as error:
+        if isinstance(error, EngramError):
+            raise
+        raise EngineError(
+            "validation data that the model runs on, as it does on the training data",
+            f"{type(error).__name__}: {error}",
+            "give inputs of the same shape and type",
+        ) from error
