@@ -7,6 +7,7 @@ entered or left. So the calls that run for long restore everything themselves, l
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -16,6 +17,7 @@ import torch
 from engram import kernels
 
 Restore = Callable[[], object]
+_ONE_THREAD = threading.RLock()  # seeds and flags are the whole process's: the others wait
 
 
 @contextmanager
@@ -28,7 +30,7 @@ def kept_surroundings() -> Iterator[None]:
         >>> torch.is_grad_enabled()
         True
     """
-    with restored((*of_the_thread(), *_flags(), *random_states())):
+    with _ONE_THREAD, restored((*of_the_thread(), *_flags(), *random_states())):
         yield
 
 

@@ -3,6 +3,9 @@
 import copy
 import dataclasses
 import math
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -283,3 +286,50 @@ def test_a_norm_that_is_no_number_is_not_converged():
     unknown = dataclasses.replace(truth, gradient_norm=torch.tensor([math.nan]))
     assert truth.converged.all()
     assert not unknown.converged.any()
+
+
+def test_kept_models_have_the_buffers_that_a_function_has_trained():
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 3), torch.randint(0, 2, (12,))
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    model.register_buffer("mask", torch.tensor([0.0, -math.inf]))
+    model.register_buffer("chosen", torch.tensor([True, False]))
+
+    def fit(own, data):
+        own(data[0])  # batch normalisation learns its statistics
+        own[0].weight.data.mul_(0.9)
+
+    truth = engram.retrain(model, (x, y), [2, 5], train=fit, keep_models=True, progress=False)
+    for number, index in enumerate([2, 5]):
+        again = truth.model(number, model).eval()(x[index : index + 1])
+        expected = truth.outputs[number] + truth.deviation[number]
+        assert torch.allclose(again[0], expected, atol=1e-6)
+    assert truth.parameters["1.running_mean"].shape == (2, 4)
+
+
+@pytest.mark.parametrize("number", [-1, 2, 0.0, "a", None])
+def test_copies_that_do_not_exist(number):
+    model, x, y = ridge_problem()
+    truth = ridge_retrain(model, x, y, [1, 2], keep_models=True)
+    with pytest.raises(engram.errors.ArgumentError, match="from 0 to 1"):
+        truth.model(number, model)
+    with pytest.raises(engram.errors.ModelMismatchError, match="weight"):
+        truth.model(0, nn.Linear(9, 2))
+
+
+def test_two_threads_train_one_after_the_other():
+    model, x, y = classifier()
+
+    def fit(own, data):
+        noise = torch.randn(5, 4, dtype=torch.float64)
+        time.sleep(0.005)
+        own[0].weight.data.add_(0.1 * noise + 0.01 * random.random())
+
+    def run():
+        return engram.retrain(model, (x, y), [0, 1], train=fit, progress=False).deviation
+
+    state, expected = torch.get_rng_state(), run()
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: run(), range(3)))
+    assert all(torch.equal(one, expected) for one in found)
+    assert torch.equal(torch.get_rng_state(), state)

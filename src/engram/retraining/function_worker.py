@@ -18,12 +18,12 @@ from engram.batches import Batches, Data, call
 from engram.engine.state import device_of, undisturbed
 from engram.errors import NonFiniteError, TrainingError
 from engram.inputs import mapped
-from engram.parameters import trainable
 from engram.retraining.recipe import Report
 from engram.retraining.returned import (
     check_finite,
     check_same_parameters,
     has_moved,
+    kept_state,
     private_copy,
     trained_model,
 )
@@ -98,8 +98,8 @@ class FunctionWorker:
                 part["evaluation"] = loss[None]
             if self.task.keep_models:
                 part |= {
-                    f"parameter {name}": trained.get_parameter(name).detach()[None].clone()
-                    for name in trainable(self.model)
+                    f"parameter {name}": value[None].clone()
+                    for name, value in kept_state(trained, self.model).items()
                 }
             report(1.0)
             yield part
@@ -114,7 +114,7 @@ class FunctionWorker:
         watched.check()
         trained = trained_model(returned, private)
         check_same_parameters(trained, self.model)
-        check_finite(trained)
+        check_finite(trained, self.model)
         return trained, returned is not None or has_moved(trained, self.model)
 
     def outputs(self, trained: nn.Module, data: Data, members: Tensor | None) -> Tensor:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engram.errors import ArgumentError, TrainingError
+from engram.errors import ArgumentError, ModelMismatchError, TrainingError
 
 
 def check_arguments(function: Callable[..., Any], form: str) -> None:
@@ -83,13 +83,44 @@ def check_same_parameters(trained: nn.Module, template: nn.Module) -> None:
             )
 
 
-def check_finite(trained: nn.Module) -> None:
-    """Raise where a weight or buffer is NaN or infinite."""
+def check_finite(trained: nn.Module, template: nn.Module) -> None:
+    """Raise where a weight or buffer is NaN or infinite; a mask of infinities may stay as it is."""
+    before = _tensors(template)
     for name, tensor in _tensors(trained).items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        finite = not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
+        if not finite and not torch.equal(tensor, before[name].to(tensor.device)):
             raise TrainingError(
                 "finite weights after training", f"NaN or infinity in {name!r}", "train slower"
             )
+
+
+def kept_state(trained: nn.Module, template: nn.Module) -> dict[str, Tensor]:
+    """What makes the template the trained model: parameters, and buffers that hold numbers."""
+    before, after = _tensors(template), _tensors(trained)
+    shared = set(dict(template.named_parameters(remove_duplicate=False))) - set(
+        dict(template.named_parameters())
+    )
+    return {
+        name: after[name].detach()
+        for name, tensor in before.items()
+        if name not in shared and tensor.dtype != torch.bool and bool(torch.isfinite(tensor).all())
+    }
+
+
+def with_state(template: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of the template with these parameters and buffers."""
+    trained = private_copy(template)
+    own = _tensors(trained)
+    for name, value in state.items():
+        if name not in own or own[name].shape != value.shape:
+            found = tuple(own[name].shape) if name in own else "none"
+            raise ModelMismatchError(
+                f"a model with {name!r} of shape {tuple(value.shape)}",
+                f"{found}",
+                "pass the model that was retrained",
+            )
+        own[name].copy_(value)  # what a state dict holds shares the model's memory
+    return trained
 
 
 def has_moved(trained: nn.Module, template: nn.Module) -> bool:

@@ -11,10 +11,11 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from engram.arguments import whole
 from engram.errors import ArgumentError
-from engram.parameters import Named, trainable
+from engram.parameters import Named, check_module, uncompiled
 from engram.report.printable import printable
-from engram.retraining.returned import private_copy
+from engram.retraining.returned import with_state
 from engram.retraining.saved import FORMAT, check_saved
 from engram.storage.folder import read_folder, write_folder
 from engram.storage.typed import read_fields
@@ -118,14 +119,13 @@ class Retraining:
         return (self.evaluation_loss - self.evaluation_loss_with).double().mean(1)
 
     def model(self, copy_number: int, template: nn.Module) -> nn.Module:
-        """A copy of the template with the weights of a left-out copy."""
+        """A copy of the template with the weights, and the buffers, of a left-out copy."""
         if not self.parameters:
             raise ArgumentError("kept parameters", "none", "retrain with keep_models=True")
-        trained = private_copy(template)
-        with torch.no_grad():
-            for name, parameter in trainable(trained).items():
-                parameter.copy_(self.parameters[name][copy_number])
-        return trained
+        check_module(template)
+        number = whole("number of a copy", copy_number, 0, self.num_copies - 1)
+        state = {name: values[number] for name, values in self.parameters.items()}
+        return with_state(uncompiled(template), state)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per left-out example, indexed by its position in the data."""
