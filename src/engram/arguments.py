@@ -6,12 +6,14 @@ numpy's integers are integers, and truth values are not numbers.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from numbers import Integral, Real
 from typing import Any
 
 from engram.errors import ArgumentError
 
 LARGEST_SEED = 2**63 - 1
+MANY = 10_000  # more rounds, probes or samples than anyone waits for
 
 
 def whole(
@@ -48,6 +50,18 @@ def fraction(name: str, value: Any, remedy: str | None = None) -> float:
     if is_number(value) and 0 < value < 1:
         return float(value)
     raise ArgumentError(f"a {name} between 0 and 1", shown(value), remedy or f"use {name}=0.5")
+
+
+def one_of(name: str, value: Any, names: Collection[str], remedy: str) -> str:
+    """One of some names.
+
+    Example:
+        >>> one_of("at", "displaced", ("displaced", "linearised"), 'use "displaced"')
+        'displaced'
+    """
+    if isinstance(value, str) and value in names:
+        return value
+    raise ArgumentError(f"{name} to be one of {', '.join(names)}", shown(value), remedy)
 
 
 def is_number(value: Any) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, default_collate
 
-from engram.errors import DataError, brief
+from engram.errors import DataError, EngineError, brief
 from engram.fidelity import (
     BATCHES,
     check_repeatable,
@@ -77,6 +77,12 @@ def as_outputs(output: Any) -> Tensor:
             "a model that returns a tensor, or an object or dict with logits",
             type(logits).__name__,
             "wrap the model in a module whose forward returns the outputs [N, K]",
+        )
+    if not logits.is_floating_point():
+        raise EngineError(
+            "real outputs that depend on the trainable parameters",
+            f"outputs of {logits.dtype}",
+            "return the outputs themselves, no argmax(); of complex numbers, their two parts",
         )
     if logits.dim() == 1:
         logits = logits[:, None]

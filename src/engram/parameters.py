@@ -74,6 +74,12 @@ def check_module(model: nn.Module) -> None:
                 f"{name!r} on the meta device",
                 "load the weights onto a device",
             )
+        if parameter.is_inference():
+            raise EngineError(
+                "a model that can be differentiated",
+                f"{name!r} made under torch.inference_mode()",
+                "make or load the model outside of it",
+            )
         if parameter.is_complex():
             raise EngineError(
                 "real parameters", f"complex numbers in {name!r}", "split them in two"

@@ -138,7 +138,7 @@ def test_examples_saved_shown_and_model_unchanged(tmp_path):
     [
         ({"sample": 2}, "a whole sample from 3 to 36"),
         ({"sample": 37}, "a whole sample from 3 to 36"),
-        ({"rounds": 0}, "a whole number of rounds of at least 1"),
+        ({"rounds": 0}, "a whole number of rounds from 1"),
     ],
 )
 def test_bad_numbers(settings, message):

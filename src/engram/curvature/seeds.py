@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from engram.arguments import one_of
 from engram.engine.session import Observed
-from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
 from engram.likelihoods.draws import Draws
 
@@ -20,22 +20,13 @@ EXACT = ("hessian", "ggn")
 
 def check_curvature(curvature: str) -> None:
     """ArgumentError for a name that means nothing."""
-    if curvature not in CURVATURES:
-        raise ArgumentError(
-            f"curvature to be one of {', '.join(CURVATURES)}",
-            repr(curvature),
-            'use "ggn", the exact Gauss-Newton matrix',
-        )
+    one_of("curvature", curvature, CURVATURES, 'use "ggn", the exact Gauss-Newton matrix')
 
 
 def check_exact(curvature: str) -> None:
     """ArgumentError unless it is a curvature whose products can be had exactly."""
-    if curvature not in EXACT:
-        raise ArgumentError(
-            f"curvature to be one of {', '.join(EXACT)}",
-            repr(curvature),
-            'use "hessian", or "ggn" where the model is not at a minimum',
-        )
+    remedy = 'use "hessian", or "ggn" where the model is not at a minimum'
+    one_of("curvature", curvature, EXACT, remedy)
 
 
 def seeds(

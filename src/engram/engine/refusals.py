@@ -15,6 +15,7 @@ from engram.engine.buffers import Buffers
 from engram.engine.nested import tensors
 from engram.engine.rules import Function
 from engram.errors import EngineError, EngramError, brief
+from engram.inputs import tensors_of
 from engram.memory import is_out_of_memory
 from engram.parameters import trainable
 
@@ -132,7 +133,7 @@ def check_independent(model: nn.Module, probe: Batch) -> None:
         return  # reported with the example's index when its batch comes
     if not torch.allclose(together, again, rtol=1e-3, atol=1e-6):
         raise _not_the_same(changed)
-    tolerance = {torch.float64: 1e-8}.get(together.dtype, 2e-2)
+    tolerance = {torch.float64: 1e-8}.get(coarsest(model, probe), 2e-2)
     rows = torch.cat(alone)
     if together.shape != rows.shape or not torch.allclose(
         together, rows, rtol=tolerance, atol=tolerance * float(rows.abs().max())
@@ -144,6 +145,13 @@ def check_independent(model: nn.Module, probe: Batch) -> None:
             "must not depend on the whole batch, and where rows are the nodes of one graph there "
             "are no separate examples unless nodes are pooled to graphs",
         )
+
+
+def coarsest(model: nn.Module, batch: Batch) -> torch.dtype:
+    """The type with the largest rounding that a pass goes through, whatever its outputs have."""
+    given = [*model.parameters(), *model.buffers(), *tensors_of(batch.inputs)]
+    types = {t.dtype for t in given if t.is_floating_point()} or {torch.float64}
+    return max(types, key=lambda kind: torch.finfo(kind).eps)
 
 
 def _not_the_same(changed: list[str]) -> EngineError:

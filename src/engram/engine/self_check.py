@@ -12,6 +12,7 @@ from torch.autograd.graph import Node
 from engram.batches import Batch, call
 from engram.engine.passes import Trace, trace
 from engram.engine.plan import Plan
+from engram.engine.refusals import coarsest
 from engram.errors import EngineError
 from engram.kernels import plain_attention
 from engram.parameters import Named, trainable
@@ -31,6 +32,7 @@ class Expected:
     seed: Tensor
     gradients: list[Named]
     functions: list[str]  # autograd functions of the user's own in the graph
+    precision: torch.dtype  # the coarsest that the pass goes through
 
     @classmethod
     def of(cls, model: nn.Module, probe: Batch) -> Expected:
@@ -38,7 +40,7 @@ class Expected:
         parameters = trainable(model)
         with torch.enable_grad(), plain_attention():
             outputs = call(model, probe.inputs)
-            if not outputs.requires_grad or outputs.is_complex():
+            if not outputs.requires_grad:
                 raise EngineError(
                     "real outputs that depend on the trainable parameters",
                     f"outputs of {outputs.dtype} without a derivative",
@@ -60,7 +62,8 @@ class Expected:
                 for own in rows
             ]
         named = [dict(zip(parameters, gradients, strict=True)) for gradients in found]
-        return cls(outputs.detach(), seed, named, own_functions(outputs))
+        coarse = coarsest(model, probe)
+        return cls(outputs.detach(), seed, named, own_functions(outputs), coarse)
 
     @property
     def finite(self) -> bool:
@@ -70,7 +73,7 @@ class Expected:
     @property
     def tolerance(self) -> float:
         """How far apart rounding can bring two ways of computing one gradient."""
-        return {torch.float64: 1e-8, torch.float32: 1e-3}.get(self.outputs.dtype, 5e-2)
+        return {torch.float64: 1e-8, torch.float32: 1e-3}.get(self.precision, 5e-2)
 
 
 def disagreements(

@@ -193,6 +193,7 @@ def opened_passes(
         batch_size = whole("batch_size", batch_size, remedy="leave it out")
     check_module(model)
     model, batches = uncompiled(model), Batches(data, batch_size or 1, labelled)
+    batch_size = batch_size and min(batch_size, batches.num_data)
     with undisturbed(model), short_of_memory() as examples:
         keep_freed_memory()
         batches.check_repeatable()

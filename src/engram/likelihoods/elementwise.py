@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engram.arguments import is_number
 from engram.errors import LikelihoodError, TargetError
 from engram.likelihoods.base import Likelihood, check_numbers
 from engram.likelihoods.draws import Draws
@@ -94,7 +95,7 @@ class Gaussian(ElementwiseLikelihood):
     name = "gaussian"
 
     def __init__(self, noise_variance: float = 1.0) -> None:
-        if not (math.isfinite(noise_variance) and noise_variance > 0):
+        if not (is_number(noise_variance) and 0 < noise_variance < math.inf):
             raise LikelihoodError(
                 "a positive noise variance", repr(noise_variance), "estimate it from residuals"
             )

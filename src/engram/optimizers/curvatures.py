@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from engram.arguments import whole
+from engram.arguments import MANY, whole
 from engram.curvature.hessian import hessian_rows
 from engram.curvature.kinds import Curvature
 from engram.errors import ArgumentError
@@ -218,4 +218,4 @@ def signs(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 
 
 def _check_probes(probes: int) -> None:
-    whole("number of probes", probes, remedy="use probes=1 or more")
+    whole("number of probes", probes, 1, MANY, remedy="use probes=1 or more")

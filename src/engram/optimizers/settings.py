@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from engram.arguments import is_number, positive, whole
+from engram.arguments import MANY, is_number, positive, whole
 from engram.errors import ArgumentError
 
 
@@ -24,5 +24,5 @@ def resolved(group: dict[str, Any]) -> dict[str, Any]:
         raise ArgumentError("lr of at least 0", repr(group["lr"]), "use 1 for a full Newton step")
     if not (is_number(group["precision_lr"]) and 0 <= group["precision_lr"] <= 1):
         raise ArgumentError("precision_lr from 0 to 1", repr(group["precision_lr"]), "use 0.1")
-    whole("number of samples", group.get("samples", 1), remedy="use samples=1 or more")
+    whole("number of samples", group.get("samples", 1), 1, MANY, remedy="use samples=1 or more")
     return group

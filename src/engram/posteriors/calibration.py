@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from engram.arguments import fraction, seed_number, whole
+from engram.arguments import MANY, fraction, seed_number, whole
 from engram.batches import Data
 from engram.curvature.exact import ExactCurvature
 from engram.engine.session import session
@@ -88,7 +88,7 @@ def calibrate(
         K. Takeuchi's information criterion has the same trace as its penalty.
     """
     check_match(match)
-    probes = whole("number of probes", probes, 2, remedy="use probes=10, for a standard error")
+    probes = whole("number of probes", probes, 2, MANY, "use probes=10")
     tolerance = fraction("tolerance", tolerance, "use tolerance=0.05")
     seed = seed_number(seed)
     posterior = as_posterior(posterior, model)

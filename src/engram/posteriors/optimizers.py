@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from engram.arguments import whole
+from engram.arguments import one_of, whole
 from engram.curvature.kinds import Curvature
 from engram.errors import ArgumentError, ModelMismatchError
 from engram.optimizers.base import BayesianOptimizer
@@ -158,10 +158,9 @@ def loss_scale(
             f"{num_data:,}",
             "pass the same number to both",
         )
+    one_of("reduction", reduction, ("mean", "sum"), "see your loss function")
     if reduction == "mean":
         return float(num_data)
-    if reduction != "sum":
-        raise ArgumentError('reduction "mean" or "sum"', repr(reduction), "see your loss function")
     if takes_mean_loss(optimizer):
         raise ArgumentError(
             f'reduction="mean" with {type(optimizer).__name__}, whose equations are those of the '
@@ -174,6 +173,7 @@ def loss_scale(
 
 def _root(optimizer: Optimizer, squares: str, batch_size: int | None, num_data: int) -> float:
     """The square root of B where averages of squared gradients are scaled to single examples."""
+    check_squares(squares)
     check_squares(squares)
     if squares == "batch":
         return 1.0
@@ -190,10 +190,7 @@ def _root(optimizer: Optimizer, squares: str, batch_size: int | None, num_data: 
 
 def check_squares(squares: str) -> None:
     """ArgumentError for a reading that is not known."""
-    if squares not in SQUARES:
-        raise ArgumentError(
-            f"squares to be one of {', '.join(SQUARES)}", repr(squares), 'use "batch"'
-        )
+    one_of("squares", squares, SQUARES, 'use "batch"')
 
 
 def _checked_batch_size(batch_size: int | None, num_data: int, purpose: str) -> int:

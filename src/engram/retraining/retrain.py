@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from engram.arguments import seed_number, whole
+from engram.arguments import MANY, seed_number, whole
 from engram.batches import Batch, Batches, Data
 from engram.engine.state import device_of, undisturbed
 from engram.errors import ArgumentError, NonFiniteError
@@ -112,7 +112,7 @@ def retrain(
     chosen = resolve(likelihood)
     delta = check_prior(prior_precision, list(trainable(model)))
     ways = _resolve_train(train)
-    refits = whole("number of refits", refits, 2, remedy="use refits=3, a baseline and its noise")
+    refits = whole("number of refits", refits, 2, MANY, "use refits=3")
     seed = seed_number(seed)
     ranks = Ranks.from_environment()
     ranks.check_folder(folder)

@@ -12,6 +12,7 @@ from torch.func import functional_call
 from engram.batches import Batch, as_outputs
 from engram.engine.session import Observed, Session
 from engram.engine.totals import GradientSum
+from engram.errors import NonFiniteError
 from engram.inputs import handed
 from engram.parameters import Named, trainable
 from engram.posteriors.gaussian import Posterior
@@ -73,18 +74,31 @@ class _Collected:
         self.columns = Columns(num_rows)
 
     def add(self, observed: Observed, without: Tensor) -> None:
+        loss_without = self.likelihood.loss(without, observed.targets)
+        _check_finite(observed.batch, without, loss_without)
         self.columns.add(
             {
                 "indices": observed.batch.indices,
                 "outputs": observed.outputs,
                 "outputs_without": without,
                 "loss": observed.loss,
-                "loss_without": self.likelihood.loss(without, observed.targets),
+                "loss_without": loss_without,
             }
         )
 
     def effect(self) -> Effect:
         return Effect(**self.columns.complete())
+
+
+def _check_finite(batch: Batch, without: Tensor, loss: Tensor) -> None:
+    bad = ~(without.isfinite().all(1) & loss.isfinite())
+    if bad.any():
+        raise NonFiniteError(
+            "a finite effect of leaving the group out",
+            f"NaN or infinity for example {int(batch.indices[int(bad.nonzero()[0])])}",
+            'give smaller weights (1 takes an example out), or use estimator="linear" with '
+            'at="linearised"',
+        )
 
 
 def outputs_at(model: nn.Module, parameters: Named, batch: Batch) -> Tensor:

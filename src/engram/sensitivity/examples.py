@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from engram.arguments import seed_number, whole
+from engram.arguments import MANY, seed_number, whole
 from engram.batches import Data
 from engram.engine.prepare import training_layers
 from engram.engine.session import Session, session
@@ -72,7 +72,8 @@ def sensitivities(
         >>> result.loo_nll > result.train_nll
         True
     """
-    rounds, seed = whole("number of rounds", rounds, 0, remedy="use rounds=3"), seed_number(seed)
+    rounds = whole("number of rounds", rounds, 0, MANY, "use rounds=3")
+    seed = seed_number(seed)
     check_estimator(estimator)
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
@@ -115,7 +116,7 @@ def sensitivities(
 
 def check_estimator(estimator: str | None) -> None:
     """ArgumentError for a rule that is not known; None is the posterior's own."""
-    if estimator not in (None, *FITTING):
+    if not (estimator is None or (isinstance(estimator, str) and estimator in FITTING)):
         estimator_named(estimator, also=FITTING)
 
 

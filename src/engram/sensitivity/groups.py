@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from engram import equation
+from engram.arguments import one_of
 from engram.batches import Batches, Data
 from engram.engine.session import Session, session
 from engram.errors import ArgumentError, TargetError
@@ -99,7 +100,7 @@ def remove(
     """
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
-    estimator = estimator or _default_rule(posterior)
+    estimator = _default_rule(posterior) if estimator is None else estimator
     _check_choices(estimator, at, evaluate_on)
     used = posterior.likelihood_or(likelihood)
     with session(model, data, used, batch_size, progress) as opened:
@@ -141,7 +142,7 @@ def remove_classes(
     """Estimate the effect of leaving out each class in turn; arguments as for :func:`remove`."""
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
-    estimator = estimator or _default_rule(posterior)
+    estimator = _default_rule(posterior) if estimator is None else estimator
     _check_choices(estimator, at, evaluate_on)
     used = posterior.likelihood_or(likelihood)
     with session(model, data, used, batch_size, progress) as opened:
@@ -174,12 +175,8 @@ def class_numbers(batches: Batches) -> Tensor:
 
 
 def _check_choices(estimator: str, at: str, evaluate_on: Data | None) -> None:
-    if estimator not in ESTIMATORS:
-        raise ArgumentError(
-            f"estimator to be one of {', '.join(ESTIMATORS)}", repr(estimator), 'use "corrected"'
-        )
-    if at not in PLACES:
-        raise ArgumentError(f"at to be one of {', '.join(PLACES)}", repr(at), 'use "displaced"')
+    one_of("estimator", estimator, ESTIMATORS, 'use "corrected"')
+    one_of("at", at, PLACES, 'use "displaced"')
     if estimator == "paper" and evaluate_on is not None:
         raise ArgumentError(
             'no evaluate_on with estimator="paper", which moves each example by itself',

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from engram.arguments import whole
+from engram.arguments import one_of, whole
 from engram.errors import ArgumentError, ModelMismatchError
 from engram.likelihoods import Likelihood
 from engram.report.printable import printable
@@ -139,10 +139,7 @@ class Result:
         ``score`` finds what the model depends on most, ``loo_loss`` likely label errors.
         """
         frame, count = self.to_frame(), whole("count", count, remedy="ask for top(20)")
-        if by not in frame.columns:
-            raise ArgumentError(
-                f"by to be one of {', '.join(map(str, frame.columns))}", repr(by), 'use "score"'
-            )
+        one_of("by", by, [str(name) for name in frame.columns], 'use "score"')
         return frame.sort_values(by, ascending=False, kind="stable").head(count)
 
     def to_frame(self) -> pd.DataFrame:

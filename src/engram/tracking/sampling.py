@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.arguments import whole
+from engram.arguments import MANY, whole
 from engram.batches import Batch, Data
 from engram.engine.session import Session, session
 from engram.engine.state import device_of
@@ -70,7 +70,7 @@ class Sampling:
                 f'expectation "{GRADIENT}" or "{DEVIATION}"', repr(expectation), "leave it out"
             )
         remedy = "use 8, or 0 for the mean"
-        return cls(whole("number of samples", samples, 0, remedy=remedy), expectation)
+        return cls(whole("number of samples", samples, 0, MANY, remedy=remedy), expectation)
 
     def rule(self, estimator: str | None) -> str | None:
         """The estimator, where the samples leave a choice: that of the equation is linear."""

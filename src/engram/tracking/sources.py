@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from engram.arguments import whole
+from engram.arguments import one_of, whole
 from engram.batches import Data
 from engram.errors import (
     ArgumentError,
@@ -214,12 +214,8 @@ class Wanted:
     def check(self) -> None:
         """ArgumentError for settings that mean nothing together."""
         known = ("optimizer", *STRUCTURES)
-        if self.kind not in known:
-            raise ArgumentError(
-                f"posterior to be one of {', '.join(known)}", repr(self.kind), 'use "optimizer"'
-            )
-        if self.reduction not in ("mean", "sum"):
-            raise ArgumentError('reduction "mean" or "sum"', repr(self.reduction), "see your loss")
+        one_of("posterior", self.kind, known, 'use "optimizer"')
+        one_of("reduction", self.reduction, ("mean", "sum"), "see your loss function")
         check_squares(self.squares)
         if self.batch_size is not None:
             whole("batch_size", self.batch_size, remedy="pass the batch size of the training")

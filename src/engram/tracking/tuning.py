@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 from tqdm.auto import tqdm
 
-from engram.arguments import shown
+from engram.arguments import one_of, shown
 from engram.batches import Batches, Data
 from engram.errors import ArgumentError, NonFiniteError, TrainingError
 from engram.likelihoods import Likelihood, resolve
@@ -216,10 +216,7 @@ def _checked_grid(prior_precisions: Sequence[float], posterior: str) -> list[flo
     if len(set(grid)) != len(grid):
         raise ArgumentError("each prior precision once", repr(grid), "drop what is repeated")
     known = ("optimizer", *STRUCTURES)
-    if posterior not in known:
-        raise ArgumentError(
-            f"posterior to be one of {', '.join(known)}", repr(posterior), 'use "kronecker"'
-        )
+    one_of("posterior", posterior, known, 'use "kronecker"')
     return grid
 
 

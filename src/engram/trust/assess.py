@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from engram.arguments import seed_number, whole
+from engram.arguments import MANY, seed_number, whole
 from engram.batches import Data
 from engram.engine.session import session
 from engram.likelihoods import Likelihood
@@ -77,7 +77,8 @@ def assess(
         >>> assess(model, data, result, posterior, likelihood=Gaussian()).level
         'good'
     """
-    rounds, seed = whole("number of rounds", rounds, remedy="use rounds=10"), seed_number(seed)
+    rounds = whole("number of rounds", rounds, 1, MANY, "use rounds=10")
+    seed = seed_number(seed)
     check_result(result)
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
