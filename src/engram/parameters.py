@@ -90,7 +90,7 @@ def check_finite_weights(model: nn.Module) -> None:
     """NonFiniteError if a weight is NaN or infinite."""
     check_module(model)
     for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
+        if not torch.isfinite(parameter.detach()).all():
             raise NonFiniteError(
                 "finite weights",
                 f"NaN or infinity in the parameter {name!r}",

@@ -124,6 +124,11 @@ def test_tune_wants_a_function(train):
         engram.tune(model, (x, y), train, [1.0, 2.0], likelihood=RIDGE, progress=False)
 
 
+def made_in_inference_mode():
+    with torch.inference_mode():
+        return nn.Linear(4, 2).double()
+
+
 MODELS = {
     "none": (None, ArgumentError, "torch.nn.Module; got NoneType"),
     "class": (nn.Linear, ArgumentError, "the class Linear"),
@@ -131,6 +136,7 @@ MODELS = {
     "lazy": (nn.LazyLinear(2), EngineError, "lazy layer"),
     "meta": (nn.Linear(4, 2, device="meta"), EngineError, "meta device"),
     "complex": (nn.Linear(4, 2, dtype=torch.complex128), EngineError, "complex numbers"),
+    "inference": (made_in_inference_mode(), EngineError, "made under torch.inference_mode"),
 }
 OTHER_WIDTHS = {
     "wide": (nn.Linear(9, 2).double(), EngineError, "runs on the data; got RuntimeError"),
@@ -216,3 +222,26 @@ def test_one_example_leaves_the_prior():
         model, (x[:1], y[:1]), train=Newton(tolerance=1e-8), likelihood=RIDGE, progress=False
     )
     assert torch.allclose(truth.outputs + truth.deviation, torch.zeros(1, 2).double(), atol=1e-6)
+
+
+def test_calls_inside_inference_mode_are_as_outside():
+    model, x, y = ridge_problem()
+
+    def descent(own, data, rate=0.001):
+        loss = ((own(data[0]) - data[1]) ** 2).sum()
+        gradient = torch.autograd.grad(loss, own.weight)[0]
+        own.weight.data.sub_(rate * gradient)
+
+    calls = everything(model)
+    settings = {"likelihood": RIDGE, "progress": False}
+    calls["function"] = lambda: engram.retrain(model, (x, y), [0], train=descent, **settings)
+    calls["tune"] = lambda: engram.tune(
+        model, (x, y), lambda own, delta: descent(own, (x, y)), [1.0, 2.0], **settings
+    )
+    for name, call in calls.items():
+        outside = call()
+        with torch.inference_mode():
+            inside = call()
+            assert torch.is_inference_mode_enabled()
+        if name in ("retrain", "function", "refine"):
+            assert torch.allclose(inside.deviation, outside.deviation, atol=1e-10), name

@@ -40,7 +40,11 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     with _lock_of(model):
         state, modes = State.now(model), Modes.now(model)
         restores = (modes.restore, state.restore, *of_the_thread(), *random_states())
-        with restored(restores), torch.autocast(device_of(model).type, enabled=False):
+        with (
+            restored(restores),
+            torch.inference_mode(False),
+            torch.autocast(device_of(model).type, enabled=False),
+        ):
             state.forwards.use_own()
             modes.evaluate()
             yield

@@ -117,7 +117,7 @@ def retrain(
     ranks = Ranks.from_environment()
     ranks.check_folder(folder)
     check_folder(folder)
-    with kept_surroundings():
+    with kept_surroundings(), torch.inference_mode(False):
         selection = select(Batches(data, 256), indices, groups, classes)
         task = Task(selection, chosen, evaluate_on, refits, keep_models, seed)
         identity = identify(model, data, ways, task, delta)

@@ -151,12 +151,11 @@ def tune(
     grid = _checked_grid(prior_precisions, posterior)
     _check_train(train)
     chosen = resolve(likelihood)
-    learner = private_copy(model)
     trials: list[Trial] = []
     best: tuple[Trial, nn.Module] | None = None
     unmoved = 0
-    with kept_surroundings():
-        steady = is_steady(data)
+    with kept_surroundings(), torch.inference_mode(False):
+        learner, steady = private_copy(model), is_steady(data)
         for strength in tqdm(sorted(grid), "tune", disable=not progress, delay=2.0, leave=False):
             start = private_copy(learner)
             watched = Watched.of(data) if steady else Watched.of()
