@@ -9,6 +9,18 @@ def brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:300]}"
 
 
+def interruption(error: BaseException) -> KeyboardInterrupt | None:
+    """The Ctrl-C that another error stands in for: one that came up while that was on its way."""
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        if isinstance(found, KeyboardInterrupt):
+            return found
+        seen.add(id(found))
+        found = found.__context__
+    return None
+
+
 class EngramError(Exception):
     """Base of every error that engram raises on purpose."""
 

@@ -7,19 +7,25 @@ thread that asks, and back by the last one that is done, whatever order they end
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+_cuda, _encoder = torch.backends.cuda, torch.backends.mha
+# how to read one, how to set it, and what it is for plain attention
+SWITCHES = (
+    (_cuda.flash_sdp_enabled, _cuda.enable_flash_sdp, False),
+    (_cuda.mem_efficient_sdp_enabled, _cuda.enable_mem_efficient_sdp, False),
+    (_cuda.cudnn_sdp_enabled, _cuda.enable_cudnn_sdp, False),
+    (_cuda.math_sdp_enabled, _cuda.enable_math_sdp, True),
+    (_encoder.get_fastpath_enabled, _encoder.set_fastpath_enabled, False),
+)
 _lock = threading.RLock()
 _depth: dict[int, int] = {}  # how often each thread has asked
-_switched: list[AbstractContextManager[None]] = []
+_before: list[bool] = []  # the switches as they were before the first thread asked
 
 
-@contextmanager
-def plain_attention() -> Iterator[None]:
+class plain_attention:  # noqa: N801 (read as the statement that it is)
     """Plain attention while this lasts, in any number of threads.
 
     Example:
@@ -29,12 +35,13 @@ def plain_attention() -> Iterator[None]:
         >>> torch.backends.cuda.flash_sdp_enabled()
         True
     """
-    depth = asked()
-    try:
-        reset(depth + 1)
-        yield
-    finally:
-        reset(depth)
+
+    def __enter__(self) -> None:
+        self.depth = asked()
+        reset(self.depth + 1)
+
+    def __exit__(self, *failure: object) -> None:
+        reset(self.depth)
 
 
 def asked() -> int:
@@ -44,32 +51,28 @@ def asked() -> int:
 
 def plain() -> bool:
     """Whether some thread has asked."""
-    return bool(_switched)
+    return bool(_before)
 
 
 def reset(depth: int) -> None:
-    """As if this thread had asked so often, whatever was left open; the kernels follow."""
+    """As if this thread had asked so often, whatever was left open; the kernels follow.
+
+    Every step may be done twice, so that a Ctrl-C in between is mended by the next call.
+    """
     with _lock:
         thread = threading.get_ident()
         _depth[thread] = depth
         if not depth:
             del _depth[thread]
-        if _depth and not _switched:
-            switched = _plain()
-            _switched.append(switched)
-            switched.__enter__()
-        elif not _depth and _switched:
-            _switched[-1].__exit__(None, None, None)
-            _switched.pop()
+        if _depth:
+            if not _before:
+                _before.extend(read() for read, _, _ in SWITCHES)
+            _switch([plain for _, _, plain in SWITCHES])
+        elif _before:
+            _switch(_before)
+            _before.clear()
 
 
-@contextmanager
-def _plain() -> Iterator[None]:
-    """The encoder layer's fast path is such a kernel too."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    with sdpa_kernel(SDPBackend.MATH):
-        try:
-            torch.backends.mha.set_fastpath_enabled(False)
-            yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
+def _switch(values: Sequence[bool]) -> None:
+    for (_, write, _), value in zip(SWITCHES, values, strict=True):
+        write(value)

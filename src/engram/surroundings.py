@@ -6,8 +6,10 @@ entered or left. So the calls that run for long restore everything themselves, l
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -36,15 +38,32 @@ def kept_surroundings() -> Iterator[None]:
 
 @contextmanager
 def restored(restores: Sequence[Restore]) -> Iterator[None]:
-    """Run all of these at the end; each may be run twice."""
+    """Run all of these at the end; each may be run twice.
+
+    What Ctrl-C has left suspended in the frames below is ended before: closed by the garbage
+    collector, after this, it would set its own state once more.
+    """
     try:
         yield
+    except KeyboardInterrupt as error:
+        _end_suspended(error)
+        raise
     finally:
         try:
             _run(restores)
         except BaseException:  # Ctrl-C while restoring: once more, and then it may go on
             _run(restores)
             raise
+
+
+def _end_suspended(error: BaseException) -> None:
+    traceback.clear_frames(error.__traceback__)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    frame = frames[-1].f_back if frames else None  # one that was just left is not in the traceback
+    while frame is not None and frame not in frames:
+        with contextlib.suppress(RuntimeError):  # still running
+            frame.clear()
+        frame = frame.f_back
 
 
 def _run(restores: Sequence[Restore]) -> None:

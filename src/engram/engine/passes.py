@@ -190,7 +190,7 @@ def trace(
         torch.enable_grad(),
         plain_attention(),
         recorder,
-        replaced(model, plan.units, recorder, recorder.copy_of),
+        replaced(plan.units, recorder, recorder.copy_of),
     ):
         outputs = call(model, inputs)
     recorder.check_complete()

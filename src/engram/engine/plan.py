@@ -13,15 +13,13 @@ What fits none of these makes the smallest module that owns the parameters a *un
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from engram.engine import attention, recurrent
+from engram.engine.function_mode import FunctionMode
 from engram.engine.rules import Function
 from engram.engine.units import Unit
 
@@ -64,7 +62,7 @@ class Plan:
         return ways
 
 
-class Interceptor(TorchFunctionMode):
+class Interceptor(FunctionMode):
     """Sees every operation, opens up attention and recurrence, and is silent inside units."""
 
     def __init__(self) -> None:
@@ -101,12 +99,3 @@ class Interceptor(TorchFunctionMode):
 
     def returned(self, unit: Unit, arguments: Any, result: Any) -> None:
         """A unit has returned."""
-
-    @contextmanager
-    def silenced(self) -> Iterator[None]:
-        """Operations inside a unit are the unit's own business."""
-        self.silent = True
-        try:
-            yield
-        finally:
-            self.silent = False

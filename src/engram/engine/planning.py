@@ -28,10 +28,10 @@ def make_plan(model: nn.Module, two: Inputs, three: Inputs, unit_names: set[str]
             break
         units = {name: Unit.of(model, name) for name in sorted(unit_names)}
         log = ShapeLog()
-        with torch.enable_grad(), log, replaced(model, units, log):
+        with torch.enable_grad(), log, replaced(units, log):
             call(model, three)
         probe = Probe(model, log, two, three)
-        with torch.enable_grad(), probe, replaced(model, units, probe):
+        with torch.enable_grad(), probe, replaced(units, probe):
             call(model, two)
         mixed = {name for name, unit in units.items() if not unit.separable}
         wanted = {_common_owner(names) for names in probe.unhandled}

@@ -11,7 +11,7 @@ from engram.batches import Batch, Batches
 from engram.engine.passes import Trace, trace
 from engram.engine.plan import Plan
 from engram.engine.planning import make_plan, outermost, whole
-from engram.engine.refusals import check_independent, check_kinds, named_failures
+from engram.engine.refusals import check_independent, check_kinds, named_failures, pass_on
 from engram.engine.self_check import Expected, disagreements, no_second_derivative
 from engram.engine.state import device_of
 from engram.errors import EngineError
@@ -112,7 +112,8 @@ def _checked_plan(model: nn.Module, probe: Batch, expected: Expected) -> tuple[P
 def _planned(model: nn.Module, probe: Batch, units: set[str]) -> Plan:
     try:
         return make_plan(model, probe.select(slice(0, 2)).inputs, probe.inputs, units)
-    except Exception:  # the model itself runs: what failed is seen, or not, as a whole
+    except Exception as error:  # the model itself runs: what failed is seen, or not, as a whole
+        pass_on(error)
         return whole(model)
 
 
@@ -132,8 +133,8 @@ def _runnable(
     for form in forms[:-1]:
         try:
             return form, *disagreements(model, form, probe, expected)
-        except Exception:  # the next form; the last one says what is wrong
-            continue
+        except Exception as error:  # the next form; the last one says what is wrong
+            pass_on(error)
     return forms[-1], *disagreements(model, forms[-1], probe, expected)
 
 

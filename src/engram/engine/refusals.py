@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from engram.batches import Batch, call, check_output_rows
 from engram.engine.buffers import Buffers
+from engram.engine.function_mode import FunctionMode
 from engram.engine.nested import tensors
 from engram.engine.rules import Function
-from engram.errors import EngineError, EngramError, brief
+from engram.errors import EngineError, EngramError, brief, interruption
 from engram.inputs import tensors_of
 from engram.memory import is_out_of_memory
 from engram.parameters import trainable
@@ -56,9 +56,17 @@ def named_failures(where: str) -> Iterator[None]:
     except EngramError:
         raise
     except Exception as error:
-        if is_out_of_memory(error):
-            raise
+        pass_on(error)
         raise refusal(error, where) from error
+
+
+def pass_on(error: Exception) -> None:
+    """Raise what is none of the model's doing: a lack of memory, Ctrl-C behind another error."""
+    came = interruption(error)
+    if came is not None:
+        raise came
+    if is_out_of_memory(error):
+        raise error
 
 
 def refusal(error: Exception, where: str) -> EngineError:
@@ -168,7 +176,7 @@ def _not_the_same(changed: list[str]) -> EngineError:
     )
 
 
-class Precisions(TorchFunctionMode):
+class Precisions(FunctionMode):
     """Refuses operations that automatic mixed precision inside of the model takes down."""
 
     def __torch_function__(

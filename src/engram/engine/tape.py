@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
+from engram.engine.function_mode import FunctionMode
 from engram.engine.layers import Convolution, Linear
 from engram.engine.nested import tensors
 from engram.engine.plan import Plan
@@ -69,7 +69,7 @@ class Entry:
     random: RandomState | None
 
 
-class Tape(TorchFunctionMode):
+class Tape(FunctionMode):
     """Notes down the operations on some parameters while :attr:`recording` is set.
 
     ``obstacle`` says why the tape cannot be used, where it cannot; the user's pass goes on.

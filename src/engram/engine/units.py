@@ -6,8 +6,7 @@ model, so that the rest of the net keeps its rules. The whole model is the last 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -78,8 +77,12 @@ class Unit:
             for position, tensor, dim in zip(where, data, dims, strict=True):
                 filled[position] = tensor if dim is None else tensor.unsqueeze(dim)
             inner_args, inner_kwargs = tree_unflatten(filled, tree)
-            with _original(self.module, forward):
+            attributes = vars(self.module)
+            replacement, attributes["forward"] = attributes["forward"], forward
+            try:
                 result = functional_call(self.module, dict(parameters), inner_args, inner_kwargs)
+            finally:
+                attributes["forward"] = replacement
             out_leaves, out_tree = _flatten_result(result)
             result_tree[:] = [out_tree]
             out = self.output_dims or [0] * len(out_leaves)
@@ -135,54 +138,54 @@ def _one_each(three: torch.Size, two: torch.Size) -> bool:
     return differing in ([], [(3, 2)])
 
 
-@contextmanager
-def _original(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    replacement = module.__dict__["forward"]
-    module.__dict__["forward"] = forward
-    try:
-        yield
-    finally:
-        module.__dict__["forward"] = replacement
-
-
-@contextmanager
-def replaced(
-    model: nn.Module,
-    units: Mapping[str, Unit],
-    mode: Interceptor,
-    copy_of: CopyOf | None = None,
-) -> Iterator[None]:
+class replaced:  # noqa: N801 (read as the statement that it is)
     """Run the units in their own way while this lasts; the modules are as before afterwards.
 
     Without ``copy_of`` the units run plainly and their shapes are observed.
     """
-    before: list[tuple[nn.Module, bool, Any]] = []
-    try:
-        for unit in units.values():
-            before.append((unit.module, "forward" in unit.module.__dict__, unit.module.forward))
-            unit.module.__dict__["forward"] = _substitute(unit, unit.module.forward, mode, copy_of)
-        yield
-    finally:
-        for module, own, forward in before:
-            if own:
-                module.__dict__["forward"] = forward
+
+    def __init__(
+        self,
+        units: Mapping[str, Unit],
+        mode: Interceptor,
+        copy_of: CopyOf | None = None,
+    ) -> None:
+        self.units, self.mode, self.copy_of = units, mode, copy_of
+        self.before: list[tuple[dict[str, Any], Any]] = []
+
+    def __enter__(self) -> None:
+        for unit in self.units.values():
+            attributes, forward = vars(unit.module), unit.module.forward
+            self.before.append((attributes, attributes.get("forward")))
+            attributes["forward"] = _substitute(unit, forward, self.mode, self.copy_of)
+
+    def __exit__(self, *failure: object) -> None:
+        for attributes, forward in self.before:
+            if forward is None:
+                attributes.pop("forward", None)
             else:
-                del module.__dict__["forward"]
+                attributes["forward"] = forward
 
 
 def _substitute(
     unit: Unit, forward: Callable[..., Any], mode: Interceptor, copy_of: CopyOf | None
 ) -> Callable[..., Any]:
     def observed(*args: Any, **kwargs: Any) -> Any:
-        with mode.silenced():
+        mode.silent = True  # operations inside a unit are the unit's own business
+        try:
             result = forward(*args, **kwargs)
+        finally:
+            mode.silent = False
         unit.observe(id(mode), (args, kwargs), result)
         mode.returned(unit, (args, kwargs), result)
         return result
 
     def per_example(*args: Any, **kwargs: Any) -> Any:
         assert copy_of is not None
-        with mode.silenced():
+        mode.silent = True
+        try:
             return unit.run(forward, copy_of, args, kwargs)
+        finally:
+            mode.silent = False
 
     return observed if copy_of is None else per_example
