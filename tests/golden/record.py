@@ -84,7 +84,7 @@ def _ask(record: Record, problem: Problem, name: str, model: nn.Module, posterio
         result = engram.sensitivities(model, problem.data, posterior, estimator=estimator, **given)
         record.result(f"{name}/{variant}", result)
         if estimator is None:
-            record.words[f"{name}/estimator"] = result.provenance["settings"]["estimator"]
+            record.words[f"{name}/estimator"] = result.basis.estimator
 
     def remove(variant: str, group: str, at: str, estimator: str | None) -> None:
         evaluate_on = None if estimator == "paper" else problem.test_data
@@ -92,7 +92,7 @@ def _ask(record: Record, problem: Problem, name: str, model: nn.Module, posterio
         removal = engram.remove(model, problem.data, posterior, evaluate_on=evaluate_on, **settings)
         record.removal(f"{name}/{variant}", removal)
         if estimator is None:
-            record.words[f"{name}/removal"] = removal.settings["estimator"]
+            record.words[f"{name}/removal"] = removal.estimator
 
     def influence() -> None:
         values = engram.influence(model, problem.data, problem.test_data, posterior, **given)

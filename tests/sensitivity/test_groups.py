@@ -33,7 +33,7 @@ STRUCTURES = ("diagonal", "kronecker", "full")
 
 
 def remove(case, fitted, **settings):
-    settings = {"indices": INDICES, "evaluate_on": case.test_data, **settings}
+    settings = {"indices": INDICES, "evaluate_on": case.test_data, "at": "displaced", **settings}
     return engram.remove(
         case.model, case.data, fitted, likelihood=case.public_likelihood, progress=False, **settings
     )
@@ -153,7 +153,12 @@ def test_each_class_is_a_group(estimator):
     fitted = posterior("mlp", "kronecker", prior_precision=CALM_PRIOR)
     expected = precision("mlp", "kronecker", prior_precision=CALM_PRIOR)
     classes = engram.remove_classes(
-        MLP.model, MLP.data, fitted, evaluate_on=MLP.test_data, estimator=estimator
+        MLP.model,
+        MLP.data,
+        fitted,
+        evaluate_on=MLP.test_data,
+        estimator=estimator,
+        at="displaced",
     )
     present = MLP.dense.targets.unique().tolist()
     assert sorted(classes) == present

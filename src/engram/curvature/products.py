@@ -28,16 +28,21 @@ def hessian_times(
 
 
 def batch_hessian_times(
-    session: Session, parameters: Mapping[str, Tensor], vectors: Mapping[str, Tensor], batch: Batch
+    session: Session,
+    parameters: Mapping[str, Tensor],
+    vectors: Mapping[str, Tensor],
+    batch: Batch,
+    weights: Tensor | None = None,
 ) -> Named:
-    """The same over the examples of one batch."""
+    """The same over the examples of one batch, each with its weight, [B]."""
     session.engine.check_twice()
     batch = batch.to(device_of(session.model))
     wanted = list(parameters.values())
     with torch.enable_grad(), plain_attention():
         outputs = call(session.model, batch.inputs)
         targets = session.likelihood.prepare(outputs.detach(), batch.targets)
-        loss = session.likelihood.loss(outputs, targets).sum()
+        losses = session.likelihood.loss(outputs, targets)
+        loss = losses.sum() if weights is None else (weights.to(losses) * losses).sum()
         gradient = torch.autograd.grad(
             loss, wanted, create_graph=True, allow_unused=True, materialize_grads=True
         )

@@ -14,6 +14,7 @@ from S instead takes out what the factors have averaged over all examples.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 from engram.posteriors.blocks import Block, EigenBlock
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.merging import Merged
+from engram.precision import eigh, in_double
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,43 @@ def downdated(posterior: Posterior) -> Posterior:
     """The same posterior, with every example left out of the factors that its gradient meets."""
     blocks = tuple(_downdated_block(block, posterior) for block in posterior.blocks)
     return replace(posterior, blocks=blocks)
+
+
+def without_inputs(posterior: Posterior, taken: Mapping[tuple[str, ...], Tensor]) -> Posterior:
+    r"""The same posterior without some inputs: :math:`R \otimes (\sum_j c_j c_j' - T) + \delta`.
+
+    Args:
+        taken: T, the squares of the inputs that are left out, [I, I] by the names of the block.
+    """
+    blocks = tuple(
+        _remaining_block(block, taken[block.names], posterior)
+        if isinstance(block, EigenBlock) and block.names in taken
+        else block
+        for block in posterior.blocks
+    )
+    return replace(posterior, blocks=blocks)
+
+
+def _remaining_block(block: EigenBlock, taken: Tensor, posterior: Posterior) -> EigenBlock:
+    """The second factor without T, in its own eigenbasis."""
+    assert block.row_share is not None
+    assert block.columns is not None
+    prior = min(posterior.prior_of(name) for name in block.names)
+    shares, basis = in_double(block.row_share), in_double(block.columns[0])
+    largest = int(shares.argmax())
+    if not shares[largest] > 0:  # no curvature to take anything from
+        return block
+    values = (in_double(block.precision[0, largest]) - prior).clamp(min=0) / shares[largest]
+    left = torch.diag(values) - basis.mT @ in_double(taken) @ basis
+    remaining, turn = eigh(0.5 * (left + left.mT))
+    precision = shares[:, None] * remaining.clamp(min=0) + prior
+    return EigenBlock(
+        block.layout,
+        precision[None].to(block.precision),
+        block.rows,
+        (basis @ turn)[None].to(block.columns),
+        block.row_share,
+    )
 
 
 def _has_share(block: Block) -> bool:

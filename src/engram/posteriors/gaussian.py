@@ -105,6 +105,11 @@ class Posterior:
         return self.prior_by_name.get(name, self.prior_precision)
 
     @property
+    def is_dense(self) -> bool:
+        """Whether every block couples everything in it."""
+        return all(isinstance(block, DenseBlock) for block in self.blocks)
+
+    @property
     def is_whole_matrix(self) -> bool:
         """Whether one block couples all parameters: there is no richer structure."""
         one = len(self.blocks) == 1 and isinstance(self.blocks[0], (DenseBlock, LowRankBlock))

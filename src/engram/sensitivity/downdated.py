@@ -9,8 +9,6 @@ from engram.posteriors.downdating import can_be_downdated, downdated
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.estimators import Estimate, Observed, Setting, linear
 
-DOWNDATED = "downdated"
-
 
 class DowndatedStep:
     """``linear`` with the Kronecker posterior of the remaining data, which every example has.

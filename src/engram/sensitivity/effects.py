@@ -31,6 +31,12 @@ class Effect:
     loss_without: Tensor
 
     @property
+    def is_finite(self) -> bool:
+        """Whether all losses and outputs are numbers."""
+        parts = (self.outputs_without, self.loss, self.loss_without)
+        return all(bool(torch.isfinite(part).all()) for part in parts)
+
+    @property
     def change(self) -> float:
         """Mean loss without the group minus with it."""
         return float((self.loss_without - self.loss).double().mean())

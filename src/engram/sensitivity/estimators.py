@@ -20,7 +20,6 @@ from torch import Tensor
 from engram.engine.totals import GradientSum
 from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
-from engram.posteriors.blocks import DenseBlock
 from engram.posteriors.gaussian import Posterior
 
 GUARD = 0.99  # largest eigenvalue of V Lambda that is taken at its word
@@ -65,6 +64,7 @@ class Estimate:
     loo_loss: Tensor
     flagged: Tensor
     eigenvalues: Tensor | None = None  # of V Lambda, [B, R], where the rule has them
+    pull: Tensor | None = None  # w with d = V w, [B, K]: the step of the parameters is S^-1 J' w
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,10 @@ def _displaced(
     deviation: Tensor,
     flagged: Tensor,
     eigenvalues: Tensor | None,
+    pull: Tensor | None = None,
 ) -> Estimate:
     change, loo_loss = displaced(setting.likelihood, observed.outputs, observed.targets, deviation)
-    return Estimate(deviation, change, loo_loss, flagged, eigenvalues)
+    return Estimate(deviation, change, loo_loss, flagged, eigenvalues, pull)
 
 
 def _none_flagged(observed: Observed) -> Tensor:
@@ -113,7 +114,8 @@ def _none_flagged(observed: Observed) -> Tensor:
 def linear(observed: Observed, setting: Setting) -> Estimate:
     """d = V e: one backward and one tangent pass, whatever the number of outputs."""
     deviation = observed.trace.deviation(observed.residual, setting.posterior, setting.total)
-    return _displaced(observed, setting, deviation, _none_flagged(observed), None)
+    none = _none_flagged(observed)
+    return _displaced(observed, setting, deviation, none, None, observed.residual)
 
 
 def iterated(observed: Observed, setting: Setting) -> Estimate:
@@ -152,15 +154,16 @@ def corrected(observed: Observed, setting: Setting) -> Estimate:
     """d = (I - V Lambda)^-1 V e, with eigenvalues of V Lambda held below the guard."""
     observed.trace.add_gradient(observed.residual, setting.posterior, setting.total)
     if observed.outputs.shape[1] > DENSE_OUTPUTS:
-        deviation, flagged = _corrected_by_iteration(observed, setting)
-        return _displaced(observed, setting, deviation, flagged, None)
+        pull, flagged = _corrected_by_iteration(observed, setting)
+        deviation = observed.trace.deviation(pull, setting.posterior)
+        return _displaced(observed, setting, deviation, flagged, None, pull)
     covariance = variance(observed.trace, observed.outputs, setting.posterior)
     if observed.outputs.shape[1] == 1:
         eigenvalues = _only_eigenvalue(observed, setting, covariance)
-        deviation = covariance[:, :, 0] * observed.residual
-        deviation = deviation * (1 + eigenvalues * _held(eigenvalues, setting.guard))
+        pull = observed.residual * (1 + eigenvalues * _held(eigenvalues, setting.guard))
         flagged = (eigenvalues > setting.guard)[:, 0]
-        return _displaced(observed, setting, deviation, flagged, eigenvalues)
+        deviation = covariance[:, :, 0] * pull
+        return _displaced(observed, setting, deviation, flagged, eigenvalues, pull)
     factor = setting.likelihood.hessian_factor(observed.outputs, observed.targets)
     plain = (covariance @ observed.residual[:, :, None])[:, :, 0]
     # (I - V L)^-1 V e = V e + V F (I - F' V F)^-1 F' V e for L = F F', with a symmetric inverse
@@ -169,8 +172,10 @@ def corrected(observed: Observed, setting: Setting) -> Estimate:
     flagged = (eigenvalues > setting.guard).any(1)
     held = _held(eigenvalues, setting.guard)
     inner = vectors.mT @ (factor.mT @ plain[:, :, None])
-    extra = spread @ (vectors @ (held[:, :, None] * inner))
-    return _displaced(observed, setting, plain + extra[:, :, 0], flagged, eigenvalues)
+    turned = vectors @ (held[:, :, None] * inner)
+    pull = observed.residual + (factor @ turned)[:, :, 0]
+    deviation = plain + (spread @ turned)[:, :, 0]
+    return _displaced(observed, setting, deviation, flagged, eigenvalues, pull)
 
 
 def _held(eigenvalues: Tensor, guard: float) -> Tensor:
@@ -188,9 +193,10 @@ def _only_eigenvalue(observed: Observed, setting: Setting, covariance: Tensor) -
 
 
 def _corrected_by_iteration(observed: Observed, setting: Setting) -> tuple[Tensor, Tensor]:
-    """Conjugate gradients on (I - V L) d = V e, self-adjoint in the inner product <u, L v>.
+    """The pull w of d = V w, by conjugate gradients on (I - V L) d = V e.
 
-    Never builds V; an example whose curvature falls below 1 - guard is flagged and stops there.
+    They are self-adjoint in the inner product <u, L v>. Never builds V; an example whose curvature
+    falls below 1 - guard is flagged and stops there.
     """
     outputs, targets, posterior = observed.outputs, observed.targets, setting.posterior
 
@@ -199,7 +205,6 @@ def _corrected_by_iteration(observed: Observed, setting: Setting) -> tuple[Tenso
 
     solution = torch.zeros_like(outputs)
     residual = observed.trace.deviation(observed.residual, posterior)
-    first = residual.clone()
     direction = residual.clone()
     weighted = times_hessian(residual)
     square = (residual * weighted).sum(1)
@@ -221,15 +226,8 @@ def _corrected_by_iteration(observed: Observed, setting: Setting) -> tuple[Tenso
         before, square = square, (residual * times_hessian(residual)).sum(1)
         ratio = torch.where(active, square / before, torch.zeros_like(square))[:, None]
         direction = residual + ratio * direction
-    # L may be singular: what lies in its null space is moved by V e alone
-    untouched = flagged & (solution == 0).all(1)
-    return torch.where(untouched[:, None], first, _polish(observed, setting, solution)), flagged
-
-
-def _polish(observed: Observed, setting: Setting, solution: Tensor) -> Tensor:
-    """d = V (e + L d): restores the part of the solution that L cannot see."""
-    extra = setting.likelihood.hessian_times(observed.outputs, observed.targets, solution)
-    return observed.trace.deviation(observed.residual + extra, setting.posterior)
+    # d = V (e + L d) restores what L cannot see: in its null space V e alone moves the outputs
+    return observed.residual + times_hessian(solution), flagged
 
 
 def paper(observed: Observed, setting: Setting) -> Estimate:
@@ -270,5 +268,4 @@ def default_estimator(posterior: Posterior) -> str:
 
     What is subtracted from an approximate precision may not be in it, and leaves nothing sensible.
     """
-    dense = all(isinstance(block, DenseBlock) for block in posterior.blocks)
-    return "corrected" if dense else "linear"
+    return "corrected" if posterior.is_dense else "linear"

@@ -14,19 +14,14 @@ from engram.engine.totals import GradientSum
 from engram.likelihoods import Likelihood
 from engram.memory import backing_off
 from engram.posteriors.convert import as_posterior
-from engram.posteriors.downdating import can_be_downdated
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.basis import Basis
+from engram.sensitivity.choice import DOWNDATED, NEWTON, default_rule
 from engram.sensitivity.columns import Columns
 from engram.sensitivity.diagnostics import Leverages, diagnose, sampled_leverages
-from engram.sensitivity.downdated import DOWNDATED, DowndatedStep
-from engram.sensitivity.estimators import (
-    Estimator,
-    Setting,
-    default_estimator,
-    estimator_named,
-)
-from engram.sensitivity.newton import NEWTON, NewtonStep, has_own_hessians
+from engram.sensitivity.downdated import DowndatedStep
+from engram.sensitivity.estimators import Estimator, Setting, estimator_named
+from engram.sensitivity.newton import NewtonStep
 from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import Result
 
@@ -77,7 +72,7 @@ def sensitivities(
     check_estimator(estimator)
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
-    chosen, used = estimator or _default_rule(posterior), posterior.likelihood_or(likelihood)
+    chosen, used = estimator or default_rule(posterior), posterior.likelihood_or(likelihood)
     switched = training_layers(model)
     with session(model, data, used, batch_size, progress) as opened:
         total = GradientSum()
@@ -118,12 +113,6 @@ def check_estimator(estimator: str | None) -> None:
     """ArgumentError for a rule that is not known; None is the posterior's own."""
     if not (estimator is None or (isinstance(estimator, str) and estimator in FITTING)):
         estimator_named(estimator, also=FITTING)
-
-
-def _default_rule(posterior: Posterior) -> str:
-    if has_own_hessians(posterior):
-        return NEWTON
-    return DOWNDATED if can_be_downdated(posterior) else default_estimator(posterior)
 
 
 def _rule(name: str, opened: Session, posterior: Posterior) -> Estimator | NewtonStep:

@@ -1,15 +1,15 @@
 r"""What happens when a whole group is left out: one step of the parameters, with all cross terms.
 
-.. math:: \Delta\theta = \Big(S - \sum_j \epsilon_j J_j' \Lambda_j J_j\Big)^{-1}
-    \sum_j \epsilon_j \nabla \ell_j
+.. math:: \Delta\theta = M^{-1} \sum_j \epsilon_j \nabla \ell_j
 
-Any data set is then evaluated at :math:`\theta + \Delta\theta`, or linearised.
+M is the precision of the remaining data, as :mod:`engram.sensitivity.group_steps` has it. Any data
+set is then evaluated along the tangent, or at :math:`\theta + \Delta\theta`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,6 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from engram import equation
 from engram.arguments import one_of
 from engram.batches import Batches, Data
 from engram.engine.session import Session, session
@@ -28,11 +27,12 @@ from engram.parameters import Named
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
 from engram.selection import check_group
+from engram.sensitivity.choice import default_rule
 from engram.sensitivity.effects import Effect, effect, paper_effect
-from engram.sensitivity.estimators import default_estimator
-from engram.sensitivity.remaining import LeftOut, has_low_rank
+from engram.sensitivity.group_steps import STEPS, Matrix, group_step
+from engram.sensitivity.remaining import has_low_rank
 
-ESTIMATORS = ("linear", "corrected", "paper")
+ESTIMATORS = (*STEPS, "paper")
 PLACES = ("displaced", "linearised")
 
 
@@ -45,9 +45,11 @@ class Removal:
         delta: change of the parameters by name; None for the paper's per-example form.
         group: effect on the group itself.
         evaluation: effect on the data given as ``evaluate_on``.
-        flagged: whether the remaining precision was not positive definite, so that the solution
-            was stopped early.
-        settings: estimator and place of evaluation.
+        flagged: whether a guard held, or a number is not finite: not to be believed.
+        estimator: the rule.
+        at: where the effect was evaluated.
+        matrix: that the step was taken with; None for the paper's form, which has none.
+        why: why it is not the one of the rule's own name; empty where it is.
     """
 
     indices: Tensor
@@ -56,16 +58,26 @@ class Removal:
     group: Effect
     evaluation: Effect | None
     flagged: bool
-    settings: Mapping[str, Any]
+    estimator: str
+    at: str
+    matrix: Matrix | None
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        effects = [self.group, *([self.evaluation] if self.evaluation is not None else [])]
+        if not all(effect.is_finite for effect in effects):
+            object.__setattr__(self, "flagged", True)
 
     def __repr__(self) -> str:
         text = (
-            f"Removal of {len(self.indices):,} examples ({self.settings['estimator']}): "
+            f"Removal of {len(self.indices):,} examples ({self.estimator}): "
             f"their own loss {self.group.change:+.4f} nats per example"
         )
         if self.evaluation is not None:
             text += f", evaluation loss {self.evaluation.change:+.4f}"
-        return text + (" (flagged: not positive definite)" if self.flagged else "")
+        if self.why:
+            text += f"; with the {self.matrix}, since {self.why}"
+        return text + (" (flagged: not to be believed)" if self.flagged else "")
 
 
 @backing_off
@@ -79,7 +91,7 @@ def remove(
     weights: Sequence[float] | Tensor | None = None,
     estimator: str | None = None,
     evaluate_on: Data | None = None,
-    at: str = "displaced",
+    at: str = "linearised",
     batch_size: int | None = None,
     progress: bool = True,
 ) -> Removal:
@@ -91,16 +103,21 @@ def remove(
         posterior: of this model at its present weights.
         indices: the group; all examples if not given (then give ``weights``).
         weights: share of each that is taken out; 1 is removal, -1 counts the example twice.
-        estimator: ``corrected`` with the precision of the remaining data, ``linear`` with that of
-            all data, ``paper`` for each example by itself without cross terms. If not given,
-            ``corrected`` where the precision is dense or low-rank, else ``linear``: what is
-            subtracted from an approximate precision need not have been in it.
+        estimator: ``linear`` with the precision of all data; with that of the remaining data
+            ``corrected``, ``newton`` for posteriors with the exact Hessian, or ``downdated`` for
+            those with Kronecker factors; ``paper`` for each example by itself without cross terms.
+            If not given, the same as in :func:`engram.sensitivities`, so that a group of one
+            has the same answer.
         evaluate_on: another data set, for instance a test set, to see the effect on.
-        at: ``displaced`` runs the model at the moved parameters, ``linearised`` a tangent pass.
+        at: ``linearised`` goes along the tangent of the model, as sensitivities do; ``displaced``
+            runs the model at the moved parameters.
+
+    Returns:
+        The effect on the group and on ``evaluate_on``; ``matrix`` and ``why`` say which precision
+        the step was taken with.
     """
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
-    estimator = _default_rule(posterior) if estimator is None else estimator
     _check_choices(estimator, at, evaluate_on)
     used = posterior.likelihood_or(likelihood)
     with session(model, data, used, batch_size, progress) as opened:
@@ -135,14 +152,13 @@ def remove_classes(
     likelihood: str | Likelihood | None = None,
     estimator: str | None = None,
     evaluate_on: Data | None = None,
-    at: str = "displaced",
+    at: str = "linearised",
     batch_size: int | None = None,
     progress: bool = True,
 ) -> ClassRemovals:
     """Estimate the effect of leaving out each class in turn; arguments as for :func:`remove`."""
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
-    estimator = _default_rule(posterior) if estimator is None else estimator
     _check_choices(estimator, at, evaluate_on)
     used = posterior.likelihood_or(likelihood)
     with session(model, data, used, batch_size, progress) as opened:
@@ -153,10 +169,6 @@ def remove_classes(
             shares = torch.ones(len(chosen), dtype=torch.float64)
             removals[label] = _remove(opened, posterior, chosen, shares, estimator, evaluate_on, at)
         return removals
-
-
-def _default_rule(posterior: Posterior) -> str:
-    return "corrected" if has_low_rank(posterior) else default_estimator(posterior)
 
 
 def class_numbers(batches: Batches) -> Tensor:
@@ -174,9 +186,10 @@ def class_numbers(batches: Batches) -> Tensor:
     return labels.long()
 
 
-def _check_choices(estimator: str, at: str, evaluate_on: Data | None) -> None:
-    one_of("estimator", estimator, ESTIMATORS, 'use "corrected"')
-    one_of("at", at, PLACES, 'use "displaced"')
+def _check_choices(estimator: str | None, at: str, evaluate_on: Data | None) -> None:
+    if estimator is not None:
+        one_of("estimator", estimator, ESTIMATORS, "leave it out")
+    one_of("at", at, PLACES, 'use "linearised"')
     if estimator == "paper" and evaluate_on is not None:
         raise ArgumentError(
             'no evaluate_on with estimator="paper", which moves each example by itself',
@@ -185,41 +198,36 @@ def _check_choices(estimator: str, at: str, evaluate_on: Data | None) -> None:
         )
 
 
+def _chosen_rule(estimator: str | None, posterior: Posterior, size: int) -> str:
+    """The one asked for; else that of single examples, completed where it fits no group.
+
+    A low-rank Gauss-Newton matrix has too little in it to take a group out of.
+    """
+    if estimator is not None:
+        return estimator
+    if size > 1 and has_low_rank(posterior) and not posterior.exact:
+        return "corrected"
+    return default_rule(posterior)
+
+
 def _remove(
     opened: Session,
     posterior: Posterior,
     chosen: Tensor,
     shares: Tensor,
-    estimator: str,
+    estimator: str | None,
     evaluate_on: Data | None,
     at: str,
 ) -> Removal:
-    settings = {"estimator": estimator, "at": at}
-    if estimator == "paper":
-        return Removal(
-            chosen,
-            shares,
-            None,
-            paper_effect(opened, posterior, chosen, shares),
-            None,
-            False,
-            settings,
-        )
-    group = LeftOut(opened, posterior, chosen, shares)
-    gradient = group.gradient()
-    flagged = False
-
-    def solve(vector: Named) -> Named:
-        nonlocal flagged
-        if estimator == "linear":
-            return posterior.solve(vector)
-        solution, flagged = group.solve_remaining(vector)
-        return solution
-
-    delta = equation.mean_deviation(solve, gradient)
-    own = effect(opened, opened.batches.subset(chosen), len(chosen), delta, at)
+    rule = _chosen_rule(estimator, posterior, len(chosen))
+    if rule == "paper":
+        own = paper_effect(opened, posterior, chosen, shares)
+        return Removal(chosen, shares, None, own, None, False, rule, at, None)
+    step = group_step(opened, posterior, chosen, shares, rule)
+    own = effect(opened, opened.batches.subset(chosen), len(chosen), step.delta, at)
     evaluation = None
     if evaluate_on is not None:
         batches = Batches(evaluate_on, opened.batches.batch_size)
-        evaluation = effect(opened, batches, batches.num_data, delta, at)
-    return Removal(chosen, shares, delta, own, evaluation, flagged, settings)
+        evaluation = effect(opened, batches, batches.num_data, step.delta, at)
+    flagged, matrix, why = step.flagged, step.matrix, step.why
+    return Removal(chosen, shares, step.delta, own, evaluation, flagged, rule, at, matrix, why)

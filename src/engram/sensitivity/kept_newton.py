@@ -87,4 +87,5 @@ def cautious_step(observed: Observed, setting: Setting) -> tuple[Estimate, Tenso
     held = share.clamp(0, setting.guard)
     deviation = plain.deviation / (1 - held)[:, None]
     change, loo_loss = displaced(setting.likelihood, observed.outputs, observed.targets, deviation)
-    return Estimate(deviation, change, loo_loss, share > setting.guard), share
+    pull = observed.residual / (1 - held)[:, None]
+    return Estimate(deviation, change, loo_loss, share > setting.guard, None, pull), share

@@ -1,31 +1,30 @@
-"""The precision of the data that remains when a group is left out, and solving with it."""
+"""A group that is left out: its gradient, its curvature, and its part in Kronecker factors."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from engram.curvature.exact import ExactCurvature
-from engram.curvature.kinds import Curvature
+from engram.curvature.products import batch_hessian_times
 from engram.engine.session import Observed, Session
+from engram.engine.steps import is_rank_one
 from engram.parameters import Named, inner, square_norm, trainable
-from engram.posteriors.blocks import DenseBlock
+from engram.posteriors.blocks import EigenBlock
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.low_rank import LowRankBlock
 from engram.posteriors.traces import covered_layout, prior_vector
+from engram.precision import wide
 
 LARGEST_ITERATION = 200
+Times = Callable[[Named], Named]
 
 
 def has_low_rank(posterior: Posterior) -> bool:
     """Whether the precision is exact in some directions only, and exact products complete it."""
     return all(isinstance(block, LowRankBlock) for block in posterior.blocks)
-
-
-def has_dense_hessian(posterior: Posterior) -> bool:
-    """Whether the precision is a whole matrix of Hessians, wherever they were taken."""
-    dense = all(isinstance(block, DenseBlock) for block in posterior.blocks)
-    return dense and posterior.curvature is Curvature.HESSIAN
 
 
 class LeftOut:
@@ -34,13 +33,13 @@ class LeftOut:
     def __init__(
         self, opened: Session, posterior: Posterior, chosen: Tensor, shares: Tensor
     ) -> None:
-        self.opened, self.posterior, self.chosen = opened, posterior, chosen
-        self.share_of = dict(zip(chosen.tolist(), shares.tolist(), strict=True))
+        self.opened, self.posterior = opened, posterior
+        # in one order, so that the order they are named in does not matter
+        self.chosen, order = chosen.sort()
+        self.share_of = dict(zip(self.chosen.tolist(), shares[order].tolist(), strict=True))
         self.parameters = {
             n: p for n, p in trainable(opened.model).items() if n in posterior.block_of
         }
-        self.low_rank = has_low_rank(posterior)
-        self.swapped = self.low_rank or has_dense_hessian(posterior)
 
     def _shares(self, indices: Tensor, like: Tensor) -> Tensor:
         return torch.tensor([self.share_of[int(i)] for i in indices], dtype=torch.float64).to(like)[
@@ -50,18 +49,21 @@ class LeftOut:
     def _pulled_back(self, observed: Observed, seed: Tensor) -> Named:
         return self.opened.pull_back(observed.batch, seed, self.parameters)
 
+    def _zeros(self) -> Named:
+        return {n: torch.zeros_like(p) for n, p in self.parameters.items()}
+
     def gradient(self) -> Named:
         """sum_j eps_j grad loss_j."""
-        total = {n: torch.zeros_like(p) for n, p in self.parameters.items()}
+        total = self._zeros()
         for observed in self.opened.passes("gradient of the group", self.chosen):
             seed = self._shares(observed.batch.indices, observed.residual) * observed.residual
             for name, value in self._pulled_back(observed, seed).items():
                 total[name] += value
         return total
 
-    def curvature_times(self, vector: Named) -> Named:
+    def gauss_newton_times(self, vector: Named) -> Named:
         """sum_j eps_j J_j' Lambda_j J_j v."""
-        total = {n: torch.zeros_like(p) for n, p in self.parameters.items()}
+        total = self._zeros()
         for observed in self.opened.passes("curvature of the group", self.chosen):
             moved = observed.trace.tangent(vector)
             weighted = self.opened.likelihood.hessian_times(
@@ -72,26 +74,53 @@ class LeftOut:
                 total[name] += value
         return total
 
-    def whole_times(self, vector: Named) -> Named:
-        """S v; the exact Gauss-Newton matrix in place of the Hessian, and of a low-rank precision.
+    def hessian_times(self, vector: Named) -> Named:
+        """sum_j eps_j H_j v."""
+        total, rows = self._zeros(), {name: v[None] for name, v in vector.items()}
+        for batch in self.opened.batches.subset(self.chosen, self.opened.largest_part):
+            shares = self._shares(batch.indices, next(iter(vector.values())))[:, 0]
+            found = batch_hessian_times(self.opened, self.parameters, rows, batch, shares)
+            for name, value in found.items():
+                total[name] += value[0]
+        return total
 
-        Without a group the Hessian at the present weights need not be positive definite, and
-        without its Gauss-Newton part alone even less so: classes of digits came out up to eight
-        times too large. Every remaining example's Gauss-Newton matrix is positive.
-        """
-        if not self.swapped:
-            return self.posterior.multiply(vector)
+    def all_gauss_newton_times(self, vector: Named) -> Named:
+        """The exact Gauss-Newton matrix of all data and the prior, times v, at the scale of S."""
         layout = covered_layout(self.posterior)
         flat = layout.flatten(vector)
         prior = prior_vector(self.posterior, layout).to(flat)
         exact = ExactCurvature(self.opened, layout, "ggn")
         return layout.unflatten(self.posterior.scale * (exact.times(flat[None])[0] + prior * flat))
 
-    def solve_remaining(self, right: Named) -> tuple[Named, bool]:
-        """(S - curvature of the group)^-1 right, by conjugate gradients preconditioned with S.
+    def inputs(self) -> dict[tuple[str, ...], Tensor]:
+        """sum_j eps_j c_j c_j' of every Kronecker block whose layer acts at one position, [I, I].
 
-        Where the remaining precision is not positive in some direction, the solution so far is
-        returned and flagged: never an exploding number.
+        Where a layer acts at many positions, factors are left as they are, as for single examples.
+        """
+        total: dict[tuple[str, ...], Tensor] = {}
+        for observed in self.opened.passes("inputs of the group", self.chosen):
+            for site in observed.trace.sites:
+                block = self.posterior.block_of.get(site.names[0])
+                if not isinstance(block, EigenBlock) or block.row_share is None:
+                    continue
+                if not is_rank_one(site, (block,)):
+                    continue
+                columns = wide(site.call.input.reshape(len(observed.outputs), -1))
+                if len(block.names) == 2:
+                    columns = torch.cat([columns, torch.ones_like(columns[:, :1])], dim=1)
+                shares = self._shares(observed.batch.indices, columns)
+                square = columns.mT @ (shares * columns)
+                total[block.names] = total.get(block.names, 0) + square
+        return total
+
+    def solve_remaining(self, whole_times: Times, right: Named) -> tuple[Named, bool]:
+        """(M - the group's Gauss-Newton matrix)^-1 right, by conjugate gradients with S^-1.
+
+        Where what remains is not positive in some direction, the solution so far is returned and
+        flagged: never an exploding number.
+
+        Args:
+            whole_times: products with M, the precision of all data.
         """
         solution = {n: torch.zeros_like(v) for n, v in right.items()}
         residual = dict(right)
@@ -99,17 +128,17 @@ class LeftOut:
         direction = dict(conditioned)
         square = first = inner(residual, conditioned)
         double = next(iter(right.values())).dtype == torch.float64
-        tolerance = 1e-28 if double and not self.low_rank else 1e-9
+        tolerance = 1e-28 if double and not has_low_rank(self.posterior) else 1e-9
         prior = 0.01 * min(self.posterior.prior_of(name) for name in right)
         for iteration in range(LARGEST_ITERATION):
             if square <= tolerance * first:
                 break
-            full = self.whole_times(direction)
-            taken = self.curvature_times(direction)
+            full = whole_times(direction)
+            taken = self.gauss_newton_times(direction)
             image = {n: full[n] - taken[n] for n in full}
             curvature = inner(direction, image)
             # whatever data remains, the precision should not fall far below the prior's
-            if curvature <= prior * square_norm(direction):
+            if not curvature > prior * square_norm(direction):  # true for NaN too
                 return (conditioned if iteration == 0 else solution), True
             step = square / curvature
             solution = {n: solution[n] + step * direction[n] for n in solution}
@@ -117,4 +146,4 @@ class LeftOut:
             conditioned = self.posterior.solve(residual)
             before, square = square, inner(residual, conditioned)
             direction = {n: conditioned[n] + square / before * direction[n] for n in direction}
-        return solution, square > 1e-6 * first
+        return solution, not square <= 1e-6 * first

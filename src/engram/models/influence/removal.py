@@ -27,6 +27,7 @@ from engram.models.predictor.rank import check_rank
 from engram.models.responses.likelihood import Weighted
 from engram.selection import check_group
 from engram.sensitivity.effects import Effect
+from engram.sensitivity.group_steps import Matrix
 from engram.sensitivity.groups import Removal
 
 ESTIMATORS = ("exact", "corrected")
@@ -79,8 +80,10 @@ def remove_group(
     evaluation = None
     if evaluate_on is not None:
         evaluation = _effect(fit, *_other_data(fit, evaluate_on), delta)
-    settings = {"estimator": estimator, "at": "displaced"}
-    return Removal(chosen, taken, {"coefficients": delta}, group, evaluation, False, settings)
+    step, exact = {"coefficients": delta}, fit.posterior.exact
+    own = Matrix.WITHOUT_HESSIAN if exact else Matrix.WITHOUT_GAUSS_NEWTON
+    matrix = own if one_step else None  # a refit has none
+    return Removal(chosen, taken, step, group, evaluation, False, estimator, "displaced", matrix)
 
 
 def _other_data(fit: Fit, data: tuple[Any, ...]) -> tuple[Design, Tensor, Tensor]:
