@@ -21,7 +21,7 @@ from engram.engine.plan import Plan
 from engram.engine.products import inner_products
 from engram.engine.recorder import Recorder, Site
 from engram.engine.steps import Moves, add_total
-from engram.engine.totals import GradientSum
+from engram.engine.totals import NoSum, Totals
 from engram.engine.units import replaced
 from engram.kernels import plain_attention
 from engram.parameters import Layout, Named, trainable
@@ -71,10 +71,8 @@ class Trace:
             for site, g in zip(self.sites, found, strict=True)
         ]
 
-    def deviation(
-        self, seed: Tensor, posterior: Posterior, total: GradientSum | None = None
-    ) -> Tensor:
-        """J S^-1 J' seed, [B, K]; the gradients' sum is added to ``total``."""
+    def deviation(self, seed: Tensor, posterior: Posterior, total: Totals | None = None) -> Tensor:
+        """J S^-1 J' seed, [B, K]; the gradients' sum is added to ``total``, where one is given."""
         leaf = seed.detach().requires_grad_()
         with self._kernels():
             found = self.gradients(leaf, create_graph=self.twice)
@@ -85,12 +83,14 @@ class Trace:
             ]
             for site in self.sites:
                 site.check_fresh()
-            moves = Moves(self.sites, arranged, posterior, total or GradientSum())
+            moves = Moves(self.sites, arranged, posterior, total or NoSum())
             taken = [moves.take(number) for number in range(len(self.sites))]
         return self._push(leaf, found, taken)
 
-    def add_gradient(self, seed: Tensor, posterior: Posterior, total: GradientSum) -> None:
+    def add_gradient(self, seed: Tensor, posterior: Posterior, total: Totals) -> None:
         """Add the sum over examples of J' seed to ``total``, where the posterior covers it."""
+        if not total.wanted:
+            return
         with torch.no_grad():
             add_total(self.sites, self.arranged(seed), posterior, total)
 

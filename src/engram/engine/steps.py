@@ -253,9 +253,10 @@ def _table_move(site: Site, gradient: Tensor, block: Block, total: Totals) -> Te
     assert isinstance(block, EigenBlock)
     tokens, picked = rule.tokens(site.call), rule.picked_gradient(site.call, gradient)
     width = picked.shape[-1]
-    table = picked.new_zeros(site.call.shapes["weight"])
-    table.index_add_(0, tokens.flatten(), picked.flatten(0, 1))
-    total.add(site.roles["weight"], table)
+    if total.wanted:
+        table = picked.new_zeros(site.call.shapes["weight"])
+        table.index_add_(0, tokens.flatten(), picked.flatten(0, 1))
+        total.add(site.roles["weight"], table)
     basis = block.columns
     turned = picked if basis is None else picked @ basis[0]
     size = max(1, CHUNK_BYTES // (picked.element_size() * tokens.shape[1] ** 2))

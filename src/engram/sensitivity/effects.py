@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from engram.batches import Batch, as_outputs
 from engram.engine.session import Observed, Session
-from engram.engine.totals import GradientSum
+from engram.engine.totals import NoSum
 from engram.errors import NonFiniteError
 from engram.inputs import handed
 from engram.parameters import Named, trainable
@@ -62,7 +62,7 @@ def effect(
 def paper_effect(opened: Session, posterior: Posterior, chosen: Tensor, shares: Tensor) -> Effect:
     """Each example moved by its own diag(V) e, as the authors' leave-one-class-out estimate."""
     share_of = dict(zip(chosen.tolist(), shares.tolist(), strict=True))
-    setting = Setting(opened.likelihood, posterior, 0, GradientSum())
+    setting = Setting(opened.likelihood, posterior, 0, NoSum())
     collected = _Collected(opened, len(chosen))
     for observed in opened.passes("paper's estimate", chosen):
         share = [share_of[int(i)] for i in observed.batch.indices]

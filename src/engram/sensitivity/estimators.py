@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engram.engine.totals import GradientSum
+from engram.engine.totals import Totals
 from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
@@ -31,14 +31,14 @@ class Products(Protocol):
     """Products with V = J S^-1 J': the engine's trace, or V itself where it is known."""
 
     def deviation(
-        self, residual: Tensor, posterior: Posterior, total: GradientSum | None = None
+        self, residual: Tensor, posterior: Posterior, total: Totals | None = None
     ) -> Tensor:
         """V e, [B, K]."""
 
     def inner_products(self, vectors: Tensor, posterior: Posterior) -> Tensor:
         """F' V F for vectors F [B, K, R]."""
 
-    def add_gradient(self, residual: Tensor, posterior: Posterior, total: GradientSum) -> None:
+    def add_gradient(self, residual: Tensor, posterior: Posterior, total: Totals) -> None:
         """Add the gradient of the batch to the total."""
 
 
@@ -74,7 +74,7 @@ class Setting:
     likelihood: Likelihood
     posterior: Posterior
     rounds: int
-    total: GradientSum  # the sum of gradients over the data is collected here
+    total: Totals  # the sum of gradients over the data is collected here, if it is wanted
     guard: float = GUARD  # nearer to 1 where the precision is known to be exact
 
 

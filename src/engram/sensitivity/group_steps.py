@@ -21,7 +21,7 @@ from torch import Tensor
 from engram import equation
 from engram.curvature.kinds import Curvature
 from engram.engine.session import Session
-from engram.engine.totals import GradientSum
+from engram.engine.totals import NoSum
 from engram.errors import ArgumentError
 from engram.parameters import Named, inner
 from engram.posteriors.downdating import can_be_downdated, without_inputs
@@ -152,7 +152,7 @@ def _one_newton(group: LeftOut) -> Step:
 
 
 def _setting(group: LeftOut) -> Setting:
-    return Setting(group.opened.likelihood, group.posterior, 0, GradientSum())
+    return Setting(group.opened.likelihood, group.posterior, 0, NoSum())
 
 
 STEPS: dict[str, Callable[[LeftOut], Step]] = {

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engram.arguments import is_number, whole
-from engram.engine.totals import GradientSum
+from engram.engine.totals import NoSum, Totals
 from engram.errors import ArgumentError
 from engram.models.influence.refits import Settled, settle
 from engram.models.predictor.fit import NOTHING_LEFT, Fit
@@ -34,7 +34,7 @@ class KnownVariance:
     variances: Tensor
 
     def deviation(
-        self, residual: Tensor, posterior: Posterior, total: GradientSum | None = None
+        self, residual: Tensor, posterior: Posterior, total: Totals | None = None
     ) -> Tensor:
         """V e."""
         if residual.shape[1] == 1:
@@ -47,7 +47,7 @@ class KnownVariance:
             return vectors.mT * self.variances * vectors
         return vectors.mT @ self.variances @ vectors
 
-    def add_gradient(self, residual: Tensor, posterior: Posterior, total: GradientSum) -> None:
+    def add_gradient(self, residual: Tensor, posterior: Posterior, total: Totals) -> None:
         """Nothing: the fit knows its gradient."""
 
 
@@ -107,7 +107,7 @@ def sensitivities_of(
     residual = likelihood.residual(fit.outputs, fit.targets)
     examples = Examples(KnownVariance(fit.variances), fit.outputs, fit.targets, residual)
     guard = EXACT_GUARD if is_least_squares(fit) else GUARD
-    setting = Setting(likelihood, fit.posterior, rounds, GradientSum(), guard)
+    setting = Setting(likelihood, fit.posterior, rounds, NoSum(), guard)
     step = _inside_support(fit, _undetermined(fit, corrected(examples, setting), share))
     settled = Settled(step, torch.zeros_like(step.flagged), 0.0)
     if not is_least_squares(fit):
