@@ -14,6 +14,7 @@ ORDER = (
         "memory",
         "precision",
         "parameters",
+        "peers",
         "equation",
         "identity",
     },

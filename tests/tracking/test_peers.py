@@ -59,7 +59,33 @@ def streamed(rank: int, folder: Path) -> None:
             tracker.finish_epoch(step=epoch)
         tracker.save(folder / f"saved {wrapped}")
         save_file(columns(tracker), folder / f"{wrapped} {rank}.safetensors")
+    divided(rank, folder)
     refused(rank)
+
+
+def divided(rank: int, folder: Path) -> None:
+    """One call of all processes, each with half of the examples."""
+    model, _ = build()
+    model.float()
+    x, y = examples()
+    given = {"structure": "kronecker", "prior_precision": 1.0, "progress": False}
+    posterior = engram.laplace(model, (x.float(), y), **given)
+    result = engram.sensitivities(
+        model, (x.float(), y), posterior, across_ranks=True, progress=False
+    )
+    alone = engram.sensitivities(model, (x.float(), y), posterior, progress=False)
+    for name in ("loss", "loo_loss", "deviation", "score", "outputs", "leverage"):
+        one, other = getattr(result, name), getattr(alone, name)
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6, equal_nan=True)
+    for name in ("indices", "targets", "flagged"):
+        assert getattr(result, name).equal(getattr(alone, name))
+    one, other = result.diagnostics.relative_gradient, alone.diagnostics.relative_gradient
+    assert one == pytest.approx(other, rel=1e-4)
+    assert result.provenance["settings"]["ranks"] == RANKS
+    save_file({"loo_loss": result.loo_loss}, folder / f"divided {rank}.safetensors")
+    model.register_buffer("statistics", torch.full((2,), float(rank)))
+    with pytest.raises(ModelMismatchError, match="broadcast buffers"):
+        engram.sensitivities(model, (x.float(), y), posterior, across_ranks=True)
 
 
 def refused(rank: int) -> None:
@@ -104,6 +130,8 @@ def test_every_rank_has_the_one_estimate_of_all(tmp_path: Path) -> None:
                         (loss / RANKS).backward()
             optimizer.step()
     expected = columns(tracker)
+    parts = [load_file(tmp_path / f"divided {rank}.safetensors") for rank in range(RANKS)]
+    assert parts[0]["loo_loss"].equal(parts[1]["loo_loss"])
     for wrapped in (True, False):
         found = [load_file(tmp_path / f"{wrapped} {rank}.safetensors") for rank in range(RANKS)]
         for name, value in found[0].items():

@@ -49,6 +49,10 @@ class GradientSum(Totals):
     def add(self, name: str, value: Tensor) -> None:
         self.exact[name] = self.exact[name] + value if name in self.exact else value
 
+    def take_sums(self, summed: Callable[[Mapping[str, Tensor]], Named]) -> None:
+        """Replace what is collected by its sum over processes, as the function gives it."""
+        self.exact, self.sketched = summed(self.exact), summed(self.sketched)
+
     def add_outer(self, name: str, shape: torch.Size, rows: Tensor, columns: Tensor) -> None:
         outputs, inputs = rows.shape[1], columns.shape[1]
         if outputs * inputs <= 4 * SKETCH * (outputs + inputs):

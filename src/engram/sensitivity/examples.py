@@ -13,6 +13,7 @@ from engram.engine.session import Session, session
 from engram.engine.totals import GradientSum
 from engram.likelihoods import Likelihood
 from engram.memory import backing_off
+from engram.peers import Peers
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.basis import Basis
@@ -40,6 +41,7 @@ def sensitivities(
     batch_size: int | None = None,
     seed: int = 0,
     progress: bool = True,
+    across_ranks: bool = False,
 ) -> Result:
     """How far each example's outputs, prediction and loss would move without it.
 
@@ -57,6 +59,8 @@ def sensitivities(
         batch_size: most examples at a time; chosen from the free memory if not given.
         seed: of the choice of examples whose leverage is computed.
         progress: show a bar when it takes longer than a few seconds.
+        across_ranks: divide the examples among the processes of ``torch.distributed``, which must
+            all make the call; each gets the whole result.
 
     Example:
         >>> import torch
@@ -73,12 +77,14 @@ def sensitivities(
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
     chosen, used = estimator or default_rule(posterior), posterior.likelihood_or(likelihood)
-    switched = training_layers(model)
+    switched, peers = training_layers(model), Peers.found(across_ranks)
     with session(model, data, used, batch_size, progress) as opened:
         total = GradientSum()
+        peers.meet(opened.model, opened.batches.num_data, buffers=True)
         setting = Setting(opened.likelihood, posterior, rounds, total)
         rule = _rule(chosen, opened, posterior)
-        tensors = _estimates(opened, rule, setting)
+        tensors = _estimates(opened, rule, setting, peers)
+        total.take_sums(peers.summed)
         eigenvalues = tensors.pop("eigenvalues", None)
         if eigenvalues is None:
             leverages = sampled_leverages(opened, posterior, seed)
@@ -98,6 +104,7 @@ def sensitivities(
             "seed": seed,
             "num_data": opened.batches.num_data,
             "in_eval_mode": switched,
+            "ranks": peers.count,
         }
         return Result(
             **tensors,
@@ -123,11 +130,13 @@ def _rule(name: str, opened: Session, posterior: Posterior) -> Estimator | Newto
 
 
 def _estimates(
-    opened: Session, rule: Estimator | NewtonStep, setting: Setting
+    opened: Session, rule: Estimator | NewtonStep, setting: Setting, peers: Peers
 ) -> dict[str, Tensor]:
-    """The columns of the result, in the order of the data."""
-    columns = Columns(opened.batches.num_data)
-    for observed in opened.passes("sensitivities"):
+    """The columns of the result, in the order of the data, from all processes that share them."""
+    number = opened.batches.num_data
+    own = peers.rows(number) if peers.count > 1 else None
+    columns = Columns(number if own is None else len(own))
+    for observed in opened.passes("sensitivities", own):
         estimate = rule(observed, setting)
         rows = {
             "indices": observed.batch.indices,
@@ -143,4 +152,4 @@ def _estimates(
         if estimate.eigenvalues is not None:
             rows["eigenvalues"] = estimate.eigenvalues
         columns.add(rows)
-    return columns.complete()
+    return peers.joined(columns.complete(), number)

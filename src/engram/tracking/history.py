@@ -43,12 +43,12 @@ class Record:
     ranks: int = 1
 
     @classmethod
-    def of_result(cls, step: int, result: Result, validation: float) -> Record:
+    def of_result(cls, step: int, result: Result, validation: float, ranks: int) -> Record:
         """What an update keeps of its result."""
         known = result.leverage[~result.leverage.isnan()].double()
         quantiles = known.quantile(torch.tensor(QUANTILES, dtype=torch.float64)).tolist()
         losses = (result.train_nll, result.loo_nll, validation)
-        return cls(step, *losses, tuple(quantiles), examples=result.num_data)
+        return cls(step, *losses, tuple(quantiles), examples=result.num_data, ranks=ranks)
 
     @property
     def finite(self) -> bool:

@@ -18,6 +18,7 @@ from engram.batches import Batches, Data
 from engram.errors import NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood, resolve
 from engram.parameters import check_module, uncompiled
+from engram.peers import Peers
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.examples import check_estimator
 from engram.sensitivity.result import Result
@@ -25,11 +26,11 @@ from engram.tracking.announced import check_length
 from engram.tracking.epoch import Epoch, ended
 from engram.tracking.figures import leverage_figure, loss_figure, score_figure
 from engram.tracking.followed import Followed, given_followed
+from engram.tracking.gathering import check_alone, whole_epoch
 from engram.tracking.history import History, Record
 from engram.tracking.indexed import Indexed
 from engram.tracking.open_step import OpenStep
 from engram.tracking.page import training_page
-from engram.tracking.peers import Peers, check_alone
 from engram.tracking.sampling import Sampling, sampled_sensitivities
 from engram.tracking.saving import check_state, go_on, parts_of, read_state, write_state
 from engram.tracking.sources import Wanted, source_of, training_lost
@@ -145,7 +146,8 @@ class Tracker:
         Args:
             step: epoch or iteration, never an earlier one; if not given, counted from 0.
             samples: as for the tracker, for this update.
-            settings: further arguments of :func:`engram.sensitivities`.
+            settings: further arguments of :func:`engram.sensitivities`; with several processes
+                ``across_ranks=True``, called on every one, divides the examples among them.
         """
         self.steps.check("an update")
         number = self.history.number(step)
@@ -165,7 +167,8 @@ class Tracker:
             lost = Record(number, math.nan, math.nan)
             self._tell(self._kept(lost, nothing, nothing), nothing)
             return None
-        record = Record.of_result(number, result, self._validation_loss())
+        ranks = Peers.found(bool(chosen.get("across_ranks"))).count
+        record = Record.of_result(number, result, self._validation_loss(), ranks)
         record = self._kept(record, result.score, result.loss)
         self._latest = result
         self._tell(record, result.score)
@@ -235,7 +238,7 @@ class Tracker:
         others were told of it, as TensorBoard is, that has to be ``epoch`` of :meth:`step`.
         """
         self.steps.check("the end of an epoch")
-        found = self.peers.whole(self.stream.epoch, self.model)
+        found = whole_epoch(self.stream.epoch, self.model, self.peers)
         if found.seen:
             return self._record_epoch(found, self.history.number(step))
         done = ended(self._epoch_record, step, bool(self.listeners))
