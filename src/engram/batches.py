@@ -20,7 +20,7 @@ from engram.fidelity import (
     spread,
 )
 from engram.forms import Data as Data
-from engram.forms import common_length, is_dataset, is_table, parts
+from engram.forms import common_length, is_dataset, is_table, length_of, parts
 from engram.inputs import Inputs as Inputs
 from engram.inputs import check_rows, handed, mapped, plain, tensors_of
 from engram.loaders import check_loader
@@ -134,12 +134,12 @@ class Batches:
         self._sums: dict[int, list[float]] = {}  # of the first pass, by a batch's first example
         if isinstance(data, DataLoader):
             check_loader(data)
-            self.num_data = len(data.dataset)  # type: ignore[arg-type]
+            self.num_data = length_of(data.dataset)
         elif self.table:
             self.num_data = common_length(tensors_of(self.data))
             check_rows(self.data, self.num_data)
         elif is_dataset(data):
-            self.num_data = len(data)
+            self.num_data = length_of(data)
         else:
             kinds = [type(part).__name__ for part in data] if isinstance(data, tuple | list) else []
             raise DataError(
@@ -273,7 +273,8 @@ class Batches:
         return self._batch(item, indices)
 
     def _batch(self, item: Any, indices: Tensor | None, start: int = 0) -> Batch:
-        return _to_batch(item, indices, start, self.labelled)
+        usable = mapped(item, lambda t: t.clone() if t.is_inference() else t)
+        return _to_batch(usable, indices, start, self.labelled)
 
     def targets(self, indices: Tensor) -> Tensor:
         """The targets of the examples with these indices; inputs are read only where they must."""

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from engram.errors import DataError
+from engram.errors import DataError, brief
 from engram.inputs import tensors_of
 
 Data = Any
@@ -32,6 +32,16 @@ def is_table(data: Data, labelled: bool = True) -> bool:
     if not isinstance(data, (tuple, list)) or len(data) < fewest:
         return False
     return isinstance(data[-1], Tensor) and all(isinstance(t, Tensor) for t in tree_leaves(data))
+
+
+def length_of(dataset: Any) -> int:
+    """How many examples a data set says it has."""
+    try:
+        return len(dataset)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise DataError(
+            "a data set with a length", brief(error), "have __len__ return the number of examples"
+        ) from error
 
 
 def common_length(tensors: Sequence[Tensor]) -> int:

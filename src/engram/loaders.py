@@ -9,6 +9,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from engram.errors import DataError
+from engram.forms import length_of
 
 
 def check_loader(loader: DataLoader[Any]) -> None:
@@ -30,16 +31,16 @@ def check_loader(loader: DataLoader[Any]) -> None:
     sampler = getattr(grouped, "sampler", grouped)
     if not isinstance(sampler, SequentialSampler) or not isinstance(grouped, BatchSampler):
         raise _not_in_order(sampler, "it shuffles or subsamples")
-    if grouped.drop_last and len(dataset) % grouped.batch_size:
+    if grouped.drop_last and length_of(dataset) % grouped.batch_size:
         raise DataError(
             "a DataLoader that gives every example",
             "drop_last=True, which drops the last incomplete batch",
             "pass drop_last=False",
         )
     if type(sampler) is not SequentialSampler:
-        _check_order(sampler, len(dataset), sampler)
+        _check_order(sampler, length_of(dataset), sampler)
     if type(grouped) is not BatchSampler:
-        _check_order(chain.from_iterable(grouped), len(dataset), grouped)
+        _check_order(chain.from_iterable(grouped), length_of(dataset), grouped)
 
 
 def _check_order(indices: Iterable[int], num_data: int, sampler: Any) -> None:

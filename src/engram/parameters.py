@@ -86,6 +86,18 @@ def check_module(model: nn.Module) -> None:
             )
 
 
+def check_one_type(model: nn.Module) -> None:
+    """EngineError where trainable parameters have several types, which no precision fits."""
+    first = {p.dtype: name for name, p in reversed(trainable(model).items())}
+    if len(first) > 1:
+        found = ", ".join(f"{kind} in {name!r}" for kind, name in first.items())
+        raise EngineError(
+            "trainable parameters of one type",
+            found,
+            "convert the model with .float() or .double()",
+        )
+
+
 def check_finite_weights(model: nn.Module) -> None:
     """NonFiniteError if a weight is NaN or infinite."""
     check_module(model)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engram.errors import NonFiniteError
+
 WITHOUT_DOUBLE = frozenset({"mps"})
 
 
@@ -39,6 +41,10 @@ def in_double(tensor: Tensor) -> Tensor:
 
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues and eigenvectors, found in double precision and given in the widest."""
+    if not matrix.isfinite().all():
+        raise NonFiniteError(
+            "finite sums of squares", "an overflow", "scale the inputs of the model, or its outputs"
+        )
     values, vectors = torch.linalg.eigh(in_double(matrix))
     kind = {"device": matrix.device, "dtype": widest(matrix.device)}
     return values.to(**kind), vectors.to(**kind)

@@ -137,7 +137,7 @@ def small():
     [
         ({"match": "traces"}, "match to be one of errors, leverages; got 'traces'"),
         ({"curvature": "fisher"}, "curvature to be one of hessian, ggn; got 'fisher'"),
-        ({"probes": 1}, "number of probes of at least 2"),
+        ({"probes": 1}, "number of probes from 2"),
         ({"tolerance": 0.0}, "a tolerance between 0 and 1; got 0.0"),
     ],
 )

@@ -176,7 +176,7 @@ def test_a_model_that_cannot_be_copied():
         ({"indices": [0], "groups": [[1]]}, "indices and groups"),
         ({"indices": None, "groups": [list(range(14))]}, "leave some examples"),
         ({"indices": None, "groups": []}, "at least one group"),
-        ({"refits": 1}, "number of refits of at least 2"),
+        ({"refits": 1}, "number of refits from 2"),
     ],
     ids=str,
 )

@@ -17,7 +17,7 @@ from engram.engine.rules import Function
 from engram.errors import EngineError, EngramError, brief, interruption
 from engram.inputs import tensors_of
 from engram.memory import is_out_of_memory
-from engram.parameters import trainable
+from engram.parameters import check_one_type, trainable
 
 # words of an error, what was expected, what came, what to do
 CAUSES = (
@@ -93,6 +93,7 @@ def check_kinds(model: nn.Module) -> None:
             "quantised layers, whose weights are fixed" if quantised else "none with gradients",
             "pass the model as it was before it was quantised" if quantised else "unfreeze some",
         )
+    check_one_type(model)
     for name, parameter in model.named_parameters():
         if hasattr(parameter, "device_mesh"):
             _refuse_sharded(f"{name!r} as a {type(parameter).__name__}")

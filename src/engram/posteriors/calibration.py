@@ -11,7 +11,7 @@ from engram.arguments import MANY, fraction, seed_number, whole
 from engram.batches import Data
 from engram.curvature.exact import ExactCurvature
 from engram.engine.session import session
-from engram.errors import PosteriorError
+from engram.errors import NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood
 from engram.memory import backing_off
 from engram.posteriors.blocks import Block, DenseBlock, EigenBlock
@@ -98,6 +98,10 @@ def calibrate(
     with session(model, data, used, batch_size, progress) as opened:
         exact = ExactCurvature(opened, layout, curvature)
         vectors = probe_vectors(opened, layout, match, probes, seed)
+        if not vectors.isfinite().all():
+            raise NonFiniteError(
+                "finite gradients", "an overflow in their sum", "scale the inputs of the model"
+            )
         if not (vectors != 0).any(1).all():
             raise PosteriorError(
                 "gradients that are not all zero",

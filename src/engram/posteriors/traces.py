@@ -23,7 +23,7 @@ from engram.batches import call
 from engram.curvature.conjugate_gradients import conjugate_gradients
 from engram.curvature.exact import ExactCurvature, many_gradients
 from engram.engine.session import Observed, Session
-from engram.errors import ArgumentError, PosteriorError
+from engram.errors import ArgumentError, NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood
 from engram.parameters import Layout, trainable
 from engram.posteriors.gaussian import Posterior
@@ -68,6 +68,12 @@ class Traces:
     def scale(self) -> tuple[float, float]:
         """Fitted over exact trace, and its standard error."""
         trace, error = self.trace
+        if not (0 < trace < math.inf and 0 < self.fitted_total < math.inf):
+            raise NonFiniteError(
+                "positive finite traces to match",
+                f"{trace:.3g} of the exact curvature and {self.fitted_total:.3g} of the fitted one",
+                "scale the inputs of the model, or fit the posterior on this data",
+            )
         scale = self.fitted_total / trace
         return scale, scale * error / trace
 

@@ -10,7 +10,7 @@ from engram.engine.state import device_of
 from engram.errors import EngineError, NonFiniteError
 from engram.inputs import tensors_of
 from engram.likelihoods import Likelihood
-from engram.parameters import Layout, Named, check_finite_weights, trainable
+from engram.parameters import Layout, Named, check_finite_weights, check_one_type, trainable
 from engram.retraining.prior import Prior, prior_entries
 from engram.retraining.running import running_on
 from engram.retraining.stack import Stack
@@ -29,12 +29,7 @@ def open_stack(
         raise EngineError(
             "a model with trainable parameters", "none that requires gradients", "unfreeze some"
         )
-    if len({p.dtype for p in parameters.values()}) > 1:
-        raise EngineError(
-            "trainable parameters of one type",
-            ", ".join(sorted({str(p.dtype) for p in parameters.values()})),
-            "convert the model with .float() or .double()",
-        )
+    check_one_type(model)
     layout = Layout.of(parameters)
     batches = Batches(data, 1)
     batch = batches.take(torch.arange(batches.num_data)).to(device_of(model))

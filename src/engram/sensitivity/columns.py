@@ -7,10 +7,22 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from engram.errors import DataError
+from engram.errors import DataError, NonFiniteError
 from engram.memory import check_room
 
 HALVES = (torch.bfloat16, torch.float16)  # too coarse for losses, and unknown to pandas
+
+
+def finite(what: str, rows: Tensor) -> Tensor:
+    """The rows, or an error that names the first one that has no numbers."""
+    bad = ~rows.reshape(len(rows), -1).isfinite().all(1)
+    if bad.any():
+        raise NonFiniteError(
+            f"finite {what}",
+            f"NaN or infinity for example {int(bad.nonzero()[0])}",
+            "scale the inputs of the model, or drop that example",
+        )
+    return rows
 
 
 class Columns:

@@ -22,6 +22,7 @@ from engram.memory import backing_off, check_room
 from engram.parameters import Layout, trainable
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
+from engram.sensitivity.columns import finite
 
 CHUNK_BYTES = 128 * 2**20
 
@@ -57,7 +58,7 @@ def influence(
             step = layout.flatten(posterior.solve(layout.unflatten(gradient)))
             rows = [own @ step.mT for own in _gradients(opened, None, layout)]
             columns.append(torch.cat(rows).cpu())
-        return torch.cat(columns, dim=1)
+        return finite("influences", torch.cat(columns, dim=1))
 
 
 def _check_room(opened: Session, num_test: int) -> None:

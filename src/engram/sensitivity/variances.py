@@ -11,7 +11,7 @@ from engram.engine.session import opened_passes
 from engram.memory import backing_off
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
-from engram.sensitivity.columns import Columns
+from engram.sensitivity.columns import Columns, finite
 from engram.sensitivity.estimators import variance
 
 
@@ -49,4 +49,4 @@ def prediction_variance(
         columns = Columns(opened.batches.num_data)
         for trace in opened.traces("variances"):
             columns.add({"variance": variance(trace, trace.outputs, posterior)})
-        return columns["variance"]
+        return finite("variances", columns["variance"])
