@@ -31,6 +31,7 @@ from engram.posteriors.affordable import (
 )
 from engram.posteriors.blocks import Block, DenseBlock, EigenBlock, diagonal_block
 from engram.posteriors.fit import Fit, Gradients
+from engram.posteriors.flat import check_curved
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.low_rank_fit import fit_low_rank
 from engram.posteriors.tolerance import chosen_tolerance, within
@@ -117,7 +118,7 @@ def laplace(
             "seed": seed,
             **fit.record,
         }
-        return Posterior(
+        posterior = Posterior(
             fit.structure or structure,
             mean,
             blocks,
@@ -128,6 +129,8 @@ def laplace(
             exact=fit.curvature == Curvature.HESSIAN,
             likelihood=opened.likelihood,
         )
+        check_curved(opened, posterior)
+    return posterior
 
 
 def _check_combination(structure: str, curvature: str | None) -> None:

@@ -25,6 +25,7 @@ from engram.errors import ArgumentError, DataError, ModelMismatchError
 from engram.likelihoods import Likelihood
 from engram.parameters import trainable
 from engram.posteriors.fit import Fit
+from engram.posteriors.flat import check_curved
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.laplace import kronecker_blocks, kronecker_sums
 from engram.storage.typed import objects, typed, wrong
@@ -104,6 +105,8 @@ class RunningCurvature:
                 curvature=Curvature(self.curvature),
                 likelihood=opened.likelihood,
             )
+            if self.average == 0:  # what is remembered may be of another moment
+                check_curved(opened, found)
         self._check_same(averages.sums)
         self.updates, self.sums = averages.updates, averages.sums
         return found

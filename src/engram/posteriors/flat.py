@@ -1,0 +1,59 @@
+r"""A loss without curvature leaves the prior as the posterior, which says nothing about the data.
+
+So it is with absolute, hinge and other losses made of straight pieces, and with outputs so large
+that a softmax has no second derivative left in floating point:
+:math:`\Lambda_i e_i = 0` although :math:`e_i \neq 0`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engram.curvature.kinds import Curvature
+from engram.engine.session import Session
+from engram.errors import LikelihoodError
+from engram.likelihoods.from_loss import LossLikelihood
+from engram.posteriors.gaussian import Posterior
+from engram.precision import wide
+
+LIKE_PRIOR = 1e-6  # relative difference of the precision from the prior's, along one vector
+NO_CURVATURE = 1e-8  # of the residual that it changes by over the size of the outputs
+
+
+def check_curved(opened: Session, posterior: Posterior) -> None:
+    """LikelihoodError where the loss has slopes and no curvature.
+
+    That takes a pass, for losses of the user's own and where the posterior looks like the prior.
+    The Hessian of a net has curvature of the net's own, but none of such a loss's kinks.
+    """
+    if posterior.curvature is Curvature.EMPIRICAL:  # made of slopes
+        return
+    if not isinstance(opened.likelihood, LossLikelihood) and not _looks_like_prior(posterior):
+        return
+    slope = bent = outputs = 0.0
+    for observed in opened.passes("curvature of the loss"):
+        residual = observed.residual
+        weighted = opened.likelihood.hessian_times(observed.outputs, observed.targets, residual)
+        slope += float(wide(residual).square().sum())
+        bent += float(wide(weighted).norm(dim=1).sum())
+        outputs += float(wide(observed.outputs).square().sum())
+    size = (outputs / opened.batches.num_data) ** 0.5
+    if slope > 0 and bent * size <= NO_CURVATURE * slope:
+        raise LikelihoodError(
+            "a loss that curves: its second derivative by the outputs is what a posterior is made "
+            "of",
+            f"{opened.likelihood!r}, whose slopes do not change with the outputs at any example, "
+            "so that the posterior would be the prior",
+            "use a smooth loss (Huber in place of absolute, softplus in place of hinge), smaller "
+            'outputs where a softmax is saturated, or curvature="empirical"',
+        )
+
+
+def _looks_like_prior(posterior: Posterior) -> bool:
+    ones: dict[str, Tensor] = {n: torch.ones_like(posterior.mean[n]) for n in posterior.names}
+    for name, image in posterior.multiply(ones).items():
+        prior = posterior.prior_of(name)
+        if bool(((image - prior).abs() > LIKE_PRIOR * prior).any()):
+            return False
+    return True
