@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.batches import Inputs, call
+from engram.engine.pace import Pace
 from engram.engine.plan import Plan
 from engram.engine.products import inner_products
 from engram.engine.recorder import Recorder, Site
@@ -24,8 +25,11 @@ from engram.engine.steps import Moves, add_total
 from engram.engine.totals import NoSum, Totals
 from engram.engine.units import replaced
 from engram.kernels import plain_attention
+from engram.memory import available_bytes, in_words
 from engram.parameters import Layout, Named, trainable
 from engram.posteriors.gaussian import Posterior
+
+QUICKER = 'estimator="linear" takes one'
 
 
 @dataclass
@@ -172,9 +176,22 @@ class Trace:
 
     def inner_products(self, seeds: Tensor, posterior: Posterior) -> Tensor:
         """u_r' J S^-1 J' u_s for output vectors [B, K, R], as [B, R, R]."""
+        count = seeds.shape[2]
+        pace = Pace(count, "backward passes for a batch", QUICKER)
+        per_seed: list[list[Tensor | None]] = []
         with torch.no_grad():
-            per_seed = [self.arranged(seeds[:, :, r]) for r in range(seeds.shape[2])]
+            for r in range(count):
+                per_seed.append(self.arranged(seeds[:, :, r]))
+                if r == 0:
+                    self._check_room(count, per_seed[0])
+                pace.step()
             return inner_products(self.sites, per_seed, posterior)
+
+    def _check_room(self, count: int, found: Sequence[Tensor | None]) -> None:
+        """Before all of them are computed: the gradients of so many seeds must fit into memory."""
+        size = count * sum(g.numel() * g.element_size() for g in found if g is not None)
+        if size > available_bytes(self.outputs.device):
+            raise MemoryError(f"{in_words(size)} for the gradients of {count:,} output vectors")
 
 
 def trace(

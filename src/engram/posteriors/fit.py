@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engram.curvature.moments import SquareMoments
 from engram.curvature.seeds import seeds
+from engram.engine.pace import Pace
 from engram.engine.session import Observed, Session
 from engram.parameters import trainable
 from engram.posteriors.blocks import EigenBlock, diagonal_block
@@ -19,6 +20,7 @@ from engram.precision import wide
 
 SPREAD = 256  # examples by which it is decided how much is sampled
 Gradients = Sequence[Tensor | None]
+QUICKER = 'curvature="fisher" takes one for a batch, with one sampled label per example'
 
 
 class Fit:
@@ -37,11 +39,17 @@ class Fit:
     def passes(self, description: str, each: Callable[[Observed, Gradients, int], None]) -> None:
         """Call ``each`` with the gradients of every output vector of every batch."""
         likelihood, count = self.session.likelihood, self.num_leading
+        pace: Pace | None = None
         for observed in self.session.passes(description):
             vectors = seeds(observed, likelihood, self.curvature, self.seed, count)
+            number = vectors.shape[2]
+            if pace is None:
+                batches = -(-self.session.batches.num_data // len(observed.batch))
+                pace = Pace(number * batches, "backward passes over batches", QUICKER)
             with torch.no_grad():
-                for r in range(vectors.shape[2]):
+                for r in range(number):
                     each(observed, observed.trace.arranged(vectors[:, :, r].contiguous()), r)
+                    pace.step()
 
     @cached_property
     def num_leading(self) -> int | None:
