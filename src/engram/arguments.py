@@ -1,4 +1,4 @@
-"""Numbers that a caller gives, checked in one way wherever they enter.
+"""Numbers, paths and devices that a caller gives, checked in one way wherever they enter.
 
 numpy's integers are integers, and truth values are not numbers.
 """
@@ -8,7 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from engram.errors import ArgumentError
 
@@ -62,6 +65,28 @@ def one_of(name: str, value: Any, names: Collection[str], remedy: str) -> str:
     if isinstance(value, str) and value in names:
         return value
     raise ArgumentError(f"{name} to be one of {', '.join(names)}", shown(value), remedy)
+
+
+def path_of(kind: str, value: Any) -> Path:
+    """The path of a folder or a file, given as words or as a path."""
+    if isinstance(value, str | Path) and value != "" and "\0" not in str(value):
+        return Path(value)
+    raise ArgumentError(f"the name of a {kind}", shown(value), 'use "run"')
+
+
+def device_of(value: Any) -> torch.device:
+    """A device that tensors can be put on here."""
+    try:
+        device = torch.device(value)
+        torch.empty(0, device=device)
+    except (RuntimeError, TypeError, ValueError, AssertionError, ImportError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ArgumentError(
+            "a device that tensors can be put on", f"{shown(value)}: {reason}", 'use "cpu"'
+        ) from error
+    if device.type == "meta":
+        raise ArgumentError("a device that holds numbers", shown(value), 'use "cpu"')
+    return device
 
 
 def is_number(value: Any) -> bool:

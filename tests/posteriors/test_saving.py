@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import engram
-from engram.errors import ModelMismatchError, StorageError
+from engram.errors import ArgumentError, ModelMismatchError, StorageError
 from saved_folders import edit
 
 STRUCTURES = ["full", "kronecker", "diagonal", "isotropic", "last_layer", "low_rank"]
@@ -234,6 +234,15 @@ def test_wrong_tensors_are_refused(
     edit(path, "posterior", change_tensors=change)
     with pytest.raises(StorageError):
         engram.Posterior.load(path)
+
+
+@pytest.mark.parametrize("device", ["nowhere", "meta", 3.5, "cuda:99"])
+def test_a_device_that_is_not_there_is_refused(
+    problem: tuple[nn.Module, tuple[Tensor, Tensor]], tmp_path: Path, device: Any
+) -> None:
+    path = fitted(problem, "diagonal").save(tmp_path)
+    with pytest.raises(ArgumentError, match="device"):
+        engram.Posterior.load(path, device)
 
 
 def test_numbers_of_numpy_are_saved(

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 import torch
 
-from engram.errors import StorageError
+from engram.errors import ArgumentError, StorageError
+from engram.storage import files
 from engram.storage import folder as storage
 from engram.storage.folder import read_folder, write_folder
 from engram.storage.values import taken_apart
@@ -103,6 +104,9 @@ def test_leftovers_of_a_kill_are_removed_later(tmp_path: Path) -> None:
     old.append(f".thing-{'c' * 16}.safetensors.{'d' * 32}.part")
     for name in (*old, f"thing-{'e' * 16}.safetensors", "thing-mine.safetensors"):
         (tmp_path / name).write_bytes(b"half")
+    old.append(f".thing-{'f' * 16}.safetensors.{'a' * 32}.part")
+    (tmp_path / old[-1]).mkdir()
+    (tmp_path / old[-1] / "half").write_bytes(b"half")
     for name in old:
         os.utime(tmp_path / name, (0, 0))
     os.utime(tmp_path / "thing-mine.safetensors", (0, 0))
@@ -216,6 +220,26 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
             read_folder(path, "thing", 1)
 
 
+@pytest.mark.parametrize("bad", [None, 3, b"run", "a\0b", ["run"], ""])
+def test_what_is_no_path_is_refused(bad: Any) -> None:
+    for call in (
+        lambda: write_folder(bad, "thing", 1, thing()),
+        lambda: read_folder(bad, "thing", 1),
+        lambda: files.write_text(bad, "text"),
+    ):
+        with pytest.raises(ArgumentError, match="the name of a"):
+            call()
+
+
+def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    for call in (
+        lambda: write_folder(tmp_path / ("x" * 300), "thing", 1, thing()),
+        lambda: read_folder(tmp_path / ("x" * 300), "thing", 1),
+    ):
+        with pytest.raises(StorageError, match="too long"):
+            call()
+
+
 def test_others_may_read_what_they_may_usually_read(tmp_path: Path) -> None:
     write_folder(tmp_path, "thing", 1, thing())
     (tmp_path / "usual").write_text("")
@@ -223,11 +247,10 @@ def test_others_may_read_what_they_may_usually_read(tmp_path: Path) -> None:
     assert len(rights) == 1
 
 
-def test_an_interrupt_at_any_line_leaves_the_old_or_the_new(tmp_path: Path) -> None:
-    """Every line of the writer once, as Ctrl-C would come there."""
-    places = [Path(storage.__file__).name, "files.py", "tensors.py", "values.py"]
+def test_an_interrupt_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+    """Every fourth line that the writer runs, as Ctrl-C would come there."""
 
-    def interrupted_at(count: int) -> bool:
+    def interrupted_at(count: int, number: float) -> bool:
         left = count
 
         def local(frame: Any, event: str, _: Any) -> Any:
@@ -239,12 +262,11 @@ def test_an_interrupt_at_any_line_leaves_the_old_or_the_new(tmp_path: Path) -> N
             return local
 
         def trace(frame: Any, event: str, _: Any) -> Any:
-            code = Path(frame.f_code.co_filename)
-            return local if code.name in places and code.parent.name == "storage" else None
+            return local if frame.f_code.co_filename in (storage.__file__, files.__file__) else None
 
         sys.settrace(trace)
         try:
-            write_folder(tmp_path, "thing", 1, thing(2.0))
+            write_folder(tmp_path, "thing", 1, thing(number))
         except KeyboardInterrupt:
             return True
         finally:
@@ -252,15 +274,16 @@ def test_an_interrupt_at_any_line_leaves_the_old_or_the_new(tmp_path: Path) -> N
         return False
 
     write_folder(tmp_path, "thing", 1, thing(1.0))
-    number, seen = 1, set()
-    while interrupted_at(number):
+    line, old, replaced = 1, 1.0, set()
+    while interrupted_at(line, old + 1):
         found = read_folder(tmp_path, "thing", 1)
         assert found["column"].eq(found["number"]).all()
-        seen.add(found["number"])
-        write_folder(tmp_path, "thing", 1, thing(1.0))
-        number += 1
-    assert seen == {1.0, 2.0}
-    assert number > 50
+        assert found["number"] in (old, old + 1)
+        replaced.add(found["number"] > old)
+        old = found["number"]
+        line += 4
+    assert replaced == {False, True}
+    assert line > 50
 
 
 def test_savers_and_readers_at_once(tmp_path: Path) -> None:
@@ -296,31 +319,37 @@ def test_savers_and_readers_at_once(tmp_path: Path) -> None:
 
 
 SCRIPT = """
-import sys, torch
+import os, sys, torch
 from engram.storage.folder import write_folder
 torch.set_num_threads(1)
-print("ready", flush=True)
-number = 0
-while True:
-    number += 1
-    write_folder(sys.argv[1], "thing", 1, {"number": number, "column": torch.full((9999,), number)})
+for _ in sys.stdin:
+    child = os.fork()
+    while child == 0:
+        number = float(torch.rand(()))
+        column = torch.full((99_999,), number)
+        write_folder(sys.argv[1], "thing", 1, {"number": number, "column": column})
+    print(child, flush=True)
+    os.waitpid(child, 0)
+    print("dead", flush=True)
 """
 
 
 def test_a_saver_that_is_killed_leaves_a_whole_folder(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    moments = np.random.default_rng(0).uniform(0.02, 0.2, 4)
-    for moment in moments:
-        command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            while not (tmp_path / "thing.json").exists():
-                time.sleep(0.01)
+    write_folder(tmp_path, "thing", 1, thing())
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, **pipes) as parent:
+        for moment in np.random.default_rng(0).uniform(0.0, 0.15, 12):
+            parent.stdin.write("\n")
+            parent.stdin.flush()
+            child = int(parent.stdout.readline())
             time.sleep(moment)
-            process.send_signal(signal.SIGKILL)
-        found = read_folder(tmp_path, "thing", 1)
-        assert found["column"].eq(found["number"]).all()
+            os.kill(child, signal.SIGKILL)
+            assert parent.stdout.readline() == "dead\n"
+            found = read_folder(tmp_path, "thing", 1)
+            assert found["column"].eq(found["number"]).all()
+        parent.stdin.close()
 
 
 def test_names_of_tensors_do_not_collide() -> None:

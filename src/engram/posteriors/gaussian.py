@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from engram.arguments import positive
+from engram.arguments import device_of, positive
 from engram.curvature.kinds import Curvature
 from engram.errors import LikelihoodError, ModelMismatchError, StorageError
 from engram.identity.digests import joined, of_tensors
@@ -229,7 +229,7 @@ class Posterior:
             folder: that it was saved in.
             device: of the model that it is used with.
         """
-        found = cls(**read(folder, cls, torch.device(device)))
+        found = cls(**read(folder, cls, device_of(device)))
         _check_numbers(found)
         return found
 

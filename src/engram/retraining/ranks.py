@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 
 from engram.errors import ArgumentError, RunFolderError
 from engram.retraining.run_folder import RunFolder
+from engram.storage.files import write_text
 
 PAUSE_SECONDS = 0.2
 PATIENCE_SECONDS = 1800.0  # without anything new from processes that have joined
@@ -69,7 +70,7 @@ class Ranks:
             yield
             return
         sign = run.path / self._sign(self.rank)
-        sign.touch()
+        write_text(sign, "")
         try:
             yield
         finally:

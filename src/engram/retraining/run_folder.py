@@ -17,10 +17,10 @@ from typing import Any
 
 from torch import Tensor
 
-from engram.arguments import shown
-from engram.errors import ArgumentError, FormatError, RunFolderError, StorageError
+from engram.arguments import path_of
+from engram.errors import FormatError, RunFolderError, StorageError
 from engram.identity.digests import joined, of_tensors
-from engram.storage.files import remove_stale
+from engram.storage.files import reason_of, remove_stale
 from engram.storage.folder import read_folder, write_folder
 from engram.storage.tensors import read_tensors, write_tensors
 from engram.storage.typed import objects
@@ -35,9 +35,8 @@ Part = dict[str, Tensor]
 
 def check_folder(folder: Any) -> None:
     """Raise unless it can be the name of a folder, or None."""
-    named = isinstance(folder, str | Path) and folder != "" and "\0" not in str(folder)
-    if folder is not None and not named:
-        raise ArgumentError("the name of a folder", shown(folder), 'use folder="run"')
+    if folder is not None:
+        path_of("folder", folder)
 
 
 class RunFolder:
@@ -54,8 +53,13 @@ class RunFolder:
         self.fingerprint = fingerprint
         self.parts: dict[str, tuple[str, Part]] = {}
         if self.path is not None:
-            self._check_manifest(self.path, settings)
-            self.refresh()
+            try:
+                self._check_manifest(self.path, settings)
+                self.refresh()
+            except OSError as error:
+                raise StorageError(
+                    "a folder that can be read", f"{path}: {reason_of(error)}", "check its rights"
+                ) from error
 
     def of_kind(self, kind: str) -> list[Part]:
         """The parts of one kind, in a fixed order."""

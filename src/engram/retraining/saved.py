@@ -16,8 +16,7 @@ FORMAT = 2
 KINDS = ("examples", "groups", "classes")
 TABLES = ("outputs", "deviation", "prediction_deviation")  # [R, K]
 COLUMNS = ("score", "loss", "loo_loss", "noise")  # [R]
-COPIES = ("gradient_norm", "wanted_norm", "evaluations", "seconds")  # [C]
-FINITE_COPIES = ("evaluations", "seconds")  # a training function has no norms
+NORMS = ("gradient_norm", "wanted_norm")  # [C], of which a training function has none
 
 
 def check_saved(values: Mapping[str, Any]) -> None:
@@ -35,10 +34,11 @@ def check_saved(values: Mapping[str, Any]) -> None:
         check_numbers(name, values[name], (rows, outputs.shape[1]))
     for name in COLUMNS:
         check_numbers(name, values[name], (rows,))
-    for name in COPIES:
+    for name in NORMS:
         check_shape(name, values[name], (copies,))
-    for name in FINITE_COPIES:
-        check_numbers(name, values[name], (copies,))
+    check_numbers("seconds", values["seconds"], (copies,))
+    evaluations = values["evaluations"]
+    check(evaluations.shape == (copies,), "evaluations of each copy", str(evaluations.shape))
     _check_evaluation(values["evaluation_loss"], values["evaluation_loss_with"], copies)
     for name, value in values["parameters"].items():
         check_numbers(f"the parameter {name!r}", value, (copies, *value.shape[1:]))
@@ -71,7 +71,7 @@ def check_numbers(name: str, found: Tensor, shape: tuple[int, ...]) -> None:
 
 def check_shape(name: str, found: Tensor, shape: tuple[int, ...]) -> None:
     """Numbers of this shape."""
-    right = tuple(found.shape) == shape and found.dtype != torch.bool
+    right = tuple(found.shape) == shape and found.is_floating_point()
     check(right, f"{name} of shape {list(shape)}", f"{found.dtype} {list(found.shape)}")
 
 

@@ -1,8 +1,8 @@
 """A file is written beside its place and renamed: at any moment it is the old one or the new one.
 
-Nothing is written through a symbolic link: a link where a file should be is refused, and the file
-beside it has a name that nobody can foresee and is made anew. A *folder* that is a link was made
-by the user to put things elsewhere, and is followed.
+Nothing is written through a symbolic link: a link where a file should be is refused, and what is
+written beside it is in a folder of its own, new and of a name that nobody can foresee. A *folder*
+that is a link was made by the user to put things elsewhere, and is followed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import stat
 import time
 import uuid
@@ -17,6 +18,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from engram.arguments import path_of
 from engram.errors import StorageError
 
 LARGEST = 2**28  # bytes of a file that is read at once: JSON
@@ -39,21 +41,23 @@ def replacing(target: str | Path) -> Iterator[Path]:
         ...     print((Path(folder) / "page.html").read_text())
         whole
     """
-    target = Path(target)
+    target = path_of("file", target)
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}{PART}")
+    file = temporary / target.name
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         check_free(target)
-        mode = _made(temporary)
-        yield temporary
-        os.chmod(temporary, mode)  # safetensors makes files that only their owner may read
-        _to_disk(temporary)
-        os.replace(temporary, target)
+        temporary.mkdir(mode=0o700)  # nobody else puts a link into it
+        mode = _made(file)
+        yield file
+        with suppress(PermissionError):  # not every file system has rights
+            os.chmod(file, mode)  # safetensors makes files that only their owner may read
+        _to_disk(file)
+        os.replace(file, target)
     except OSError as error:
         raise _unwritable(target, error) from error
     finally:
-        with suppress(OSError):
-            temporary.unlink()
+        shutil.rmtree(temporary, ignore_errors=True)
     with suppress(OSError):  # not every system can do this for a folder
         _to_disk(target.parent)
 
@@ -61,7 +65,7 @@ def replacing(target: str | Path) -> Iterator[Path]:
 def write_text(target: str | Path, text: str) -> Path:
     """Write a text, whole."""
     with replacing(target) as path:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
     return Path(target)
 
 
@@ -101,17 +105,24 @@ def remove_stale(folder: Path, names: str, keep: Collection[str | None]) -> None
     """
     oldest = time.time() - STALE_SECONDS
     stale = re.compile(rf"({names})|\.({names})\.[0-9a-f]{{32}}\{PART}")
-    for file in folder.iterdir():
-        if stale.fullmatch(file.name) and file.name not in keep:
-            with suppress(OSError):
-                if file.lstat().st_mtime < oldest:
-                    file.unlink()
+    with suppress(OSError):  # of a folder that may not be looked into, or a file that is gone
+        for file in folder.iterdir():
+            old = stale.fullmatch(file.name) and file.name not in keep
+            if old and file.lstat().st_mtime < oldest:
+                _remove(file)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def check_free(target: Path) -> None:
     """A link would be replaced, and what it stands for would stay old without a word."""
-    for kind, found in (("symbolic link", target.is_symlink()), ("folder", target.is_dir())):
-        if found:
+    for kind, found in (("symbolic link", os.path.islink), ("folder", os.path.isdir)):
+        if found(target):
             raise StorageError(
                 f"a file, or nothing yet, at {target}",
                 f"a {kind}, which is not written through",
@@ -120,7 +131,7 @@ def check_free(target: Path) -> None:
 
 
 def _made(path: Path) -> int:
-    """Make an empty file, and nothing that was there before; its rights, as the user wants them."""
+    """Make an empty file; its rights, as the user wants them."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         return stat.S_IMODE(os.fstat(handle).st_mode)

@@ -20,6 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
+from engram.arguments import path_of
 from engram.errors import FormatError, StorageError
 from engram.storage.files import check_free, read_bytes, reason_of, remove_stale, write_text
 from engram.storage.tensors import digest_of, read_tensors, write_tensors
@@ -39,7 +40,7 @@ def write_folder(folder: str | Path, kind: str, version: int, content: Any) -> P
         version: of its content; another one is refused when it is read.
         content: nested values, with tensors anywhere in them.
     """
-    path = Path(folder)
+    path = path_of("folder", folder)
     plain, tensors = taken_apart(content)
     check_free(path / f"{kind}.json")
     document: dict[str, Any] = {"engram": kind, "format": version, "tensors": None}
@@ -59,7 +60,7 @@ def write_folder(folder: str | Path, kind: str, version: int, content: Any) -> P
 
 def read_folder(folder: str | Path, kind: str, version: int, device: str = "cpu") -> Any:
     """What :func:`write_folder` was given; StorageError where it is not there whole."""
-    path = Path(folder)
+    path = path_of("folder", folder)
     meant = f"a folder written by {kind}.save"
     try:
         for _ in range(ATTEMPTS):

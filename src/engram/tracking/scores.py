@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engram.arguments import path_of
 from engram.errors import DataError, StorageError
 from engram.storage.files import reason_of, replacing
 
@@ -42,7 +43,7 @@ class ScoreRows:
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
-        self.folder = None if folder is None else Path(folder)
+        self.folder = None if folder is None else path_of("folder", folder)
         self.kept = folder is not None
         self.num_rows, self.width = 0, 0
         self._rows: list[Tensor] = []
