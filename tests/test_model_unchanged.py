@@ -6,10 +6,12 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, TensorDataset
 
 import engram
-from cases import CASES
+from cases import CASES, MLP
+from engram.engine.state import undisturbed
 from fitted import posterior
 from snapshot import differences, snapshot
 
@@ -144,4 +146,23 @@ def test_unchanged_after_an_interruption(call, calls):
     before = snapshot(model)
     with contextlib.suppress(KeyboardInterrupt):
         CALLS[call](model, data, fitted, case.public_likelihood)
+    assert differences(before, snapshot(model)) == []
+
+
+class Refusing(TorchFunctionMode):
+    """Any operation is an error, as for a recorder that knows what comes next."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        raise RuntimeError(function)
+
+
+def test_a_mode_of_torch_that_was_left_open_does_not_see_the_restoring():
+    def interrupted(model):
+        Refusing().__enter__()  # Ctrl-C may come while a mode is being left
+        raise KeyboardInterrupt
+
+    model = MLP.model
+    before = snapshot(model)
+    with pytest.raises(KeyboardInterrupt), undisturbed(model):
+        interrupted(model)
     assert differences(before, snapshot(model)) == []

@@ -127,11 +127,15 @@ def _interrupted(work: Work, folder: Path, connection: Connection) -> None:
         work.start(folder)
         before = snapshot(work.model)
         connection.send("running")
-        where = interruptible.place_of_interrupt(lambda: work.run(folder))
+        other = ""  # Ctrl-C must come out as itself
+        try:
+            where = interruptible.place_of_interrupt(lambda: work.run(folder))
+        except Exception as error:
+            where, other = place(error), f"raised {type(error).__name__}"
         connection.recv()  # the signal is sent; one that came too late finds nobody armed
         changed = differences(before, snapshot(work.model))
         told = {"struck": where is not None, "changed": changed, "place": where or ""}
-        connection.send(told | {"found": work.found(folder)})
+        connection.send(told | {"found": other or work.found(folder)})
 
 
 def kills(work: Work, folder: Path, count: int, random: Random) -> list[Outcome]:

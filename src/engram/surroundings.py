@@ -80,7 +80,7 @@ def _run(restores: Sequence[Restore]) -> None:
 
 def of_the_thread() -> Iterator[Restore]:
     """Modes of this thread alone: others may run meanwhile, in modes of their own."""
-    yield from _stacks()
+    yield from stacks()
     grad = torch.is_grad_enabled()
     yield lambda: torch._C._set_grad_enabled(grad)  # in C: no Ctrl-C before its effect
     for kind in ("cpu", "cuda"):
@@ -88,7 +88,7 @@ def of_the_thread() -> Iterator[Restore]:
     yield _setting(kernels.reset, kernels.asked())
 
 
-def _stacks() -> Iterator[Restore]:
+def stacks() -> Iterator[Restore]:
     """Modes that are entered by pushing them: what was left on top is taken away."""
     functions, dispatches = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
     yield _popping(functions, functions(), torch._C._pop_torch_function_stack)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from engram.engine.buffers import Buffers
 from engram.engine.modes import Modes
-from engram.surroundings import of_the_thread, random_states, restored
+from engram.surroundings import of_the_thread, random_states, restored, stacks
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _making_locks = threading.Lock()
@@ -39,7 +39,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     """
     with _lock_of(model):
         state, modes = State.now(model), Modes.now(model)
-        restores = (modes.restore, state.restore, *of_the_thread(), *random_states())
+        # modes of torch first: one that Ctrl-C left open would see what the others do
+        restores = (*stacks(), modes.restore, state.restore, *of_the_thread(), *random_states())
         with (
             restored(restores),
             torch.inference_mode(False),
