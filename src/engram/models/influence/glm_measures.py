@@ -85,7 +85,7 @@ def glm_measures(fit: Fit) -> GlmMeasures:
     response, design = likelihood.response, fit.objective.design
     targets, means, weights = fit.targets, fit.means, design.taken
     leverage = fit.leverage / design.counts.clamp(min=1.0)
-    left = remaining(leverage)
+    left = remaining(leverage, fit.factor.nothing_left)
     raw = (targets - means)[:, 0]
     pearson = raw * (weights / response.variance(means)[:, 0]).sqrt()
     kernel = response.kernel(fit.outputs, targets) - response.saturated(targets)

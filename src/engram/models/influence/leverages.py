@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engram.models.predictor.fit import NOTHING_LEFT
 
-
-def remaining(leverage: Tensor) -> Tensor:
+def remaining(leverage: Tensor, nothing: float) -> Tensor:
     """1 - h; NaN where nothing remains, for without it some combination of columns is free."""
     left = 1 - leverage
-    return torch.where(left < NOTHING_LEFT, torch.nan, left)
+    return torch.where(left < nothing, torch.nan, left)

@@ -94,7 +94,7 @@ def linear_measures(fit: Fit) -> LinearMeasures:
     leverage = fit.leverage / design.counts.clamp(min=1.0)
     variance = fit.variances[:, 0, 0] / fit.dispersion
     residual = (fit.targets - fit.outputs)[:, 0]
-    left = remaining(leverage)
+    left = remaining(leverage, fit.factor.nothing_left)
     scale = fit.dispersion**0.5
     internal = design.taken.sqrt() * residual / (scale * left.sqrt())
     steps = fit.factor.solve(design.matrix) * (design.taken * residual / left)[:, None]

@@ -1,7 +1,8 @@
 r"""Leave-one-out by fitting again, for the examples that one Newton step does not settle.
 
-Each refit starts at the coefficients of all data and takes a few Newton steps. Where the other
-examples do not determine the coefficients:
+Most arrive by a few more steps with the curvature of the fit, which all examples take together; the
+others by Newton's method, one after another. Where the other examples do not determine the
+coefficients:
 
 - the remaining targets are *separated*: the coefficients go to infinity in a direction in which no
   other example's loss rises. The whole data were not separated, so it is the left-out example that
@@ -21,13 +22,16 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from engram.errors import DesignError, SeparationError
-from engram.models.influence.second_step import candidates, second_step
+from engram.models.influence.second_step import Look, candidates, look
 from engram.models.predictor.fit import Fit
 from engram.models.predictor.leaving_out import objective_without
 from engram.models.predictor.newton import minimise
 from engram.sensitivity.estimators import Estimate
 
-NEGLIGIBLE = 1e-3  # change by the second step, relative to the loss and to the mean loss
+NEGLIGIBLE = 3e-4  # change by the second step, relative to the loss and to the mean loss
+FINE = 1e-4  # of that, where steps with the curvature of the fit have arrived
+SHRINKING = 0.6  # of the change before, or they are given up
+CHORDS = 25
 PRODUCTS = 2e11  # multiplications that all refits may take together
 FEWEST = 256  # refits that are made, whatever it takes
 ITERATIONS = 6  # that a refit takes, about
@@ -70,20 +74,68 @@ def settle(fit: Fit, step: Estimate, share: float, progress: bool) -> Settled:
         share: of each example that is taken out.
         progress: show a bar when refits take longer than a few seconds.
     """
-    chosen = candidates(fit, step)
-    change = second_step(fit, step, chosen, share)
     used = fit.objective.design.used
+    chosen = candidates(fit, step)
+    if len(chosen) == 0:
+        return _followed(fit, step, step.flagged.nonzero()[:, 0], share, progress)
+    first = look(fit, fit.coefficients + fit.parameter_deviation(share, chosen), chosen, share)
     typical = (used * fit.weighted.loss(fit.outputs, fit.targets).abs()).sum() / used.sum()
     scale = NEGLIGIBLE * torch.maximum(step.loo_loss[chosen].abs(), typical)
-    moving = ~(change.abs() <= scale)  # also where it left the support
-    held = step.flagged & ~step.deviation.isnan().any(1)
-    wanted = torch.cat([held.nonzero()[:, 0], chosen[moving]])[: _affordable(fit)]
-    followed = step
+    moving = (~(first.change.abs() <= scale)).nonzero()[:, 0]  # also where it left the support
+    arrived, outputs = _by_chords(fit, first, moving, chosen, scale, share)
+    estimate = _arrived(fit, step, chosen[moving[arrived]], outputs[arrived])
+    held = (step.flagged & ~step.deviation.isnan().any(1)).nonzero()[:, 0]
+    settled = _followed(fit, estimate, torch.cat([held, chosen[moving[~arrived]]]), share, progress)
+    refitted = settled.refitted.index_fill(0, chosen[moving[arrived]], True)
+    left = torch.where(refitted[chosen] | first.change.isnan(), 0.0, first.change.abs())
+    return Settled(settled.estimate, refitted, float((used[chosen] * left).sum()))
+
+
+def _by_chords(
+    fit: Fit, first: Look, moving: Tensor, chosen: Tensor, scale: Tensor, share: float
+) -> tuple[Tensor, Tensor]:
+    """Steps with the curvature of the fit, all examples together, for as long as they shrink.
+
+    Returns:
+        Where they arrived, [M], and the examples' outputs, [M, K].
+    """
+    arrived, outputs = torch.zeros(len(moving), dtype=torch.bool), first.outputs[moving].clone()
+    active = first.change[moving].isfinite().nonzero()[:, 0]
+    position, before = first.coefficients[moving] + first.step[moving], first.change[moving].abs()
+    for _ in range(CHORDS):
+        if len(active) == 0:
+            break
+        now = look(fit, position[active], chosen[moving[active]], share)
+        outputs[active], size = now.outputs, now.change.abs()
+        arrived[active] = size <= FINE * scale[moving[active]]
+        going = (size < SHRINKING * before[active]) & ~arrived[active]
+        before[active], position[active] = size, now.coefficients + now.step
+        active = active[going]
+    return arrived, outputs
+
+
+def _arrived(fit: Fit, estimate: Estimate, chosen: Tensor, outputs: Tensor) -> Estimate:
+    """Other outputs for some examples."""
+    everywhere = fit.outputs.index_copy(0, chosen, outputs)
+    change = fit.likelihood.mean(everywhere) - fit.means
+    loss = fit.weighted.loss(everywhere, fit.targets)
+    return replace(
+        estimate,
+        deviation=estimate.deviation.index_copy(0, chosen, outputs - fit.outputs[chosen]),
+        prediction_deviation=estimate.prediction_deviation.index_copy(0, chosen, change[chosen]),
+        loo_loss=estimate.loo_loss.index_copy(0, chosen, loss[chosen]),
+    )
+
+
+def _followed(
+    fit: Fit, estimate: Estimate, wanted: Tensor, share: float, progress: bool
+) -> Settled:
+    """Newton's method for one example after another."""
+    wanted = wanted[: _affordable(fit)]
     for i in tqdm(wanted.tolist(), "refits", disable=not progress, delay=2.0, leave=False):
-        followed = _refitted(fit, followed, i, share)
-    refitted = torch.zeros_like(step.flagged).index_fill(0, wanted, True)
-    left = torch.where(refitted[chosen] | ~torch.isfinite(change), 0.0, change.abs())
-    return Settled(followed, refitted, float((used[chosen] * left).sum()))
+        estimate = _refitted(fit, estimate, i, share)
+    refitted = torch.zeros_like(estimate.flagged).index_fill(0, wanted, True)
+    return Settled(estimate, refitted, 0.0)
 
 
 def _affordable(fit: Fit) -> int:

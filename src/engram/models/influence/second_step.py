@@ -5,11 +5,20 @@ examples is another one there, the gradient of their objective does not vanish, 
 
 .. math:: d_2 = -J_i S_{\setminus i}^{-1} \nabla F_{\setminus i}(\theta_i)
 
-is what the example's outputs would still move by. It needs a pass over all data for every example,
-and is done for those that can matter: a large leverage, and a loss that rises when left out.
+is what the example's outputs would still move by, with the curvature from before. Where targets
+are nearly separated gradient and curvature vanish together on the way out, so that a step with the
+curvature from before sees nothing; along the first step the present one is had as easily,
+
+.. math:: d_2' = -J_i\Delta_i\, \frac{\Delta_i'\nabla F_{\setminus i}(\theta_i)}
+    {\Delta_i' S_{\setminus i}(\theta_i) \Delta_i}
+
+and the larger change of the two is taken. This needs a pass over all data for every example, and is
+done for those that can matter: a large leverage, and a loss that rises when left out.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,32 +42,83 @@ def candidates(fit: Fit, step: Estimate) -> Tensor:
     return chosen[priority[chosen] >= 0]
 
 
-def second_step(fit: Fit, step: Estimate, chosen: Tensor, share: float) -> Tensor:
-    """What the second step changes the losses of the chosen examples by, [M]."""
+@dataclass(frozen=True, eq=False)
+class Look:
+    """Coefficients without each of some examples, and what is left to do from there.
+
+    Attributes:
+        coefficients: where it is, [M, K, P].
+        outputs: of the examples themselves, [M, K].
+        step: the next one, with the curvature of the fit, [M, K, P].
+        change: of the examples' losses, by that step or by one along the way from the fit,
+            whichever is larger, [M]; NaN where there is no telling.
+    """
+
+    coefficients: Tensor
+    outputs: Tensor
+    step: Tensor
+    change: Tensor
+
+
+def look(fit: Fit, coefficients: Tensor, chosen: Tensor, share: float) -> Look:
+    """What a further step from these coefficients [M, K, P] would change."""
     size = max(1, ENTRIES // (fit.objective.design.num_data * len(fit.coefficients)))
-    parts = [_second(fit, step, part, share) for part in chosen.split(size)]
-    return torch.cat(parts) if parts else step.loo_loss[:0]
+    pairs = zip(coefficients.split(size), chosen.split(size), strict=True)
+    parts = [_look(fit, moved, part, share) for moved, part in pairs]
+    names = ("coefficients", "outputs", "step", "change")
+    return Look(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
 
 
-def _second(fit: Fit, step: Estimate, chosen: Tensor, share: float) -> Tensor:
-    design, likelihood = fit.objective.design, fit.objective.likelihood
-    delta = fit.parameter_deviation(share, chosen)  # [M, K, P]
-    moved = fit.coefficients + delta
-    outputs = fit.outputs + (design.matrix @ delta.mT)  # [M, N, K]
-    flat = outputs.reshape(-1, outputs.shape[2])
-    targets = fit.targets.repeat(len(chosen), 1)
-    residual = likelihood.residual(flat, targets).reshape(outputs.shape)
-    row = torch.arange(len(chosen))
+def _look(fit: Fit, moved: Tensor, chosen: Tensor, share: float) -> Look:
+    design, row = fit.objective.design, torch.arange(len(chosen))
+    delta = moved - fit.coefficients
+    moves = design.matrix @ delta.mT  # of all outputs, [M, N, K]
+    outputs = fit.outputs + moves
     weights = design.weights.repeat(len(chosen), 1)
     weights[row, chosen] -= share * design.taken[chosen]
+    residual, curved = _derivatives(fit, outputs, moves)
     # a fit that stopped early has a gradient of its own, which is no doing of the example
     held = fit.objective.gradient(fit.coefficients, fit.outputs)
     gradient = (weights[:, :, None] * residual).mT @ design.matrix + design.penalty * moved - held
-    solved = fit.factor.solve(gradient.reshape(len(chosen), -1)).reshape(gradient.shape)
-    pulled = (solved * design.matrix[chosen, None, :]).sum(2)
-    further = -torch.linalg.solve(fit.kept_share(chosen, share), pulled)
-    first = outputs[row, chosen]
-    return _losses(fit, chosen, first + further) - step.loo_loss[chosen]
+    step = -_solved(fit, gradient, chosen, share)
+    further = (step * design.matrix[chosen, None, :]).sum(2)
+    bend = (weights * (moves * curved).sum(2)).sum(1)
+    bend = bend + (design.penalty * delta.square()).sum((1, 2))
+    along = -(gradient * delta).sum((1, 2)) / torch.where(bend > 0, bend, torch.nan)
+    along = torch.where(bend == 0, 0.0, along)  # an example that moves nothing
+    own = outputs[row, chosen]
+    here = _losses(fit, chosen, own)
+    changes = [
+        _losses(fit, chosen, own + more) - here
+        for more in (further, along[:, None] * moves[row, chosen])
+    ]
+    larger = torch.where(changes[0].abs() > changes[1].abs(), changes[0], changes[1])
+    unknown = changes[0].isnan() | changes[1].isnan()
+    change = torch.where(unknown, torch.nan, larger)
+    return Look(moved, own, step, change)
+
+
+def _solved(fit: Fit, gradient: Tensor, chosen: Tensor, share: float) -> Tensor:
+    """S without each example, as it was at the fit, applied inversely to rows [M, K, P]."""
+    design, shape = fit.objective.design, gradient.shape
+    solved = fit.factor.solve(gradient.reshape(len(chosen), -1)).reshape(shape)
+    rows = design.matrix[chosen, None, :]
+    pulled = torch.linalg.solve(fit.kept_share(chosen, share), (solved * rows).sum(2))
+    likelihood, outputs = fit.likelihood, fit.outputs[chosen]
+    back = likelihood.hessian_times(outputs, fit.targets[chosen], pulled) * fit.dispersion
+    seeds = share * design.taken[chosen, None] * back
+    return solved + fit.factor.solve((seeds[:, :, None] * rows).reshape(len(chosen), -1)).reshape(
+        shape
+    )
+
+
+def _derivatives(fit: Fit, outputs: Tensor, moves: Tensor) -> tuple[Tensor, Tensor]:
+    """Residuals at other outputs of all data, [M, N, K], and their Hessians times the moves."""
+    likelihood, targets = fit.objective.likelihood, fit.targets.repeat(len(outputs), 1)
+    flat = outputs.reshape(-1, outputs.shape[2])
+    residual = likelihood.residual(flat, targets)
+    curved = likelihood.hessian_times(flat, targets, moves.reshape(flat.shape))
+    return residual.reshape(outputs.shape), curved.reshape(outputs.shape)
 
 
 def _losses(fit: Fit, chosen: Tensor, outputs: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from engram.arguments import is_number, whole
 from engram.engine.totals import NoSum, Totals
 from engram.errors import ArgumentError
 from engram.models.influence.refits import Settled, settle
-from engram.models.predictor.fit import NOTHING_LEFT, Fit
+from engram.models.predictor.fit import Fit
 from engram.models.responses.likelihood import ResponseLikelihood, Weighted
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.basis import Basis
@@ -169,7 +169,8 @@ def _undetermined(fit: Fit, estimate: Estimate, share: float) -> Estimate:
     if share != 1:
         return estimate
     largest = fit.largest_leverage
-    alone = (largest > 1 - NOTHING_LEFT) & (largest < 1 + 1e-9)
+    nothing = fit.factor.nothing_left
+    alone = (largest > 1 - nothing) & (largest < 1 + 10 * nothing)
     return Estimate(
         torch.where(alone[:, None], torch.nan, estimate.deviation),
         torch.where(alone[:, None], torch.nan, estimate.prediction_deviation),

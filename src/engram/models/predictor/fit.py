@@ -31,7 +31,6 @@ from engram.posteriors.gaussian import Posterior
 from engram.selection import check_group
 
 HESSIANS = ("observed", "expected")
-NOTHING_LEFT = 1e-10  # of the information on some combination of columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,8 +220,9 @@ class Fit:
             largest = product[:, 0, 0]
         else:
             largest = torch.linalg.eigvals(product).real.amax(1)
-        gone = largest > 1 - NOTHING_LEFT
-        alone = gone & (largest < 1 + 1e-9) if share == 1 else torch.zeros_like(gone)
+        nothing = self.factor.nothing_left
+        gone = largest > 1 - nothing
+        alone = gone & (largest < 1 + 10 * nothing) if share == 1 else torch.zeros_like(gone)
         if not math.isfinite(share) or bool((gone & ~alone).any()):
             where = int(torch.where(alone, -math.inf, largest).argmax())
             raise PosteriorError(

@@ -16,7 +16,7 @@ from engram.likelihoods import Categorical
 from engram.models.predictor.newton import Objective
 from engram.models.responses.likelihood import ResponseLikelihood
 
-FAR = 8.0  # linear predictors beyond this are looked at
+FAR = 3.0  # linear predictors beyond this are looked at: a probit is flat from 6 on
 FLAT = 1e-6  # curvature along a column, relative to that of a loss of curvature 1
 FAR_STOPPED = 4.0  # other libraries stop on their way to infinity,
 MOVING = 0.05  # where one more Newton step moves some predictor by a constant
