@@ -68,6 +68,11 @@ def test_only_what_must_is_run_as_a_whole():
             last = (x[:, :, 0] > 0).sum(1).clamp(min=1) - 1
             return self.head(self.layer(x)[0][torch.arange(len(x)), last])
 
+    model, x = unusual("experts_of_tokens")
+    fitted = engram.laplace(model, (x, Y), structure="diagonal", progress=False)
+    ways = fitted_ways(model, x, fitted)
+    assert {ways["head.weight"], ways["experts.gate.weight"]} == {"rule", "unit"}
+
     torch.manual_seed(0)
     model, x = LastStep().double(), torch.randn(7, 3, 4, dtype=torch.float64)
     fitted = engram.laplace(model, (x, Y), structure="diagonal", progress=False)

@@ -52,6 +52,10 @@ class Alignment:
         """Whether one of them has rows that no longer stand for the examples in order."""
         return any(id(t) in self._lost for t in tensors)
 
+    def found(self, tensors: Iterable[Tensor]) -> None:
+        """Their rows were seen to stand for the examples in order, whatever the operations."""
+        self._lost -= {id(t) for t in tensors}
+
     def note(
         self,
         function: Function,
@@ -59,17 +63,23 @@ class Alignment:
         kwargs: dict[str, Any],
         leaves: Sequence[Tensor],
         made: Sequence[Tensor],
-    ) -> None:
-        """One operation: its tensors, and those that it made or changed."""
+    ) -> bool:
+        """One operation: its tensors, and those that it made or changed.
+
+        Returns:
+            Whether it picks or reorders rows by the data.
+        """
         name = str(getattr(function, "__name__", ""))
         if not name.startswith("__"):
             name = name.removesuffix("_")  # in place, or not
         sources = leaves[:1] if name in FIRST_ONLY else leaves
         if name in CONSTANT or not any(id(t) in self._from_data for t in sources):
-            return
+            return False
         self._from_data |= {id(t) for t in made}
-        if self.lost(sources) or self._reorders(name, args, kwargs):
+        reorders = self._reorders(name, args, kwargs)
+        if reorders or self.lost(sources):
             self._lost |= {id(t) for t in made}
+        return reorders
 
     def _reorders(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if name in ALWAYS or (name == "where" and len(args) + len(kwargs) == 1):

@@ -97,5 +97,5 @@ class Interceptor(FunctionMode):
         """Run one operation inside a unit."""
         return function(*args, **kwargs)
 
-    def returned(self, unit: Unit, arguments: Any, result: Any) -> None:
+    def returned(self, unit: Unit, arguments: Any, result: Any, forward: Function) -> None:
         """A unit has returned."""

@@ -10,7 +10,7 @@ from torch import nn
 from engram.batches import Batch, Batches
 from engram.engine.passes import Trace, trace
 from engram.engine.plan import Plan
-from engram.engine.planning import make_plan, outermost, whole
+from engram.engine.planning import make_plan, outermost, rounds, whole
 from engram.engine.refusals import check_independent, check_kinds, named_failures, pass_on
 from engram.engine.self_check import Expected, disagreements, no_second_derivative
 from engram.engine.state import device_of
@@ -91,7 +91,7 @@ def _prepare(model: nn.Module, batches: Batches) -> Engine:
 def _checked_plan(model: nn.Module, probe: Batch, expected: Expected) -> tuple[Plan, set[str]]:
     """The narrowest plan whose gradients are autograd's; units only widen, so the search ends."""
     units: set[str] = set()
-    for _ in model.modules():
+    for _ in range(rounds(model)):
         plan = _planned(model, probe, units)
         checked, wrong, used = _runnable(model, plan, probe, expected)
         if not wrong:

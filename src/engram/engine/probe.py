@@ -11,6 +11,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from engram.batches import Inputs
 from engram.engine.alignment import Alignment
 from engram.engine.nested import tensors
+from engram.engine.paths import Paths
 from engram.engine.plan import Interceptor, Scaling, Touch
 from engram.engine.registry import bind
 from engram.engine.rules import Function
@@ -50,9 +51,13 @@ def scaling(two: torch.Size, three: torch.Size) -> Scaling | None:
 class Probe(Interceptor):
     """Runs the model on two examples and writes down every touch."""
 
-    def __init__(self, model: nn.Module, log: ShapeLog, inputs: Inputs, three: Inputs) -> None:
+    def __init__(
+        self, model: nn.Module, log: ShapeLog, paths: Paths, inputs: Inputs, three: Inputs
+    ) -> None:
         super().__init__()
-        self.log = log
+        self.log, self.paths = log, paths
+        self.reordering: set[str] = set()  # modules that pick or sort rows by the data
+        self.behind = False  # whether parameters, or units, come after such rows
         self.same_operations = True  # whatever the number of examples
         self.alignment = Alignment(tensors(inputs), self._dimension_of)
         self.parameters = {id(p): (name,) for name, p in trainable(model).items()}
@@ -77,7 +82,8 @@ class Probe(Interceptor):
         for tensor, scale in zip(results, found, strict=False):
             if scale is not None:
                 self.known[id(tensor)] = scale
-        self.alignment.note(function, args, kwargs, leaves, [*results, *changed])
+        if self.alignment.note(function, args, kwargs, leaves, [*results, *changed]):
+            self.reordering.add(self.paths.innermost)
         if names and (results or changed):
             # what is changed in place, or runs inside of vmap or grad, has no recipe of its own
             batched = any(scale is not None for scale in (*inputs, *found))
@@ -114,10 +120,17 @@ class Probe(Interceptor):
             return 0 if self.silent else None
         return scale[0]
 
-    def returned(self, unit: Unit, arguments: Any, result: Any) -> None:
+    def returned(self, unit: Unit, arguments: Any, result: Any, forward: Function) -> None:
         self.alive.append(result)
-        if self.alignment.lost(tensors((arguments, result))):
-            unit.separable = False
+        if self.alignment.lost(tensors(arguments)):
+            self.behind = True
+            unit.aligned = False
+        elif self.alignment.lost(tensors(result)):
+            # rows that were moved inside, and perhaps moved back
+            if unit.separable and unit.follows_its_rows(forward, arguments, result):
+                self.alignment.found(tensors(result))
+            else:
+                unit.aligned = False
         for tensor, dim in zip(tensors(result), unit.output_dims, strict=False):
             if dim is not None:
                 self.known[id(tensor)] = (dim, 1)
@@ -157,6 +170,7 @@ class Probe(Interceptor):
         if any(scale is not None and scale[0] < 0 for scale in (*inputs, *found)):
             return None
         if self.alignment.lost((*leaves, *results)):
+            self.behind = True
             return None
         if all(scale is None for scale in found):
             return "derived"

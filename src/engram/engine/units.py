@@ -36,6 +36,7 @@ class Unit:
     input_dims: list[int | None] = field(default_factory=list)
     output_dims: list[int | None] = field(default_factory=list)
     separable: bool = True  # one entry per example wherever examples are counted
+    aligned: bool = True  # its rows are the examples in order, coming in and going out
     mapped: bool = True  # all examples at once by vmap, or one after the other
     seen: dict[int, tuple[list[torch.Size], list[torch.Size]]] = field(default_factory=dict)
 
@@ -59,6 +60,19 @@ class Unit:
             self.output_dims = [_differing(a, b) for a, b in zip(out_a, out_b, strict=True)]
             pairs = [*zip(in_a, in_b, strict=True), *zip(out_a, out_b, strict=True)]
             self.separable = all(_one_each(a, b) for a, b in pairs)
+
+    def follows_its_rows(self, forward: Callable[..., Any], arguments: Any, result: Any) -> bool:
+        """Whether examples in the opposite order come out in the opposite order.
+
+        What sorts its rows and does not put them back gives one of the two orders for both.
+        """
+        args, kwargs = _turned(arguments, self.input_dims)
+        with torch.no_grad():
+            found = _tensors(forward(*args, **kwargs))
+        expected = _tensors(_turned(result, self.output_dims))
+        return all(
+            torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(found, expected, strict=True)
+        )
 
     def run(
         self, forward: Callable[..., Any], copy_of: CopyOf, args: tuple[Any, ...], kwargs: Any
@@ -121,8 +135,21 @@ def _flatten_result(result: Any) -> tuple[list[Tensor], Any]:
     return leaves, tree
 
 
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor)]
+
+
 def _shapes(tree: Any) -> list[torch.Size]:
-    return [leaf.shape for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor)]
+    return [leaf.shape for leaf in _tensors(tree)]
+
+
+def _turned(tree: Any, dims: Dims) -> Any:
+    """The examples in the opposite order, wherever they are counted."""
+    leaves, structure = tree_flatten(tree)
+    where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    for i, dim in zip(where, dims, strict=True):
+        leaves[i] = leaves[i] if dim is None else leaves[i].flip(dim)
+    return tree_unflatten(leaves, structure)
 
 
 def _ranks(shapes: list[torch.Size]) -> list[int]:
@@ -174,10 +201,10 @@ def _substitute(
         mode.silent = True  # operations inside a unit are the unit's own business
         try:
             result = forward(*args, **kwargs)
+            unit.observe(id(mode), (args, kwargs), result)
+            mode.returned(unit, (args, kwargs), result, forward)
         finally:
             mode.silent = False
-        unit.observe(id(mode), (args, kwargs), result)
-        mode.returned(unit, (args, kwargs), result)
         return result
 
     def per_example(*args: Any, **kwargs: Any) -> Any:
