@@ -63,6 +63,25 @@ def test_calibrated_posterior_keeps_its_record_and_retrains(
     assert len(truth.indices) == 1
 
 
+@pytest.mark.parametrize("structure", ["full", "kronecker", "low_rank"])
+def test_a_calibrated_posterior_is_read_as_it_was(
+    problem: tuple[nn.Module, tuple[Tensor, Tensor]], structure: str, tmp_path: Path
+) -> None:
+    first = engram.calibrate(*problem, fitted(problem, structure), curvature="ggn", progress=False)
+    read = engram.Posterior.load(first.save(tmp_path / "first"))
+    assert (read.scale, read.exact, read.curvature) == (first.scale, False, first.curvature)
+    assert read.digest == first.digest
+    again = engram.calibrate(*problem, read, curvature="ggn", seed=1, progress=False)
+    expected = engram.calibrate(*problem, first, curvature="ggn", seed=1, progress=False)
+    assert again.scale == pytest.approx(expected.scale, rel=1e-10)
+    assert again.scale == pytest.approx(
+        first.scale * again.settings["calibration"]["scale"], rel=1e-12
+    )
+    read = engram.Posterior.load(again.save(tmp_path / "second"))
+    one, other = (engram.remove(*problem, p, [1, 2], progress=False) for p in (again, read))
+    torch.testing.assert_close(one.group.loss_without, other.group.loss_without)
+
+
 def test_different_priors_of_parameters_are_kept(
     problem: tuple[nn.Module, tuple[Tensor, Tensor]], tmp_path: Path
 ) -> None:
