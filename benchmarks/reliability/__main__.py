@@ -92,7 +92,8 @@ inference mode, default type, attention's flags, autocast, threads. After a kill
 process is left to differ. *Found afterwards* is `whole` where the same call gives the same numbers
 as before; where a folder that two versions were saved into in turns holds all of one of them; and
 where a retraining that is called again comes to the same end, bit by bit, with at most the training
-under way lost (for a function: those of the refits, if these were under way).
+under way lost (for a function: those of the refits, if these were under way). Files that a killed
+save had begun are never read; a save an hour later takes them away.
 
 {(2 * chr(10)).join(parts)}
 """
