@@ -134,6 +134,28 @@ def test_a_training_that_changes_the_process_changes_it_for_itself_only():
     assert truth.parameters["weight"].shape == (2, 2, 4)
 
 
+def test_a_function_that_trains_the_callers_model_instead_of_its_copy():
+    model, x, y = ridge_problem()
+    weights = condition(model)
+
+    def astray(own, data):
+        model.weight.data.mul_(0.9)
+        return model
+
+    def interrupted(own, data):
+        model.weight.data.mul_(0.9)
+        raise KeyboardInterrupt
+
+    settings = {"likelihood": RIDGE, "progress": False}
+    with pytest.raises(TrainingError, match="'weight' changed in the model that the call"):
+        engram.retrain(model, (x, y), [0], train=astray, **settings)
+    with pytest.raises(TrainingError, match="first argument"):
+        engram.tune(model, (x, y), astray, [1.0], **settings)
+    with pytest.raises(KeyboardInterrupt):
+        engram.retrain(model, (x, y), [0], train=interrupted, **settings)
+    assert condition(model) == weights
+
+
 def scaled_down(model, data):
     with torch.no_grad():
         model.weight.mul_(0.9)

@@ -27,7 +27,7 @@ from engram.retraining.ranks import Ranks, wait_until_done
 from engram.retraining.recipe import Recipe, Report
 from engram.retraining.recipe_worker import RecipeWorker
 from engram.retraining.recipes import NAMED
-from engram.retraining.returned import check_arguments, private_copy
+from engram.retraining.returned import check_arguments, private_copy, training_copies
 from engram.retraining.run_folder import RunFolder, check_folder
 from engram.retraining.running import running_on
 from engram.retraining.selection import Indices, Selection, select
@@ -124,6 +124,8 @@ def retrain(
         identity.check_seen(folder, trust_folder, ranks.world_size)
         run = RunFolder(folder, identity.fingerprint, identity.settings)
         private = private_copy(model)  # Ctrl-C while its weights are exchanged finds the copy only
+        if not isinstance(ways, Recipe):
+            ways = training_copies(ways, model, private)
         opened = _worker(private, data, ways, task, delta, progress)
         with opened as (worker, given), ranks.taking_part(run):
             _train_missing(worker, run, selection, ranks, progress)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.errors import ArgumentError, ModelMismatchError, TrainingError
+from engram.identity.digests import bytes_of
 
 
 def check_arguments(function: Callable[..., Any], form: str) -> None:
@@ -49,6 +50,50 @@ def _free(result: Tensor) -> Tensor:
 def _in_transform(result: Tensor) -> bool:
     """Whether it belongs to a ``vmap`` that is over."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(result))
+
+
+def training_copies(
+    function: Callable[..., Any], original: nn.Module, template: nn.Module
+) -> Callable[..., Any]:
+    """The function, watched: it must train what it is given and not the caller's own model.
+
+    Args:
+        function: of the user's.
+        original: the caller's model; what a training changes in it is put back.
+        template: a copy of it.
+    """
+
+    def train(model: nn.Module, second: Any) -> Any:
+        try:
+            returned = function(model, second)
+        finally:
+            touched = _put_back(original, template)
+        if touched:
+            raise TrainingError(
+                "a training function that trains the model it is given",
+                f"{touched[0]!r} changed in the model that the call was made with",
+                "train the function's first argument, a copy",
+            )
+        return returned
+
+    return train
+
+
+def _put_back(original: nn.Module, template: nn.Module) -> list[str]:
+    """Weights and buffers as they were; the names of those that were not."""
+    before, now = _tensors(template), _tensors(original)
+    touched = [n for n, v in before.items() if n in now and not _same(now[n], v)]
+    for name in touched:
+        if now[name].shape == before[name].shape:
+            now[name].copy_(before[name])
+    return touched
+
+
+def _same(left: Tensor, right: Tensor) -> bool:
+    """Equal bit by bit, NaN to NaN."""
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    return bytes_of(left) == bytes_of(right)
 
 
 def trained_model(returned: Any, given: nn.Module) -> nn.Module:

@@ -36,6 +36,7 @@ from engram.retraining.returned import (
     has_moved,
     private_copy,
     trained_model,
+    training_copies,
 )
 from engram.retraining.running import running_on
 from engram.retraining.watched import Watched
@@ -156,6 +157,7 @@ def tune(
     unmoved = 0
     with kept_surroundings(), torch.inference_mode(False):
         learner, steady = private_copy(model), is_steady(data)
+        train = training_copies(train, model, private_copy(model))
         for strength in tqdm(sorted(grid), "tune", disable=not progress, delay=2.0, leave=False):
             start = private_copy(learner)
             watched = Watched.of(data) if steady else Watched.of()
