@@ -199,6 +199,19 @@ def test_what_was_not_visited_has_no_numbers() -> None:
     assert tracker.history.to_frame()["examples"].tolist() == [12, 3]
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_an_epoch_may_end_in_any_mode(mode: Any) -> None:
+    model, optimizer = build()
+    tracker = engram.Tracker(model, optimizer, data())
+    for _ in range(2):
+        with tracker.step(torch.arange(BATCH)):
+            backward(model, torch.arange(BATCH))
+        optimizer.step()
+        with mode():
+            record = tracker.finish_epoch()
+    assert record.examples == BATCH
+
+
 def test_an_epoch_before_the_first_step_has_no_estimate() -> None:
     model, optimizer = build()
     tracker = engram.Tracker(model, optimizer, data(), patience=1)

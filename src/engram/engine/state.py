@@ -51,6 +51,13 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             yield
 
 
+@contextmanager
+def kept(model: nn.Module) -> Iterator[None]:
+    """Run something of ours with the model as it is; afterwards everything is as before."""
+    with restored((State.now(model).restore, *of_the_thread(), *random_states())):
+        yield
+
+
 def _lock_of(model: nn.Module) -> threading.RLock:
     with _making_locks:
         return _locks.setdefault(model, threading.RLock())

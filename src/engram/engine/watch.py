@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from engram.batches import as_outputs
 from engram.engine.buffers import Buffers
+from engram.engine.hooked import hooked
 from engram.engine.passes import trace
 from engram.engine.prepare import Engine
+from engram.engine.state import kept
 from engram.engine.tape import Tape
 from engram.engine.witness import UPDATE, Witness
 from engram.errors import EngineError
@@ -51,24 +53,16 @@ class Watch:
     @contextmanager
     def watching(self) -> Iterator[Watch]:
         """Run the user's step inside; hooks are gone afterwards, also after an exception."""
-        model = self.engine.model
-        handles = (
-            model.register_forward_pre_hook(self._begin, prepend=True),
-            model.register_forward_hook(self._end, always_call=True),
-        )
-        try:
-            with self.witness.watching(), self.tape:
-                yield self
-        finally:
-            for handle in handles:
-                handle.remove()
+        on_model = hooked(self.engine.model, self._begin, self._end)
+        with on_model, self.witness.watching(), self.tape:
+            yield self
 
-    def _begin(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+    def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._check_mode()
         self._buffers = Buffers.now(model)
         self.tape.recording = True
 
-    def _end(self, model: nn.Module, args: Any, result: Any) -> None:
+    def _end(self, model: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         self.tape.recording = False
 
     def _check_mode(self) -> None:
@@ -118,7 +112,7 @@ class Watch:
         assert self._buffers is not None
         model = self.engine.model
         try:
-            with seen.random.again(), self._buffers.again():
+            with kept(model), seen.random.again(), self._buffers.again():
                 inputs = _as_inputs(model, seen.args, seen.kwargs)
                 again = trace(model, self.engine.plan, inputs, len(residual))
         except EngineError as error:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from engram.batches import as_outputs, logits_of
+from engram.engine.hooked import hooked
 from engram.engine.randomness import RandomState
 from engram.errors import EngineError
 
@@ -54,15 +55,8 @@ class Witness:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Run the user's step inside; hooks are gone afterwards, also after an exception."""
-        handles = (
-            self.model.register_forward_pre_hook(self._begin, prepend=True, with_kwargs=True),
-            self.model.register_forward_hook(self._end, with_kwargs=True, always_call=True),
-        )
-        try:
+        with hooked(self.model, self._begin, self._end):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.random is not None:

@@ -48,12 +48,13 @@ class Epoch:
     @classmethod
     def empty(cls, num_data: int) -> Epoch:
         """Nothing visited yet."""
-        nothing = torch.full((3, num_data), torch.nan, dtype=torch.float32)
-        loss, loo_loss, score = nothing.unbind(0)
-        visited = torch.full((num_data,), -1, dtype=torch.int64)
-        visits = torch.zeros(num_data, dtype=torch.int64)
-        status = torch.zeros(num_data, dtype=torch.int8)
-        return cls(loss, loo_loss, score, visited, visits, status)
+        with torch.inference_mode(False):  # written to in whatever mode a step runs
+            nothing = torch.full((num_data,), torch.nan, dtype=torch.float32)
+            losses = (nothing, nothing.clone(), nothing.clone())
+            visited = torch.full((num_data,), -1, dtype=torch.int64)
+            visits = torch.zeros(num_data, dtype=torch.int64)
+            status = torch.zeros(num_data, dtype=torch.int8)
+        return cls(*losses, visited, visits, status)
 
     def add(self, indices: Tensor, visit: Visit, step: int) -> None:
         """Write a step's examples; a later visit replaces an earlier one."""

@@ -44,8 +44,9 @@ class OpenStep:
     def during(self, step: AbstractContextManager[None]) -> Iterator[None]:
         """Run a step inside; nothing else may begin before it ends."""
         self.check("a step")
-        stack = self._stack = ExitStack()
+        stack = ExitStack()
         try:
+            self._stack = stack
             with stack:
                 stack.enter_context(step)
                 yield

@@ -22,6 +22,7 @@ from engram.optimizers.ivon import at_mean
 from engram.parameters import trainable
 from engram.posteriors.optimizers import unwrapped
 from engram.storage.typed import objects, typed
+from engram.surroundings import of_the_thread, random_states, restored
 from engram.tracking.announced import Announced, check_length
 from engram.tracking.epoch import Epoch
 from engram.tracking.followed import Followed
@@ -97,12 +98,13 @@ class Stream:
         try:
             with watch.watching():
                 yield
-            watch.check()
-            self.way = watch.way
-            given = self.announced.targets(watch.witness, chosen, targets, self.steps)
-            self.epoch.add(chosen, self._visit(watch, given, factor), self.steps)
-            if self.followed is not None:
-                self.followed.learn(watch.witness, chosen, given, factor)
+            with restored((*of_the_thread(), *random_states())):
+                watch.check()
+                self.way = watch.way
+                given = self.announced.targets(watch.witness, chosen, targets, self.steps)
+                self.epoch.add(chosen, self._visit(watch, given, factor), self.steps)
+                if self.followed is not None:
+                    self.followed.learn(watch.witness, chosen, given, factor)
         finally:
             watch.release()
         self.steps += 1

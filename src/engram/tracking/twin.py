@@ -22,7 +22,7 @@ from torch.func import functional_call
 from torch.optim import LBFGS, Optimizer
 
 from engram.batches import Batches, as_outputs
-from engram.engine.state import device_of, own_forward, undisturbed
+from engram.engine.state import device_of, kept, own_forward, undisturbed
 from engram.engine.witness import Witness
 from engram.errors import DataError, PosteriorError
 from engram.inputs import handed
@@ -97,7 +97,12 @@ class Twin:
             own.requires_grad_(parameter.requires_grad)
         trained = [own for _, own in self._pairs() if own.requires_grad]
         assert seen.random is not None
-        with seen.random.again(), own_forward(self.model), torch.enable_grad():
+        with (
+            kept(self.model),
+            seen.random.again(),
+            own_forward(self.model),
+            torch.enable_grad(),
+        ):
             loss = objective(self._called(seen.args, seen.kwargs))
         found = torch.autograd.grad(loss, trained, allow_unused=True)
         for own, gradient in zip(trained, found, strict=True):
