@@ -23,6 +23,7 @@ ON_THE_PROCESSOR = {
     "blocks.py",
     "columns.py",
     "diagnostics.py",
+    "digests.py",
     "epoch.py",
     "history.py",
     "precision.py",

@@ -63,6 +63,7 @@ def assess(
         ``level``, ``reasons`` with remedies, ``levels`` of the examples, and ``signals``.
 
     Example:
+        >>> import torch
         >>> from engram import laplace, sensitivities
         >>> from engram.likelihoods import Gaussian
         >>> _ = torch.manual_seed(0)
