@@ -264,6 +264,16 @@ def test_a_device_that_is_not_there_is_refused(
         engram.Posterior.load(path, device)
 
 
+@pytest.mark.parametrize("rest", [0.0, -1.0, {"float": "inf"}, NOT_A_NUMBER])
+def test_a_rest_that_is_no_precision_is_refused(
+    problem: tuple[nn.Module, tuple[Tensor, Tensor]], tmp_path: Path, rest: Any
+) -> None:
+    path = fitted(problem, "low_rank").save(tmp_path)
+    edit(path, "posterior", put("blocks", 0, "rest", rest))
+    with pytest.raises(StorageError):
+        engram.Posterior.load(path)
+
+
 def test_numbers_of_numpy_are_saved(
     problem: tuple[nn.Module, tuple[Tensor, Tensor]], tmp_path: Path
 ) -> None:

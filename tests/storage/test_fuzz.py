@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ class Kind:
     second: Files
     read: Callable[[Path], Any]
     look: Callable[[Any], object]
+    told: Callable[[Any], str] = field(default=lambda thing: words(thing))
 
 
 def words(value: Any) -> str:
@@ -80,17 +82,22 @@ def resumed(folder: Path) -> dict[str, Any]:
     return tracker.state_dict()
 
 
-def posterior_fields(folder: Path) -> tuple[engram.Posterior, list[object]]:
-    found = engram.Posterior.load(folder)
+def told_of(found: engram.Posterior) -> str:
     facts = [found.mean, found.prior_precision, found.num_data, found.settings, found.digest]
-    return found, facts
+    return words(facts)
+
+
+def used(found: engram.Posterior) -> None:
+    ones = {name: torch.ones_like(found.mean[name])[None] for name in found.names}
+    assert all(value.isfinite().all() for value in found.solve(ones).values())
+    assert math.isfinite(found.log_determinant())
+    repr(found)
 
 
 def of_posterior(structure: str) -> Kind:
     made = saved_things.posterior(structure)
     other = replace(made, num_data=made.num_data + 1)
-    pair = saves(made.save, other.save)
-    return Kind(*pair, lambda f: posterior_fields(f)[1], lambda f: None)
+    return Kind(*saves(made.save, other.save), engram.Posterior.load, used, told_of)
 
 
 def of_tracker() -> Kind:
@@ -186,8 +193,8 @@ def test_a_damaged_folder_is_read_as_it_was_or_refused(name: str, applied: list[
         found = read(kind, written(Path(place), files))
         if found is None:
             return
-        saved = [words(kind.read(written(Path(place), pair))) for pair in (kind.first, kind.second)]
-    assert words(found) in saved
+        both = [kind.read(written(Path(place), pair)) for pair in (kind.first, kind.second)]
+    assert kind.told(found) in [kind.told(saved) for saved in both]
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -45,6 +46,7 @@ def check_blocks(blocks: Sequence[Block], mean: Mapping[str, Tensor]) -> None:
 def _check_eigen(block: EigenBlock, number: int) -> None:
     layout, shape = block.layout, block.precision.shape
     _check_numbers(f"the precision of block {number}", block.precision)
+    _check_numbers(f"the inverse precision of block {number}", block.covariance)
     _check(len(shape) == 3, f"a precision [G, O, I] in block {number}", f"{list(shape)}")
     groups, rows, columns = shape
     sizes = (groups * rows * (columns - len(layout.names) + 1), groups * rows)
@@ -55,13 +57,15 @@ def _check_eigen(block: EigenBlock, number: int) -> None:
         part = getattr(block, name)
         if part is not None:
             _check_numbers(f"{name} of block {number}", part, size)
-    _check(block.tolerance >= 0, f"a tolerance in block {number}", f"{block.tolerance}")
+    possible = 0 <= block.tolerance < math.inf
+    _check(possible, f"a tolerance in block {number}", f"{block.tolerance}")
 
 
 def _check_low_rank(block: LowRankBlock, number: int) -> None:
     size = block.layout.num_params
     _check(block.inside.dim() == 1, f"inside [r] in block {number}", f"{list(block.inside.shape)}")
     _check_numbers(f"inside of block {number}", block.inside)
+    _check(0 < block.rest < math.inf, f"a finite rest in block {number}", f"{block.rest}")
     rank = len(block.inside)
     for name in ("basis", "outside"):
         _check_numbers(f"{name} of block {number}", getattr(block, name), (size, rank))
