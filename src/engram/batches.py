@@ -131,13 +131,13 @@ class Batches:
         if not labelled and isinstance(data, Tensor):
             self.data = (data,)
         self.table = is_table(self.data, labelled)
-        self._sums: dict[int, list[float]] = {}  # of the first pass, by a batch's first example
+        self._sums: dict[int, list[complex]] = {}  # of the first pass, by a batch's first example
         if isinstance(data, DataLoader):
             check_loader(data)
             self.num_data = length_of(data.dataset)
         elif self.table:
             self.num_data = common_length(tensors_of(self.data))
-            check_rows(self.data, self.num_data)
+            self._columns = _columns(self.data, labelled)
         elif is_dataset(data):
             self.num_data = length_of(data)
         else:
@@ -158,9 +158,8 @@ class Batches:
     def __iter__(self) -> Iterator[Batch]:
         if self.table:  # in order: views instead of copies
             for start in range(0, self.num_data, self.batch_size):
-                part = slice(start, min(start + self.batch_size, self.num_data))
-                indices = torch.arange(part.start, part.stop)
-                yield self._batch(mapped(self.data, lambda t: t[part]), indices)  # noqa: B023
+                stop = min(start + self.batch_size, self.num_data)
+                yield self._rows(slice(start, stop), torch.arange(start, stop))
             return
         loaded = isinstance(self.data, DataLoader)
         for batch in self._loaded() if loaded else self.subset(torch.arange(self.num_data)):
@@ -206,8 +205,7 @@ class Batches:
     def _check_unchanged(self, batch: Batch) -> None:
         """Sums over a batch are those of the first pass."""
         tensors = [batch.targets, *tensors_of(batch.inputs)]
-        wide = [torch.float64 if t.is_floating_point() else None for t in tensors]
-        sums = [float(t.detach().abs().sum(dtype=d)) for t, d in zip(tensors, wide, strict=True)]
+        sums = [complex(t.detach().sum()) for t in tensors]
         first = self._sums.setdefault(int(batch.indices[0]), sums)
         if any(a != b and not (a != a and b != b) for a, b in zip(first, sums, strict=True)):
             low, high = int(batch.indices[0]), int(batch.indices[-1])
@@ -216,7 +214,7 @@ class Batches:
     def take(self, indices: Tensor) -> Batch:
         """The examples with these indices, in this order."""
         if self.table:
-            return self._batch(mapped(self.data, lambda t: t[indices.to(t.device)]), indices)
+            return self._rows(indices, indices)
         items = [self._item(int(i)) for i in indices]
         batch = self._collated(items, indices)
         if self._own_collate() is not None and len(items) > 1:
@@ -272,15 +270,24 @@ class Batches:
             ) from error
         return self._batch(item, indices)
 
+    def _rows(self, positions: Tensor | slice, indices: Tensor) -> Batch:
+        """Of tensors with a row per example."""
+        inputs, targets = self._columns
+        return Batch(indices, mapped(inputs, lambda t: t[positions]), targets[positions])
+
     def _batch(self, item: Any, indices: Tensor | None, start: int = 0) -> Batch:
-        usable = mapped(item, lambda t: t.clone() if t.is_inference() else t)
-        return _to_batch(usable, indices, start, self.labelled)
+        """Of what was read; without indices they count from ``start``."""
+        inputs, targets = _columns(item, self.labelled)
+        if indices is None:
+            indices = torch.arange(start, start + len(targets))
+        if len(targets) != len(indices):
+            raise _wrong_rows(int(indices[0]), len(indices), len(targets))
+        return Batch(indices, inputs, targets)
 
     def targets(self, indices: Tensor) -> Tensor:
         """The targets of the examples with these indices; inputs are read only where they must."""
-        if self.table and not isinstance(self.data, Mapping):
-            target: Tensor = self.data[-1]
-            return target[indices.to(target.device)]
+        if self.table:
+            return self._columns[1][indices]
         return self.take(indices).targets
 
     def subset(self, indices: Tensor, batch_size: int | None = None) -> Iterator[Batch]:
@@ -306,17 +313,15 @@ def _wrong_rows(start: int, expected: int, found: int) -> DataError:
     )
 
 
-def _to_batch(item: Any, indices: Tensor | None, start: int = 0, labelled: bool = True) -> Batch:
-    """Inputs and targets of what was read; without indices they count from ``start``."""
-    inputs, targets = parts(plain(item), labelled)
+def _columns(item: Any, labelled: bool) -> tuple[Any, Tensor]:
+    """Inputs and targets with as many rows each; what autograd cannot use comes as a copy."""
+    usable = mapped(plain(item), lambda t: t.clone() if t.is_inference() else t)
+    inputs, targets = parts(usable, labelled)
     if targets is None:
         targets = torch.zeros(len(next(iter(tensors_of(inputs)), ())))
     if not isinstance(targets, Tensor) or targets.dim() == 0:
         what = type(targets).__name__ if not isinstance(targets, Tensor) else "a single number"
         raise DataError("targets as a tensor, a row per example", what, "convert them to a tensor")
-    if indices is None:
-        indices = torch.arange(start, start + len(targets))
-    if len(targets) != len(indices):
-        raise _wrong_rows(int(indices[0]), len(indices), len(targets))
     check_rows(inputs, len(targets))
-    return Batch(indices, inputs, targets)
+    check_rows({"targets": targets}, len(targets))
+    return inputs, targets
