@@ -193,7 +193,16 @@ WAYS = {
 def test_a_training_function_that_changed_is_another(tmp_path, way):
     run(tmp_path, WAYS[way](1.0))
     run(tmp_path, WAYS[way](1.0))  # made anew, and the same
-    with pytest.raises(RunFolderError, match="code differs"):
+    with pytest.raises(RunFolderError, match=r"code.* differ"):
+        run(tmp_path, WAYS[way](2.0))
+
+
+@pytest.mark.parametrize(
+    ("way", "name"), [("global", "SCALE"), ("closure", "scale"), ("module", "module.inner.scale")]
+)
+def test_the_error_names_what_a_function_refers_to_otherwise(tmp_path, way, name):
+    run(tmp_path, WAYS[way](1.0))
+    with pytest.raises(RunFolderError, match=rf"where code, train\.{name} differ\b"):
         run(tmp_path, WAYS[way](2.0))
 
 
@@ -334,7 +343,7 @@ def test_what_cannot_be_seen_is_named_and_needs_the_users_word(tmp_path):
 
 def test_trust_is_no_word_for_what_is_seen_to_differ(tmp_path):
     run(tmp_path, with_closure(1.0))
-    with pytest.raises(RunFolderError, match="code differs"):
+    with pytest.raises(RunFolderError, match=r"train\.scale differ"):
         run(tmp_path, with_closure(2.0), trust_folder=True)
 
 

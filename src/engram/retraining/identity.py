@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from engram.engine.prepare import training_layers
 from engram.errors import RunFolderError
 from engram.identity.description import Description
 from engram.identity.digests import of_tensors
+from engram.identity.references import referred
 from engram.retraining import fingerprints
 from engram.retraining.prior import Prior
 from engram.retraining.recipe import Recipe
@@ -91,6 +93,17 @@ def identify(
         "modes": None if own else fingerprints.of_modes(model),
         "default_dtype": None if own else str(torch.get_default_dtype()),
         "prior_precision": prior_precision if own else None,
+        **_names_in(train, described),
         "unseen": list(described.unseen),
     }
     return Identity(settings, tuple(described.unseen))
+
+
+def _names_in(train: Any, described: Description) -> dict[str, str]:
+    """What a training function refers to, one by one, so that an error can say what changed."""
+    if not isinstance(train, FunctionType):
+        return {}
+    return {
+        f"train.{name}": described.of(value, f"train.{name}")
+        for name, value in referred(train).items()
+    }
