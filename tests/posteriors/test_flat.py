@@ -60,11 +60,20 @@ def test_the_remedies_work():
     )
 
 
+def test_outputs_of_zero_that_no_weight_moves_are_not():
+    """The posterior is the prior there, but not for want of curvature in the loss."""
+    silent = nn.Linear(3, 1, bias=False).double()
+    with torch.no_grad():
+        silent.weight.zero_()
+    data = (torch.zeros(9, 3).double(), torch.ones(9, 1).double())
+    engram.laplace(silent, data, likelihood="gaussian", structure="full", progress=False)
+
+
 def test_a_saturated_softmax_that_is_wrong_is_refused():
+    torch.manual_seed(0)
     model = nn.Linear(3, 2).double()
     with torch.no_grad():
-        model.weight *= 1e5
-    torch.manual_seed(0)
+        model.weight *= 1e6
     x = torch.randn(30, 3).double()
     wrong = 1 - model(x).argmax(1)
     with pytest.raises(LikelihoodError, match="saturated"):

@@ -239,3 +239,26 @@ def test_a_function_trains_in_the_modes_of_the_model():
         model, (x, y), result, posterior, indices=[0], method="retrain", train=fit, progress=False
     )
     assert modes == [True] * 3
+
+
+def test_a_posterior_of_another_prior_or_likelihood_is_refused():
+    case, fitted = CASES["mlp"], posterior("mlp", "kronecker")
+    result = sensitivities(case, fitted)
+    other = posterior("mlp", "kronecker", prior_precision=40.0)
+    with pytest.raises(ModelMismatchError, match="rows of two objectives do not mix"):
+        refine(case, result, other)
+    richer = posterior("mlp", "full")  # a better preconditioner of the same objective
+    assert refine(case, result, richer, indices=CHOSEN, curvature="ggn").obtained.any()
+    scaled = engram.likelihoods.from_loss(
+        lambda f, y: 2 * nn.functional.cross_entropy(f, y, reduction="none")
+    )
+    foreign = engram.laplace(
+        case.model,
+        case.data,
+        likelihood=scaled,
+        structure="diagonal",
+        prior_precision=case.prior_precision,
+        progress=False,
+    )
+    with pytest.raises(ModelMismatchError, match="the likelihood of the result"):
+        engram.refine(case.model, case.data, result, foreign, progress=False)

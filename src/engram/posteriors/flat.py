@@ -38,7 +38,7 @@ def check_curved(opened: Session, posterior: Posterior) -> None:
         slope += float(wide(residual).square().sum())
         bent += float(wide(weighted).norm(dim=1).sum())
         outputs += float(wide(observed.outputs).square().sum())
-    size = (outputs / opened.batches.num_data) ** 0.5
+    size = max(1.0, (outputs / opened.batches.num_data) ** 0.5)  # outputs may all be 0
     if slope > 0 and bent * size <= NO_CURVATURE * slope:
         raise LikelihoodError(
             "a loss that curves: its second derivative by the outputs is what a posterior is made "

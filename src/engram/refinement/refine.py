@@ -99,7 +99,7 @@ def refine(
     posterior.check_model(model)
     used = posterior.likelihood_or(likelihood)
     with session(model, data, used, batch_size, progress) as opened:
-        _check_result(result, opened)
+        _check_result(result, opened, posterior)
         chosen = _default_choice(result) if indices is None else indices
         chosen = check_group(chosen, None, opened.batches.num_data)[0]
         request = Request(posterior, chosen, curvature, tolerance)
@@ -187,9 +187,11 @@ def _default_choice(result: Result) -> Tensor:
     return torch.cat([result.flagged.nonzero()[:, 0], top]).unique()
 
 
-def _check_result(result: Result, opened: Session) -> None:
-    """The result must be about this model on this data, example by example."""
+def _check_result(result: Result, opened: Session, posterior: Posterior) -> None:
+    """The result must be about this model on this data, with this loss and these priors."""
     check_result(result)
+    result.basis.check_likelihood(opened.likelihood)
+    result.basis.check_priors(posterior)
     batches = opened.batches
     in_order = torch.equal(result.indices, torch.arange(batches.num_data))
     if result.num_data != batches.num_data or not in_order:

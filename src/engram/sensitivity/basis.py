@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -78,4 +79,18 @@ class Basis:
                 f"the posterior that the result was computed with ({self.structure})",
                 f"another one, {posterior!r}",
                 "pass the posterior that was given to engram.sensitivities",
+            )
+
+    def check_priors(self, posterior: Posterior) -> None:
+        """Raise unless the posterior has the priors of the result's, whatever its structure."""
+        if self.prior_precision is None:
+            return
+        names = posterior.mean
+        mine = [self.prior_by_name.get(name, self.prior_precision) for name in names]
+        theirs = [posterior.prior_of(name) for name in names]
+        if not all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(mine, theirs, strict=True)):
+            raise ModelMismatchError(
+                f"a posterior with the prior precision of the result, {self.prior_precision:g}",
+                f"{posterior!r}",
+                "fit it with the same prior_precision: rows of two objectives do not mix",
             )
