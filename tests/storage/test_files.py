@@ -47,6 +47,12 @@ def test_pages_are_not_written_through_links(tmp_path: Path, kind: str) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.parametrize("place", [".", "/", ".."])
+def test_a_folder_is_no_place_for_a_page(place: str) -> None:
+    with pytest.raises(StorageError, match="a folder"):
+        write_text(place, "text")
+
+
 def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "huge.json").open("wb") as file:
         file.truncate(LARGEST + 1)  # sparse: takes no room

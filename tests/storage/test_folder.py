@@ -5,11 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
-import subprocess
-import sys
-import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +15,6 @@ import torch
 
 from engram.errors import ArgumentError, StorageError
 from engram.storage import files
-from engram.storage import folder as storage
 from engram.storage.folder import read_folder, write_folder
 from engram.storage.values import taken_apart
 from saved_folders import files_of
@@ -245,111 +239,6 @@ def test_others_may_read_what_they_may_usually_read(tmp_path: Path) -> None:
     (tmp_path / "usual").write_text("")
     rights = {file.stat().st_mode for file in tmp_path.iterdir()}
     assert len(rights) == 1
-
-
-def test_an_interrupt_leaves_the_old_or_the_new(tmp_path: Path) -> None:
-    """Every fourth line that the writer runs, as Ctrl-C would come there."""
-
-    def interrupted_at(count: int, number: float) -> bool:
-        left = count
-
-        def local(frame: Any, event: str, _: Any) -> Any:
-            nonlocal left
-            if event == "line":
-                left -= 1
-                if left == 0:
-                    raise KeyboardInterrupt
-            return local
-
-        def trace(frame: Any, event: str, _: Any) -> Any:
-            return local if frame.f_code.co_filename in (storage.__file__, files.__file__) else None
-
-        sys.settrace(trace)
-        try:
-            write_folder(tmp_path, "thing", 1, thing(number))
-        except KeyboardInterrupt:
-            return True
-        finally:
-            sys.settrace(None)
-        return False
-
-    write_folder(tmp_path, "thing", 1, thing(1.0))
-    line, old, replaced = 1, 1.0, set()
-    while interrupted_at(line, old + 1):
-        found = read_folder(tmp_path, "thing", 1)
-        assert found["column"].eq(found["number"]).all()
-        assert found["number"] in (old, old + 1)
-        replaced.add(found["number"] > old)
-        old = found["number"]
-        line += 4
-    assert replaced == {False, True}
-    assert line > 50
-
-
-def test_savers_and_readers_at_once(tmp_path: Path) -> None:
-    write_folder(tmp_path, "thing", 1, thing(0.0))
-    wrong: list[object] = []
-    end = time.monotonic() + 1.0
-
-    def save(number: int) -> None:
-        while time.monotonic() < end:
-            try:
-                write_folder(tmp_path, "thing", 1, thing(number))
-            except Exception as error:
-                wrong.append(error)
-
-    def read() -> None:
-        while time.monotonic() < end:
-            try:
-                found = read_folder(tmp_path, "thing", 1)
-            except Exception as error:
-                wrong.append(error)
-            else:
-                if not found["column"].eq(found["number"]).all():
-                    wrong.append(found)
-
-    threads = [threading.Thread(target=save, args=(n,)) for n in range(1, 4)]
-    threads += [threading.Thread(target=read) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-    assert read_folder(tmp_path, "thing", 1)["number"] in (1, 2, 3)
-
-
-SCRIPT = """
-import os, sys, torch
-from engram.storage.folder import write_folder
-torch.set_num_threads(1)
-for _ in sys.stdin:
-    child = os.fork()
-    while child == 0:
-        number = float(torch.rand(()))
-        column = torch.full((99_999,), number)
-        write_folder(sys.argv[1], "thing", 1, {"number": number, "column": column})
-    print(child, flush=True)
-    os.waitpid(child, 0)
-    print("dead", flush=True)
-"""
-
-
-def test_a_saver_that_is_killed_leaves_a_whole_folder(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    write_folder(tmp_path, "thing", 1, thing())
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env=environment, **pipes) as parent:
-        for moment in np.random.default_rng(0).uniform(0.0, 0.15, 12):
-            parent.stdin.write("\n")
-            parent.stdin.flush()
-            child = int(parent.stdout.readline())
-            time.sleep(moment)
-            os.kill(child, signal.SIGKILL)
-            assert parent.stdout.readline() == "dead\n"
-            found = read_folder(tmp_path, "thing", 1)
-            assert found["column"].eq(found["number"]).all()
-        parent.stdin.close()
 
 
 def test_names_of_tensors_do_not_collide() -> None:

@@ -120,7 +120,7 @@ class RunFolder:
             raise _another_run(path, [key for key in mine if mine[key] != theirs.get(key)])
         if found != wanted:
             write_folder(path, MANIFEST, FORMAT, wanted)
-        remove_stale(path, NAME.pattern, {file.name for file in _files(path)})
+        remove_stale(path / f"{MANIFEST}.json", NAME.pattern, {file.name for file in _files(path)})
 
     def _read_manifest(self, path: Path) -> dict[str, Any]:
         """The manifest; where it is damaged, it is made again from the parts' own word."""

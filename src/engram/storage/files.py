@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import stat
-import time
 import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -42,11 +41,11 @@ def replacing(target: str | Path) -> Iterator[Path]:
         whole
     """
     target = path_of("file", target)
+    check_free(target)
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}{PART}")
     file = temporary / target.name
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        check_free(target)
         temporary.mkdir(mode=0o700)  # nobody else puts a link into it
         mode = _made(file)
         yield file
@@ -95,18 +94,19 @@ def check_file(path: Path) -> None:
         raise OSError(errno.EINVAL, "not a file")
 
 
-def remove_stale(folder: Path, names: str, keep: Collection[str | None]) -> None:
+def remove_stale(newest: Path, names: str, keep: Collection[str | None]) -> None:
     """Remove what killed processes left: files, in their place or not, that nobody names.
 
     Args:
-        folder: to look in.
+        newest: a file of the folder that was just written, or written before; ages are counted from
+            it, because the clock of the disk may be another one than ours.
         names: a pattern of the names of such files, in their place.
         keep: names that are in use.
     """
-    oldest = time.time() - STALE_SECONDS
     stale = re.compile(rf"({names})|\.({names})\.[0-9a-f]{{32}}\{PART}")
     with suppress(OSError):  # of a folder that may not be looked into, or a file that is gone
-        for file in folder.iterdir():
+        oldest = newest.stat().st_mtime - STALE_SECONDS
+        for file in newest.parent.iterdir():
             old = stale.fullmatch(file.name) and file.name not in keep
             if old and file.lstat().st_mtime < oldest:
                 _remove(file)

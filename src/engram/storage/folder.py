@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
-from engram.arguments import path_of
+from engram.arguments import path_of, shown
 from engram.errors import FormatError, StorageError
 from engram.storage.files import check_free, read_bytes, reason_of, remove_stale, write_text
 from engram.storage.tensors import digest_of, read_tensors, write_tensors
@@ -54,7 +54,8 @@ def write_folder(folder: str | Path, kind: str, version: int, content: Any) -> P
         write_text(path / f"{kind}.json", json.dumps(document, indent=2, allow_nan=False) + "\n")
     finally:
         _remove_unnamed(path, kind, (own, before))
-    remove_stale(path, rf"{NAME.format(kind=kind)}|{kind}\.json", {own, f"{kind}.json"})
+    names = rf"{NAME.format(kind=kind)}|{kind}\.json"
+    remove_stale(path / f"{kind}.json", names, {own, f"{kind}.json"})
     return path
 
 
@@ -105,7 +106,7 @@ def _check(document: Any, kind: str, version: int, path: Path) -> None:
     if found != version or isinstance(found, bool) or document.get("engram", kind) != kind:
         raise FormatError(
             f"a {kind} in format {version}",
-            f"{path} with {document.get('engram', kind)!r} in format {found!r}",
+            f"{path} with {shown(document.get('engram', kind))} in format {shown(found)}",
             "read it with the version of engram that wrote it, or make it and save it again",
         )
     if set(document) != set(KEYS):
