@@ -83,3 +83,33 @@ def batches(epochs: int) -> list[Tensor]:
 def backward(model: nn.Module, batch: Tensor) -> None:
     x, y = data()
     functional.cross_entropy(model(x[batch]), y[batch]).backward()
+
+
+def thinned(model: nn.Module, seed: int) -> Callable[[Tensor], Tensor]:
+    """The model as it ran: dropout drew its mask right after the seed."""
+
+    def run(inputs: Tensor) -> Tensor:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            output: Tensor = model(inputs)
+            return output
+
+    return run
+
+
+def dense_deviation(model: nn.Module, batch: Tensor, seed: int, precision: Tensor) -> Tensor:
+    """J S^-1 J' e from the Jacobian of the whole batch."""
+    x, y = data()
+    run, parameters = thinned(model, seed), list(model.parameters())
+
+    def gradient(output: Tensor) -> Tensor:
+        found = torch.autograd.grad(output, parameters, retain_graph=True)
+        return torch.cat([g.flatten() for g in found])
+
+    outputs = run(x[batch])
+    residual = (outputs.softmax(1) - functional.one_hot(y[batch], 3)).detach()
+    rows = []
+    for i in range(len(batch)):
+        jacobian = torch.stack([gradient(output) for output in outputs[i]])
+        rows.append(jacobian @ ((jacobian.mT @ residual[i]) / precision))
+    return torch.stack(rows)

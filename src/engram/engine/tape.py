@@ -63,7 +63,8 @@ class Entry:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     leaves: tuple[Tensor, ...]  # the tensors among the arguments
-    results: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]  # those of its results that have a derivative
+    places: tuple[int, ...]  # which ones they are
     versions: tuple[int, ...]
     site: int | None
     random: RandomState | None
@@ -108,14 +109,18 @@ class Tape(FunctionMode):
         before = [t._version for t in leaves]
         random = RandomState.now({t.device for t in leaves}) if function in RANDOM else None
         result = function(*args, **kwargs)
-        results = [t for t in tensors(result) if t.is_floating_point()]
+        moving = {place: t for place, t in enumerate(tensors(result)) if t.requires_grad}
         changed = before != [t._version for t in leaves]
         if changed and not (function in RELUS and result is leaves[0]):
             self.obstacle = f"the operation {_name(function)!r}, which works in place"
-        elif results:
+        elif not torch.is_grad_enabled():
+            # inside a function with a backward of its own, or a checkpoint: not what it stands for
+            self.obstacle = f"the operation {_name(function)!r} without gradients"
+        elif moving:
+            results = tuple(moving.values())
             site = self._site(function, args, kwargs, results) if own else None
             versions = tuple(t._version for t in results)
-            made = (tuple(leaves), tuple(results), versions, site, random)
+            made = (tuple(leaves), results, tuple(moving), versions, site, random)
             entry = Entry(function, args, kwargs, *made)
             self.entries.append(entry)
             self.followed |= {id(t): t for t in results}
@@ -174,17 +179,29 @@ class Tape(FunctionMode):
         )
         return entries and all(site.source._version == site.version for site in self.sites)
 
-    def deviation(self, outputs: Tensor, posterior: Posterior, scale: float) -> Tensor:
-        """J S^-1 J' e at these outputs, for gradients that arrived as scale times e."""
+    def deviation(self, outputs: Tensor, arrived: Tensor, posterior: Posterior) -> Tensor | None:
+        """J S^-1 J' g at these outputs, for the gradient g that arrived there.
+
+        None where something between the sites was not seen: <g, J s> must be <J' g, s>.
+        """
         with torch.no_grad():
             arranged = [
                 None if g is None else site.arrange(g)
                 for site, g in zip(self.sites, self.gradients, strict=True)
             ]
             moves = Moves(self.sites, arranged, posterior, NoSum())
-            return self._push(outputs, moves) / scale
+            pulled = outputs.new_zeros(self.num_examples)
+            size = torch.zeros_like(pulled)
+            pushed = self._push(outputs, moves, (pulled, size))
+            found = (arrived * pushed).reshape(self.num_examples, -1).sum(1)
+            limit = {torch.float64: 1e-8}.get(outputs.dtype, 1e-3) * size
+            seen = any(_makes(entry, outputs) for entry in self.entries)
+            if seen and bool(((found - pulled).abs() <= limit).all()):
+                return pushed
+        self.obstacle = "operations that cannot be seen one by one"
+        return None
 
-    def _push(self, outputs: Tensor, moves: Moves) -> Tensor:
+    def _push(self, outputs: Tensor, moves: Moves, products: tuple[Tensor, Tensor]) -> Tensor:
         last = max((i for i, e in enumerate(self.entries) if _makes(e, outputs)), default=-1)
         entries = self.entries[: last + 1]
         uses = {id(t): i for i, e in enumerate(entries) for t in e.leaves}
@@ -192,7 +209,7 @@ class Tape(FunctionMode):
         for number, entry in enumerate(entries):
             found = _tangents(entry, carried)
             if entry.site is not None:
-                found = [self._with_move(entry.site, found[0], moves)]
+                found = [self._with_move(entry.site, found[0], moves, products)]
             # memory that is let go here is still in the cache when the next operation asks for it
             for tensor in entry.leaves:
                 if uses[id(tensor)] == number:
@@ -203,11 +220,24 @@ class Tape(FunctionMode):
                     carried[id(result)] = tangent
         return carried.get(id(outputs), torch.zeros_like(outputs))
 
-    def _with_move(self, number: int, tangent: Tensor | None, moves: Moves) -> Tensor | None:
-        """What comes from before the site, and the site's own move."""
-        move = moves.take(number)
+    def _with_move(
+        self,
+        number: int,
+        tangent: Tensor | None,
+        moves: Moves,
+        products: tuple[Tensor, Tensor],
+    ) -> Tensor | None:
+        """What comes from before the site, and the site's own move.
+
+        The products of move and gradient, and their size, are added up for every example.
+        """
+        move, gradient = moves.take(number), moves.gradients[number]
         if move is None:
             return tangent
+        if gradient is not None:
+            own_products = (move * gradient).reshape(self.num_examples, -1)
+            products[0].add_(own_products.sum(1))
+            products[1].add_(own_products.abs().sum(1))
         own = self.sites[number].restore(move)
         return own if tangent is None else tangent + own
 
@@ -268,5 +298,5 @@ def _dual(entry: Entry, carried: dict[int, Tensor]) -> list[Tensor | None]:
 
     with nullcontext() if entry.random is None else entry.random.again(), forward_ad.dual_level():
         args, kwargs = tree_map(dual, (entry.args, entry.kwargs))
-        found = [t for t in tensors(entry.function(*args, **kwargs)) if t.is_floating_point()]
-        return [forward_ad.unpack_dual(t).tangent for t in found]
+        found = tensors(entry.function(*args, **kwargs))
+        return [forward_ad.unpack_dual(found[place]).tangent for place in entry.places]

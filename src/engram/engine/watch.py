@@ -15,16 +15,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from engram.batches import as_outputs
 from engram.engine.buffers import Buffers
 from engram.engine.hooked import hooked
 from engram.engine.passes import trace
 from engram.engine.prepare import Engine
+from engram.engine.refusals import named_failures, pass_on
 from engram.engine.state import kept
 from engram.engine.tape import Tape
 from engram.engine.witness import UPDATE, Witness
-from engram.errors import EngineError
+from engram.errors import EngineError, brief
 from engram.posteriors.gaussian import Posterior
 
 _BatchNorm = nn.modules.batchnorm._BatchNorm
@@ -107,12 +109,20 @@ class Watch:
         seen = self.witness
         assert seen.raw is not None
         if self.way == "tape":
-            return as_outputs(self.tape.deviation(seen.raw, posterior, scale))
+            assert seen.gradient is not None
+            found = self._followed(seen.raw, seen.gradient, posterior)
+            if found is not None:
+                return as_outputs(found) / scale
         assert seen.random is not None
         assert self._buffers is not None
         model = self.engine.model
         try:
-            with kept(model), seen.random.again(), self._buffers.again():
+            with (
+                named_failures("again after its step"),
+                kept(model),
+                seen.random.again(),
+                self._buffers.again(),
+            ):
                 inputs = _as_inputs(model, seen.args, seen.kwargs)
                 again = trace(model, self.engine.plan, inputs, len(residual))
         except EngineError as error:
@@ -125,6 +135,15 @@ class Watch:
                 f"{UPDATE}; or set the dropout inside of those layers to 0",
             ) from error
         return again.deviation(residual, posterior)
+
+    def _followed(self, outputs: Tensor, arrived: Tensor, posterior: Posterior) -> Tensor | None:
+        """By the tape; None where an operation has no forward derivative, or was not seen."""
+        try:
+            return self.tape.deviation(outputs, arrived, posterior)
+        except RuntimeError as error:
+            pass_on(error)
+            self.tape.obstacle = brief(error)
+            return None
 
 
 def _as_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -100,9 +100,9 @@ class Stream:
                 yield
             with restored((*of_the_thread(), *random_states())):
                 watch.check()
-                self.way = watch.way
                 given = self.announced.targets(watch.witness, chosen, targets, self.steps)
                 self.epoch.add(chosen, self._visit(watch, given, factor), self.steps)
+                self.way = watch.way
                 if self.followed is not None:
                     self.followed.learn(watch.witness, chosen, given, factor)
         finally:
