@@ -28,6 +28,8 @@ from engram.sensitivity.estimators import Estimate
 
 PRODUCTS = 1e9  # multiplications that all second steps may take together
 FEWEST = 64  # examples that are looked at, whatever it takes
+SMALLEST = 1e-5  # leverage times change of loss, relative to the mean loss
+UNSEEN = 0.1  # of the largest change by a step of this size: it may pass the example by at first
 ENTRIES = 4_000_000  # outputs at a time
 
 
@@ -36,10 +38,13 @@ def candidates(fit: Fit, step: Estimate) -> Tensor:
     design = fit.objective.design
     each = design.num_data * design.width * len(fit.coefficients)
     count = max(FEWEST, int(PRODUCTS / each))
-    rise = (step.loo_loss - fit.weighted.loss(fit.outputs, fit.targets)).abs()
-    priority = torch.where(step.flagged | (design.weights == 0), -1.0, fit.leverage.abs() * rise)
+    losses = fit.weighted.loss(fit.outputs, fit.targets)
+    # what one step leaves undone is of the size of its own change times the leverage
+    priority = fit.leverage.abs() * (step.loo_loss - losses).abs()
+    lowest = SMALLEST * float((design.used * losses.abs()).sum() / design.used.sum())
+    priority = torch.where(step.flagged | (design.weights == 0), -1.0, priority)
     chosen = priority.argsort(descending=True)[:count]
-    return chosen[priority[chosen] >= 0]
+    return chosen[priority[chosen] > lowest]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +55,9 @@ class Look:
         coefficients: where it is, [M, K, P].
         outputs: of the examples themselves, [M, K].
         step: the next one, with the curvature of the fit, [M, K, P].
-        change: of the examples' losses, by that step or by one along the way from the fit,
-            whichever is larger, [M]; NaN where there is no telling.
+        change: of the examples' losses, by that step or by one along the way from the fit, or a
+            tenth of what a step of that size can change, whichever is largest, [M]; NaN where there
+            is no telling.
     """
 
     coefficients: Tensor
@@ -92,10 +98,19 @@ def _look(fit: Fit, moved: Tensor, chosen: Tensor, share: float) -> Look:
         _losses(fit, chosen, own + more) - here
         for more in (further, along[:, None] * moves[row, chosen])
     ]
-    larger = torch.where(changes[0].abs() > changes[1].abs(), changes[0], changes[1])
+    reach = _reach(fit, chosen, share, -(gradient * step).sum((1, 2)), residual[row, chosen])
+    larger = torch.stack([changes[0].abs(), changes[1].abs(), UNSEEN * reach]).amax(0)
     unknown = changes[0].isnan() | changes[1].isnan()
     change = torch.where(unknown, torch.nan, larger)
     return Look(moved, own, step, change)
+
+
+def _reach(fit: Fit, chosen: Tensor, share: float, decrement: Tensor, residual: Tensor) -> Tensor:
+    """The largest change of the own loss, to first order, by any step of this Newton decrement."""
+    inverse = torch.linalg.inv(fit.kept_share(chosen, share))
+    variance = torch.einsum("mkl,mlk->m", inverse, fit.unit_variances[chosen])
+    slope = residual.norm(dim=1) / fit.dispersion
+    return slope * (variance * decrement.clamp(min=0)).clamp(min=0).sqrt()
 
 
 def _solved(fit: Fit, gradient: Tensor, chosen: Tensor, share: float) -> Tensor:
