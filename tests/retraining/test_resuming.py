@@ -1,6 +1,7 @@
 """A folder is gone on with only where everything that decides the result is the same."""
 
 import functools
+import importlib
 import os
 import subprocess
 import sys
@@ -390,6 +391,26 @@ def test_nothing_is_unseen_of_what_training_code_commonly_holds():
         described = Description()
         described.of(thing, "thing")
         assert described.unseen == [], thing
+
+
+def by_globals(own, data):
+    set_weights(own, data, globals()["SCALE"])
+
+
+def by_eval(own, data):
+    set_weights(own, data, eval("SCALE"))
+
+
+def by_import(own, data):
+    set_weights(own, data, importlib.import_module("math").pi)
+
+
+@pytest.mark.parametrize("function", [by_globals, by_eval, by_import])
+def test_what_is_found_by_name_cannot_be_seen(function):
+    described = Description()
+    described.of(function, "train")
+    assert len(described.unseen) == 1
+    assert "by name" in described.unseen[0]
 
 
 def test_a_circle_has_an_end():

@@ -46,6 +46,7 @@ NOT_OF_A_MODULE = (
     *("training", "_compiled_call_impl", "_flat_weights", "_flat_weight_refs"),
     "_is_full_backward_hook",
 )
+BY_NAME = (exec, eval, compile, globals, __import__)  # no code shows what they are given
 OF_THE_PROCESS = ("_original_object_hash",)  # transformers keeps Python's own hash of strings
 CODE = (
     *("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags", "co_varnames"),
@@ -171,6 +172,8 @@ class Description:
 
     def _builtin(self, value: Any, place: str) -> bytes:
         """A function in C: by its name, of a library's version, or of the object it belongs to."""
+        if value in BY_NAME:
+            return self._not_seen(value, f"{place}, which runs or finds what it is told by name")
         owner, module = getattr(value, "__self__", None), getattr(value, "__module__", None)
         if owner is not None and not isinstance(owner, ModuleType):
             return joined("builtin", value.__qualname__, self._digest(owner, place))
@@ -203,6 +206,8 @@ class Description:
 
     def _module(self, value: ModuleType, place: str) -> bytes:
         """A module of the user's that is used as a whole: all that it holds."""
+        if value.__name__ == "importlib":
+            return self._not_seen(value, f"{place}, which finds modules by name")
         version = library_version(value.__name__)
         if version is not None:
             return joined("library", value.__name__, version)
