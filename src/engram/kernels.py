@@ -66,7 +66,7 @@ def reset(depth: int) -> None:
             del _depth[thread]
         if _depth:
             if not _before:
-                _before.extend(read() for read, _, _ in SWITCHES)
+                _before[:] = [read() for read, _, _ in SWITCHES]  # all at once, or none
             _switch([plain for _, _, plain in SWITCHES])
         elif _before:
             _switch(_before)

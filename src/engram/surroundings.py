@@ -46,7 +46,7 @@ def restored(restores: Sequence[Restore]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        _end_suspended(error)
+        end_suspended(error)
         raise
     finally:
         try:
@@ -56,7 +56,8 @@ def restored(restores: Sequence[Restore]) -> Iterator[None]:
             raise
 
 
-def _end_suspended(error: BaseException) -> None:
+def end_suspended(error: BaseException) -> None:
+    """Close what an error has left suspended in the frames that it came through."""
     traceback.clear_frames(error.__traceback__)
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     frame = frames[-1].f_back if frames else None  # one that was just left is not in the traceback

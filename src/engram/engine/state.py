@@ -54,7 +54,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def kept(model: nn.Module) -> Iterator[None]:
     """Run something of ours with the model as it is; afterwards everything is as before."""
-    with restored((State.now(model).restore, *of_the_thread(), *random_states())):
+    with restored((*of_the_thread(), State.now(model).restore, *random_states())):
         yield
 
 

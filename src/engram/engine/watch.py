@@ -27,6 +27,7 @@ from engram.engine.tape import Tape
 from engram.engine.witness import UPDATE, Witness
 from engram.errors import EngineError, brief
 from engram.posteriors.gaussian import Posterior
+from engram.surroundings import end_suspended
 
 _BatchNorm = nn.modules.batchnorm._BatchNorm
 
@@ -55,8 +56,16 @@ class Watch:
     def watching(self) -> Iterator[Watch]:
         """Run the user's step inside; hooks are gone afterwards, also after an exception."""
         on_model = hooked(self.engine.model, self._begin, self._end)
-        with on_model, self.witness.watching(), self.tape:
-            yield self
+        depth = torch._C._len_torch_function_stack()
+        try:
+            with on_model, self.witness.watching(), self.tape:
+                yield self
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                end_suspended(error)  # torch takes modes off the stack while it runs them
+            for _ in range(torch._C._len_torch_function_stack() - depth):
+                torch._C._pop_torch_function_stack()
+            raise
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._check_mode()

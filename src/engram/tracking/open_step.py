@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from engram.errors import ArgumentError, EngineError
+from engram.surroundings import end_suspended
 
 
 class OpenStep:
@@ -50,6 +51,9 @@ class OpenStep:
             with stack:
                 stack.enter_context(step)
                 yield
+        except KeyboardInterrupt as error:
+            end_suspended(error)
+            raise
         finally:
             if self._stack is stack:
                 self._stack = None
