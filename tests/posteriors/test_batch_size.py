@@ -76,3 +76,10 @@ def test_seed_example_place_and_stream_all_count():
     assert following[0, 1].abs() < 5 / 5000**0.5
     spread = torch.histc(columns[:, 0], 20, 0, 1)
     assert ((spread - 250) ** 2 / 250).sum() < 45  # chi-squared with 19 degrees, about 1 in 1000
+
+
+def test_many_small_probabilities_are_drawn_in_half_precision_too():
+    probability = torch.full((4000, 400), 1 / 400, dtype=torch.bfloat16)
+    drawn = Draws(0, torch.arange(4000)).chosen(probability)[:, 0]
+    assert (drawn.double().mean() - 199.5).abs() < 5 * 400 / (12 * 4000) ** 0.5
+    assert len(drawn.unique()) > 390

@@ -158,8 +158,10 @@ def test_the_order_of_a_group_does_not_matter(problem, kind):
     posterior = fitted(problem, kind)
     one = engram.remove(*problem, posterior, [3, 14, 8], weights=[1, 0.5, 0.2], progress=False)
     other = engram.remove(*problem, posterior, [8, 3, 14], weights=[0.2, 1, 0.5], progress=False)
+    again = engram.remove(*problem, posterior, [3, 14, 8], weights=[1, 0.5, 0.2], progress=False)
     for name, value in one.delta.items():
         assert torch.equal(other.delta[name], value)
+        assert torch.equal(again.delta[name], value)
     torch.testing.assert_close(one.group.loss_without[[2, 0, 1]], other.group.loss_without)
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engram.precision import wide
+
 WORD = 2**64
 STREAM, EXAMPLE, PLACE = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7
 MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))  # of splitmix64
@@ -51,8 +53,8 @@ class Draws:
 
     def chosen(self, probability: Tensor) -> Tensor:
         """A column of each row of probabilities [B, K], [B, 1]."""
-        reached = probability.cumsum(1)
-        drawn = self.uniform(1).to(probability) * reached[:, -1:]
+        reached = wide(probability).cumsum(1)  # in half precision small ones would be lost
+        drawn = self.uniform(1).to(reached) * reached[:, -1:]
         return (reached < drawn).sum(1, keepdim=True).clamp(max=probability.shape[1] - 1)
 
 
