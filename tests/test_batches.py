@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset, default_collate
 
 import engram
 from cases import MLP
 from engram.batches import Batches
-from engram.errors import DataError
+from engram.errors import DataError, EngramError
 from fitted import posterior
 from hostile_data import (
     Augmented,
@@ -309,3 +309,29 @@ def test_a_model_that_writes_into_its_input(wrap):
     assert torch.equal(y, Y)
     for got, expected in zip(found, results(OutOfPlace(), (X, Y)), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-8)
+
+
+class Together(Two):
+    """Both inputs as one argument."""
+
+    def forward(self, pair):
+        return super().forward(*pair)
+
+
+def test_inputs_that_the_model_takes_as_one():
+    with Refusal(EngramError, "argument of its own", r"model\(a, b\)"):
+        engram.laplace(Together(), ((X, X.flip(1)), Y), progress=False)
+    with Refusal(EngramError, "key", "does not know"):
+        engram.laplace(Two(), ({"a": X, "b": X, "c": X}, Y), progress=False)
+
+
+def test_a_training_function_gets_batches_of_the_users_sampler():
+    sizes = []
+
+    def train(model, data):
+        sizes.extend(len(x) for x, _ in data)
+        return model
+
+    data = loader((X, Y), batch_sampler=type("InOrder", (BatchSampler,), {}))
+    engram.retrain(MLP.model, data, [0], train=train, refits=2, progress=False)
+    assert set(sizes) == {2, 1}

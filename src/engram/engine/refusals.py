@@ -40,6 +40,19 @@ CAUSES = (
         "write that operation out of place (x = x + y instead of x += y)",
     ),
     (
+        "positional argument",
+        "a forward that takes each part of the inputs as an argument of its own",
+        "other arguments than it has",
+        "((a, b), y) is given as model(a, b) and ({...}, y) as model(**inputs): for a model that "
+        "takes them as one, write a module whose forward puts them together",
+    ),
+    (
+        "unexpected keyword argument",
+        "a forward with an argument for every key of the inputs",
+        "a key that it does not know",
+        "leave it out of the data, or write a module whose forward takes it",
+    ),
+    (
         "is not implemented",
         "operations that can be differentiated twice",
         "",

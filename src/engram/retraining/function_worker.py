@@ -146,7 +146,7 @@ def without(data: Data, members: Tensor) -> Data:
     if isinstance(data, DataLoader):
         return DataLoader(
             Subset(data.dataset, rows.tolist()),
-            batch_size=data.batch_size,
+            batch_size=getattr(data.batch_sampler, "batch_size", None),  # a sampler has it too
             collate_fn=data.collate_fn,
         )
     if batches.table:
