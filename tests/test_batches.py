@@ -335,3 +335,14 @@ def test_a_training_function_gets_batches_of_the_users_sampler():
     data = loader((X, Y), batch_sampler=type("InOrder", (BatchSampler,), {}))
     engram.retrain(MLP.model, data, [0], train=train, refits=2, progress=False)
     assert set(sizes) == {2, 1}
+
+
+def test_a_collate_fn_that_draws_random_numbers():
+    """As one that masks words at random, or mixes examples with random shares."""
+
+    def noisy(items):
+        x, y = default_collate(items)
+        return x + torch.rand_like(x), y + torch.rand(len(y))
+
+    with Refusal(DataError, "deterministic", "without augmentation"):
+        engram.laplace(MLP.model, loader((X, Y), collate_fn=noisy), progress=False)
