@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -32,12 +33,14 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
     assert target.read_text() == "old"
 
 
-@pytest.mark.parametrize("kind", ["link", "loop", "dangling", "folder"])
+@pytest.mark.parametrize("kind", ["link", "loop", "dangling", "folder", "pipe"])
 def test_pages_are_not_written_through_links(tmp_path: Path, kind: str) -> None:
     theirs, target = tmp_path / "theirs", tmp_path / "page.html"
     theirs.write_text("not ours")
     if kind == "folder":
         target.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(target)
     else:
         target.symlink_to({"link": theirs, "loop": target, "dangling": tmp_path / "none"}[kind])
     with pytest.raises(StorageError, match="not written through"):
@@ -45,6 +48,7 @@ def test_pages_are_not_written_through_links(tmp_path: Path, kind: str) -> None:
     assert theirs.read_text() == "not ours"
     assert not (tmp_path / "none").exists()
     assert len(list(tmp_path.iterdir())) == 2
+    assert not target.is_file() or target.is_symlink()
 
 
 @pytest.mark.parametrize("place", [".", "/", ".."])

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from engram.arguments import one_of, whole
+from engram.arguments import one_of, path_of, whole
 from engram.errors import ArgumentError, ModelMismatchError
 from engram.likelihoods import Likelihood
 from engram.report.printable import printable
@@ -183,7 +183,7 @@ class Result:
 
     def report(self, path: str | Path, top: int = 20) -> Path:
         """Write one self-contained HTML page with figures, the top examples and diagnostics."""
-        return result_page(self, whole("top", top, remedy="use top=20"), Path(path))
+        return result_page(self, whole("top", top, remedy="use top=20"), path_of("file", path))
 
     def __repr__(self) -> str:
         settings = self.provenance.get("settings", {})

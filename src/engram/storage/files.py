@@ -120,14 +120,21 @@ def _remove(path: Path) -> None:
 
 
 def check_free(target: Path) -> None:
-    """A link would be replaced, and what it stands for would stay old without a word."""
-    for kind, found in (("symbolic link", os.path.islink), ("folder", os.path.isdir)):
-        if found(target):
-            raise StorageError(
-                f"a file, or nothing yet, at {target}",
-                f"a {kind}, which is not written through",
-                "remove it, or save elsewhere",
-            )
+    """StorageError where there is something else than a file: the rename would take its place.
+
+    What a link stands for would stay old without a word, and a device would be gone.
+    """
+    try:
+        mode = target.lstat().st_mode
+    except OSError:  # nothing there, or nothing that can be written to, as will be seen
+        return
+    if not stat.S_ISREG(mode):
+        kind = {stat.S_IFLNK: "symbolic link", stat.S_IFDIR: "folder"}.get(stat.S_IFMT(mode))
+        raise StorageError(
+            f"a file, or nothing yet, at {target}",
+            f"a {kind or 'device'}, which is not written through",
+            "remove it, or save elsewhere",
+        )
 
 
 def _made(path: Path) -> int:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from engram.arguments import whole
+from engram.arguments import path_of, whole
 from engram.batches import Batches, Data
 from engram.errors import NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood, resolve
@@ -331,7 +331,7 @@ class Tracker:
     def report(self, path: str | Path, top: int = 20) -> Path:
         """Write one HTML page with the figures, the history and the top examples."""
         details = None if self._latest is None else self._latest.to_frame()
-        return training_page(self.history, details, self.followed, top, Path(path))
+        return training_page(self.history, details, self.followed, top, path_of("file", path))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on, in plain values and tensors, for a torch checkpoint."""
