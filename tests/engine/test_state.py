@@ -9,6 +9,8 @@ from torch import nn
 
 import engram
 from autograd_deviation import expected_deviation
+from engram.engine.state import undisturbed
+from engram.surroundings import kept_surroundings
 from fitted import assert_close
 from interrupting import surroundings
 from snapshot import differences, snapshot
@@ -192,3 +194,52 @@ def test_threads_give_the_answer_of_one(shared):
     assert surroundings() == before
     for number in range(4):
         assert_close(found[number], expected, 1e-12)
+
+
+def test_threads_that_train_again_and_those_that_look_do_not_wait_for_each_other():
+    """One holds the model and wants the process, as refine does; the other wants both."""
+    model = attention()
+    data = (TOKENS, torch.arange(9) % 3)
+    looking = threading.Event()
+
+    def look():
+        with undisturbed(model):
+            looking.set()
+            threading.Event().wait(0.3)
+            with kept_surroundings():
+                pass
+
+    def train():
+        looking.wait()
+        recipe = engram.recipes.Adam(epochs=1)
+        engram.retrain(model, data, [0], train=recipe, refits=2, progress=False)
+
+    threads = [threading.Thread(target=work, daemon=True) for work in (look, train)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_copy_is_not_taken_while_another_thread_looks():
+    """Merged or not, in train mode or not: what is trained are copies of the model as it is."""
+    model = adapted().train()
+    looking, done = threading.Event(), []
+
+    def look():
+        with undisturbed(model):
+            looking.set()
+            threading.Event().wait(0.3)
+            done.append("looked")
+
+    def train(own, data):
+        done.append(own.training)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    looking.wait()
+    with pytest.raises(engram.errors.EngramError):  # the function above does not train
+        engram.retrain(model, (X, Y), [0], train=train, refits=2, progress=False)
+    thread.join(60)
+    assert done[:2] == ["looked", True]

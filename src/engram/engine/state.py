@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from engram.engine.buffers import Buffers
 from engram.engine.modes import Modes
+from engram.parameters import uncompiled
 from engram.surroundings import of_the_thread, random_states, restored, stacks
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
@@ -37,7 +38,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
     One thread at a time: another one that comes with the same model waits.
     """
-    with _lock_of(model):
+    with locked(model):
         state, modes = State.now(model), Modes.now(model)
         # modes of torch first: one that Ctrl-C left open would see what the others do
         restores = (*stacks(), modes.restore, state.restore, *of_the_thread(), *random_states())
@@ -58,9 +59,10 @@ def kept(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _lock_of(model: nn.Module) -> threading.RLock:
+def locked(model: nn.Module) -> threading.RLock:
+    """What one thread at a time holds; taken before anything that belongs to the process."""
     with _making_locks:
-        return _locks.setdefault(model, threading.RLock())
+        return _locks.setdefault(uncompiled(model), threading.RLock())
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from engram.arguments import MANY, seed_number, whole
 from engram.batches import Batch, Batches, Data
-from engram.engine.state import device_of, undisturbed
+from engram.engine.state import device_of, locked, undisturbed
 from engram.errors import ArgumentError, NonFiniteError
 from engram.likelihoods import Likelihood, resolve
 from engram.parameters import check_module, trainable, uncompiled
@@ -117,7 +117,7 @@ def retrain(
     ranks = Ranks.from_environment()
     ranks.check_folder(folder)
     check_folder(folder)
-    with kept_surroundings(), torch.inference_mode(False):
+    with locked(model), kept_surroundings(), torch.inference_mode(False):
         selection = select(Batches(data, 256), indices, groups, classes)
         task = Task(selection, chosen, evaluate_on, refits, keep_models, seed)
         identity = identify(model, data, ways, task, delta)
