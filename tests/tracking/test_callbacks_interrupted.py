@@ -78,6 +78,14 @@ def test_a_batch_that_is_skipped_is_not_visited(tmp_path: Path) -> None:
     assert untouched(model)
 
 
+def test_a_second_fit_goes_on_in_the_history(tmp_path: Path) -> None:
+    model, watching = Net(), callback()
+    fitted(model, watching, tmp_path)
+    fitted(model, watching, tmp_path)
+    assert watching.tracker is not None
+    assert watching.tracker.history.to_frame().index.tolist() == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_training_that_breaks_leaves_nothing_and_can_go_on(
     tmp_path: Path, error: type[BaseException]

@@ -51,6 +51,7 @@ class TrackerCallback(Callback):
         self.tracker: Tracker | None = None
         self._state: dict[str, Any] | None = None
         self._step = ExitStack()
+        self._before = 0  # epochs of earlier calls of fit with this callback
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """The optimizers exist now."""
@@ -62,6 +63,11 @@ class TrackerCallback(Callback):
         if state is not None:
             self.tracker.load_state_dict(state)
 
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """A fit that counts from 0 once more goes on in the history where the last one ended."""
+        assert self.tracker is not None
+        self._before = max(0, self.tracker.history.number(None) - trainer.current_epoch)
+
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -70,7 +76,7 @@ class TrackerCallback(Callback):
             step = self.tracker.step(
                 self.indices(batch),
                 scale=1 / trainer.accumulate_grad_batches,  # Lightning divides the loss by it
-                epoch=trainer.current_epoch,
+                epoch=self._before + trainer.current_epoch,
             )
             self._step.enter_context(step)
 
@@ -94,10 +100,11 @@ class TrackerCallback(Callback):
         """Update, log and stop."""
         if self.tracker is None or (trainer.current_epoch + 1) % self.every:
             return
+        number = self._before + trainer.current_epoch
         if self.indices is None:
-            self.tracker.update(step=trainer.current_epoch)
+            self.tracker.update(step=number)
         else:
-            self.tracker.finish_epoch(step=trainer.current_epoch)
+            self.tracker.finish_epoch(step=number)
         record = self.tracker.history.records[-1]
         pl_module.log_dict({"loo_nll": record.estimate, "train_nll": record.train})
         if self.stop and self.tracker.should_stop:
