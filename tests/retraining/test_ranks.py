@@ -64,7 +64,8 @@ def test_waiting_names_processes_that_fell_silent(tmp_path):
 
 def test_waiting_ends_when_the_last_part_comes(tmp_path):
     run, other = RunFolder(tmp_path, "x", {}), RunFolder(tmp_path, "x", {})
-    other.write("copies", {"number": torch.tensor([1]), "outputs_without": torch.zeros(1, 2)})
+    names = ("number", "outputs_without", "gradient_norm", "wanted_norm")
+    other.write("copies", dict.fromkeys(names, torch.ones(1)))
 
     def missing():
         return [] if run.of_kind("copies") else [1]

@@ -333,3 +333,16 @@ def test_two_threads_train_one_after_the_other():
         found = list(pool.map(lambda _: run(), range(3)))
     assert all(torch.equal(one, expected) for one in found)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_without_a_converged_baseline_no_copy_counts_as_converged(tmp_path):
+    model, x, y = classifier()
+    hasty = Newton(iterations=8)
+    truth = engram.retrain(
+        model, (x, y), [0, 9], train=hasty, prior_precision=DELTA, progress=False
+    )
+    assert (truth.gradient_norm <= truth.wanted_norm).all()  # by themselves they are
+    assert not truth.baseline_converged
+    assert not truth.converged.any()
+    assert "refit with everything, so no copy counts" in repr(truth)
+    assert not engram.Retraining.load(truth.save(tmp_path)).baseline_converged

@@ -11,7 +11,7 @@ from engram.batches import Batches, Data
 from engram.likelihoods import Likelihood
 from engram.retraining.run_folder import Part, RunFolder
 from engram.retraining.task import Task
-from engram.retraining.truth import NoiseFloor, Retraining
+from engram.retraining.truth import NoiseFloor, Retraining, reached
 from engram.sensitivity.provenance import provenance
 
 
@@ -61,6 +61,7 @@ def assemble(
         noise=noise.mean(0),
         noise_floor=floor,
         provenance=provenance(model, settings),
+        baseline_converged=bool(reached(refits["gradient_norm"], refits["wanted_norm"])[0]),
         evaluation_loss=copies.get("evaluation"),
         evaluation_loss_with=refits.get("refit_evaluation", [None])[0],
         parameters={n.removeprefix("parameter "): t for n, t in copies.items() if " " in n},

@@ -28,7 +28,10 @@ from engram.storage.values import taken_apart
 
 FORMAT = 2
 MANIFEST = "manifest"
-NEEDED = {"refits": {"baseline", "refit_outputs"}, "copies": {"number", "outputs_without"}}
+NEEDED = {
+    "refits": {"baseline", "refit_outputs", "gradient_norm", "wanted_norm"},
+    "copies": {"number", "outputs_without", "gradient_norm", "wanted_norm"},
+}
 NAME = re.compile(rf"({'|'.join(NEEDED)})-[0-9a-f]{{32}}\.safetensors")
 Part = dict[str, Tensor]
 
