@@ -271,3 +271,14 @@ def test_a_removal_that_is_no_number_is_flagged(problem):
     assert replace(removal, group=lost).flagged
     assert replace(removal, evaluation=lost).flagged
     assert "not to be believed" in repr(replace(removal, group=lost))
+
+
+@pytest.mark.parametrize("kind", ["default", "full", "kronecker", "low_rank"])
+@pytest.mark.parametrize("weight", [1e20, 1e308, -1e308])
+def test_weights_without_measure_are_flagged_or_refused(problem, kind, weight):
+    posterior = fitted(problem, kind)
+    try:
+        removal = engram.remove(*problem, posterior, [1], weights=[weight], progress=False)
+    except engram.errors.EngramError:
+        return
+    assert removal.flagged

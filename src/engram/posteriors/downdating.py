@@ -76,41 +76,51 @@ def downdated(posterior: Posterior) -> Posterior:
     return replace(posterior, blocks=blocks)
 
 
-def without_inputs(posterior: Posterior, taken: Mapping[tuple[str, ...], Tensor]) -> Posterior:
+def without_inputs(
+    posterior: Posterior, taken: Mapping[tuple[str, ...], Tensor]
+) -> tuple[Posterior, float]:
     r"""The same posterior without some inputs: :math:`R \otimes (\sum_j c_j c_j' - T) + \delta`.
 
     Args:
         taken: T, the squares of the inputs that are left out, [I, I] by the names of the block.
+
+    Returns:
+        The posterior, and the smallest eigenvalue of a factor over its largest: below 0 where
+        more was taken out than was in it, which is held at 0.
     """
-    blocks = tuple(
-        _remaining_block(block, taken[block.names], posterior)
-        if isinstance(block, EigenBlock) and block.names in taken
-        else block
-        for block in posterior.blocks
-    )
-    return replace(posterior, blocks=blocks)
+    blocks: list[Block] = []
+    lowest = 0.0
+    for block in posterior.blocks:
+        if isinstance(block, EigenBlock) and block.names in taken:
+            block, own = _remaining_block(block, taken[block.names], posterior)
+            lowest = min(lowest, own)
+        blocks.append(block)
+    return replace(posterior, blocks=tuple(blocks)), lowest
 
 
-def _remaining_block(block: EigenBlock, taken: Tensor, posterior: Posterior) -> EigenBlock:
-    """The second factor without T, in its own eigenbasis."""
+def _remaining_block(
+    block: EigenBlock, taken: Tensor, posterior: Posterior
+) -> tuple[EigenBlock, float]:
+    """The second factor without T, in its own eigenbasis, and its smallest eigenvalue."""
     assert block.row_share is not None
     assert block.columns is not None
     prior = min(posterior.prior_of(name) for name in block.names)
     shares, basis = in_double(block.row_share), in_double(block.columns[0])
     largest = int(shares.argmax())
     if not shares[largest] > 0:  # no curvature to take anything from
-        return block
+        return block, 0.0
     values = (in_double(block.precision[0, largest]) - prior).clamp(min=0) / shares[largest]
     left = torch.diag(values) - basis.mT @ in_double(taken) @ basis
     remaining, turn = eigh(0.5 * (left + left.mT))
     precision = shares[:, None] * remaining.clamp(min=0) + prior
-    return EigenBlock(
+    left_out = EigenBlock(
         block.layout,
         precision[None].to(block.precision),
         block.rows,
         (basis @ turn)[None].to(block.columns),
         block.row_share,
     )
+    return left_out, float(remaining[0] / values.max().clamp(min=torch.finfo(values.dtype).tiny))
 
 
 def _has_share(block: Block) -> bool:

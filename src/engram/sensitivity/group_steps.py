@@ -38,6 +38,8 @@ from engram.sensitivity.newton import (
 )
 from engram.sensitivity.remaining import LARGEST_ITERATION, LeftOut, has_low_rank
 
+OVERDRAWN = 1e-6  # of the largest eigenvalue of a factor
+
 
 class Matrix(StrEnum):
     """M, in words."""
@@ -87,8 +89,11 @@ def _downdated(group: LeftOut) -> Step:
             repr(group.posterior),
             'fit it with engram.laplace(..., structure="kronecker"), or use "linear"',
         )
-    remaining = without_inputs(group.posterior, group.inputs())
-    return Step(equation.mean_deviation(remaining.solve, group.gradient()), Matrix.FACTORS)
+    remaining, lowest = without_inputs(group.posterior, group.inputs())
+    delta = equation.mean_deviation(remaining.solve, group.gradient())
+    # whole examples are in the factors, but for what was merged; larger shares need not be
+    overdrawn = group.largest_share > 1 and lowest < -OVERDRAWN
+    return Step(delta, Matrix.FACTORS, overdrawn)
 
 
 def _corrected(group: LeftOut) -> Step:

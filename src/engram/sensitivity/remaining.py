@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -40,6 +41,11 @@ class LeftOut:
         self.parameters = {
             n: p for n, p in trainable(opened.model).items() if n in posterior.block_of
         }
+
+    @property
+    def largest_share(self) -> float:
+        """Of the examples, as much as is taken out of any."""
+        return max(self.share_of.values())
 
     def _shares(self, indices: Tensor, like: Tensor) -> Tensor:
         return torch.tensor([self.share_of[int(i)] for i in indices], dtype=torch.float64).to(like)[
@@ -127,6 +133,8 @@ class LeftOut:
         conditioned = self.posterior.solve(residual)
         direction = dict(conditioned)
         square = first = inner(residual, conditioned)
+        if not math.isfinite(first):  # weights so large that their squares overflow
+            return conditioned, True
         double = next(iter(right.values())).dtype == torch.float64
         tolerance = 1e-28 if double and not has_low_rank(self.posterior) else 1e-9
         prior = 0.01 * min(self.posterior.prior_of(name) for name in right)
