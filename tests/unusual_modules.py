@@ -302,3 +302,30 @@ def unusual(name: str) -> tuple[nn.Module, Tensor]:
     first = torch.tensor([-1.5, 0.1, 0.2, 0.9, -0.7, 0.4, -0.2], dtype=torch.float64)
     x.reshape(7, -1)[:, 0] = first
     return model, x
+
+
+class DetachedCube(torch.autograd.Function):
+    """Right gradients, linear in what comes in, and a Hessian that lacks a part."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.slope = 3 * x.detach() ** 2
+        return x**3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.slope * gradient
+
+
+class WholeCube(torch.autograd.Function):
+    """The same with nothing detached."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * gradient

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 import engram
 from engram.errors import DataError, EngineError
 from refusal import Refusal
-from unusual_modules import Cube, NumpyCube
+from unusual_modules import Cube, DetachedCube, NumpyCube, WholeCube
 
 X = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(7) % 3
@@ -106,6 +106,28 @@ def test_a_function_without_a_second_derivative_has_no_hessian(function):
     fitted = engram.laplace(model, (X, Y), structure="kronecker", progress=False)
     with Refusal(EngineError, "can be differentiated", function.__name__.lower()):
         engram.calibrate(model, (X, Y), fitted, progress=False)
+
+
+def test_a_function_whose_backward_is_detached_has_no_hessian():
+    """Its gradients and tangents are right, and the Hessian lacks a part without a word."""
+    torch.manual_seed(0)
+    model = Model(DetachedCube.apply)
+    assert engram.laplace(model, (X, Y), progress=False).curvature == "ggn"
+    with Refusal(EngineError, "can be differentiated", "detachedcube"):
+        engram.laplace(model, (X, Y), structure="full", curvature="hessian", progress=False)
+    fitted = engram.laplace(model, (X, Y), structure="kronecker", progress=False)
+    engram.calibrate(model, (X, Y), fitted, curvature="ggn", progress=False)
+
+
+def test_a_function_with_a_whole_backward_has_its_hessian():
+    torch.manual_seed(0)
+    model, plain = Model(WholeCube.apply), Model(lambda h: h**3)
+    plain.load_state_dict(model.state_dict())
+    choice = {"structure": "full", "curvature": "hessian", "prior_precision": 300.0}
+    found, expected = (engram.laplace(m, (X, Y), progress=False, **choice) for m in (model, plain))
+    ones = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    for name, value in expected.multiply(ones).items():
+        assert torch.allclose(found.multiply(ones)[name], value, rtol=1e-4)
 
 
 @pytest.fixture

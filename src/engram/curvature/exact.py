@@ -35,7 +35,10 @@ class ExactCurvature:
     def __init__(self, opened: Session, layout: Layout, kind: str) -> None:
         check_exact(kind)
         self.opened, self.layout, self.kind = opened, layout, kind
-        opened.engine.check_twice()
+        if kind == "hessian":
+            opened.engine.check_hessian()
+        else:
+            opened.engine.check_twice()
         parameters = trainable(opened.model)
         self.parameters = [parameters[name] for name in layout.names]
         self.products = 0

@@ -19,7 +19,7 @@ ROWS_AT_ONCE = 64
 
 def hessian(session: Session, layout: Layout) -> Tensor:
     """sum_i d2 loss_i / d theta2, [P, P], in the widest precision."""
-    session.engine.check_twice()
+    session.engine.check_hessian()
     model = session.model
     parameters = [trainable(model)[name] for name in layout.names]
     size = layout.num_params

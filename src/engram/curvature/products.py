@@ -35,7 +35,7 @@ def batch_hessian_times(
     weights: Tensor | None = None,
 ) -> Named:
     """The same over the examples of one batch, each with its weight, [B]."""
-    session.engine.check_twice()
+    session.engine.check_hessian()
     batch = batch.to(device_of(session.model))
     wanted = list(parameters.values())
     with torch.enable_grad(), plain_attention():

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from engram.batches import Batch, Batches
+from engram.engine.own_hessian import has_true_hessian
 from engram.engine.passes import Trace, trace
 from engram.engine.plan import Plan
 from engram.engine.planning import make_plan, outermost, rounds, whole
@@ -54,6 +55,7 @@ class Engine:
     coverage: Coverage
     parameters: dict[str, nn.Parameter]
     own_functions: tuple[str, ...] = ()  # autograd functions of the user's
+    true_hessian: bool = True  # whether the second derivatives through them are right
 
     def trace(self, batch: Batch) -> Trace:
         """Forward pass over a batch, recorded."""
@@ -62,6 +64,11 @@ class Engine:
     def check_twice(self) -> None:
         """EngineError where second derivatives are wanted and the model has none."""
         if not self.plan.twice:
+            raise no_second_derivative(self.own_functions)
+
+    def check_hessian(self) -> None:
+        """EngineError where the Hessian is wanted and autograd's lacks a part."""
+        if not self.plan.twice or not self.true_hessian:
             raise no_second_derivative(self.own_functions)
 
 
@@ -84,8 +91,9 @@ def _prepare(model: nn.Module, batches: Batches) -> Engine:
     check_independent(model, probe)
     expected = Expected.of(model, probe)
     plan, used = _checked_plan(model, probe, expected)
-    functions = tuple(expected.functions)
-    return Engine(model, plan, _coverage(model, plan, used), parameters, functions)
+    functions, coverage = tuple(expected.functions), _coverage(model, plan, used)
+    curved = has_true_hessian(model, probe, expected)
+    return Engine(model, plan, coverage, parameters, functions, curved)
 
 
 def _checked_plan(model: nn.Module, probe: Batch, expected: Expected) -> tuple[Plan, set[str]]:
