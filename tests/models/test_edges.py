@@ -11,6 +11,7 @@ from scipy.optimize import minimize
 from engram.errors import EngramError
 from engram.models import fit_glm, fit_linear, sensitivities_of
 from engram.models.gaussian_process import exact_gaussian_process
+from engram.models.variational.linear import fit_variational_linear
 
 KINDS = ("plain", "constant", "collinear", "zero", "far", "twice")
 
@@ -158,3 +159,19 @@ def test_gaussian_process(count, scale, noise):
         assert float((result.outputs + result.deviation)[i]) == pytest.approx(
             mean, rel=1e-6, abs=1e-6 * scale
         )
+
+
+@pytest.mark.parametrize("kind", ["plain", "collinear", "twice"])
+@pytest.mark.parametrize("count", [1, 2, 6])
+def test_latent_gaussian(kind, count):
+    """Gaussian noise of variance 1: the variational posterior is ridge regression's own."""
+    random = np.random.default_rng(9)
+    inputs, targets = columns(random, count, 2, kind), random.normal(size=count)
+    fitted = fit_variational_linear(
+        torch.tensor(inputs), torch.tensor(targets), "gaussian", prior_precision=0.3
+    )
+    result = fitted.sensitivities()
+    ones, penalty = np.ones(count), np.full(2, 0.3)
+    for i in range(count):
+        truth = least_squares(inputs, targets, ones, penalty, i)
+        assert float((result.outputs + result.deviation)[i]) == pytest.approx(truth, abs=1e-8)
