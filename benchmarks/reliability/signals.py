@@ -64,9 +64,11 @@ class Interruptible:
         try:
             self.armed = True
             call()
-            self.armed = False
+            self.armed = False  # here: one that comes now is still caught
         except KeyboardInterrupt as interrupt:
             return place(interrupt)
+        finally:
+            self.armed = False
         return None
 
 
@@ -131,7 +133,7 @@ def _interrupted(work: Work, folder: Path, connection: Connection) -> None:
         try:
             where = interruptible.place_of_interrupt(lambda: work.run(folder))
         except Exception as error:
-            where, other = place(error), f"raised {type(error).__name__}"
+            where, other = place(error), f"raised {type(error).__name__}: {error}"[:200]
         connection.recv()  # the signal is sent; one that came too late finds nobody armed
         changed = differences(before, snapshot(work.model))
         told = {"struck": where is not None, "changed": changed, "place": where or ""}
