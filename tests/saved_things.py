@@ -1,7 +1,7 @@
 """Everything that can be saved: how it is made, and the numbers that are read back from it.
 
 ``python -m tests.saved_things NAME`` saves all of it into ``fixtures/saved/NAME``, once: what a
-version has written does not change after it.
+version has written does not change after it. ``0.1`` is from before all was saved by one writer.
 """
 
 from __future__ import annotations
