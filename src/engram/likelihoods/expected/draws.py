@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -15,9 +16,9 @@ AT_ONCE = 2**18  # numbers in a block of draws for all examples
 
 def check_samples(num_samples: int) -> int:
     """At least as many as an average over pairs needs to mean anything."""
-    if num_samples < FEWEST:
+    if not (isinstance(num_samples, Integral) and num_samples >= FEWEST):
         raise LikelihoodError(f"at least {FEWEST} samples", repr(num_samples), "use 256 or more")
-    return num_samples
+    return int(num_samples)
 
 
 def normal_draws(num_samples: int, dimension: int, seed: int, like: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from engram.errors import ArgumentError, DataError, NonFiniteError
+from engram.arguments import whole
+from engram.errors import DataError, NonFiniteError
 from engram.models.gaussian_process.sparse_gpytorch import (
     Inducing,
     base_strategy,
@@ -144,12 +145,9 @@ def _at_prior(prior: Inducing, likelihood: Any, targets: Tensor, model: Any) -> 
 
 
 def _check_steps(num_steps: int, batch_size: int | None) -> None:
-    if num_steps < 1 or (batch_size is not None and batch_size < 1):
-        raise ArgumentError(
-            "at least 1 step and 1 example a step",
-            f"num_steps={num_steps!r}, batch_size={batch_size!r}",
-            "use num_steps=100",
-        )
+    whole("num_steps", num_steps, remedy="use num_steps=100, at least 1 step")
+    if batch_size is not None:
+        whole("batch_size", batch_size, remedy="leave it out; at least 1 example a step")
 
 
 def _checked(data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.arguments import is_number, whole
+from engram.arguments import MANY, is_number, whole
 from engram.engine.totals import NoSum, Totals
 from engram.errors import ArgumentError
 from engram.models.influence.refits import Settled, settle
@@ -97,7 +97,7 @@ def sensitivities_of(
         True
     """
     rule = corrected if estimator == EXACT else estimator_named(estimator, also=[EXACT])
-    rounds = whole("rounds", rounds, low=0, remedy="use rounds=3")
+    rounds = whole("number of rounds", rounds, 0, MANY, "use rounds=3")
     if not (is_number(share) and 0 < share <= 1):
         raise ArgumentError(
             "a share above 0 and at most 1", repr(share), "use parameter_deviation for others"

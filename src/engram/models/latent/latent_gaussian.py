@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from engram import equation
+from engram.arguments import is_number
 from engram.errors import ArgumentError, PosteriorError
 from engram.likelihoods.expected import ExpectedLoss
 from engram.models.diagnosis import Convergence
@@ -139,7 +140,7 @@ class LatentGaussian:
             step_size: rho, between 0 and 1.
             scale: by which the sums over the examples are multiplied: all over batch size.
         """
-        if not 0 < step_size <= 1:
+        if not (is_number(step_size) and 0 < step_size <= 1):
             raise ArgumentError("a step size above 0, at most 1", repr(step_size), "use 0.5")
         prior = self.prior_precision * _identity(self.precision)
         curvature = scale * (self.target_precision - prior) + prior

@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 from tqdm import tqdm
 
+from engram.arguments import is_number, shown, whole
 from engram.errors import ArgumentError, PosteriorError
 
 SMALLEST = 2.0**-20
@@ -50,12 +51,9 @@ def fit(
         tolerance: on the length of the natural gradient.
         progress: show a bar when it takes longer than a few seconds.
     """
-    if not 0 < step_size <= 1 or max_steps < 1:
-        raise ArgumentError(
-            "a step size above 0, at most 1, and at least 1 step",
-            f"step_size={step_size!r}, max_steps={max_steps!r}",
-            "use step_size=1.0, max_steps=1000",
-        )
+    max_steps = whole("max_steps", max_steps, remedy="use max_steps=1000, at least 1 step")
+    if not (is_number(step_size) and 0 < step_size <= 1):
+        raise ArgumentError("a step size above 0, at most 1", shown(step_size), "use step_size=1.0")
     state, rho, length = start, step_size, start.natural_gradient_length
     bar = tqdm(
         total=max_steps, desc="natural gradient", delay=2.0, leave=False, disable=not progress
