@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import engram
-from engram.errors import ArgumentError, ModelMismatchError, StorageError
+from engram.errors import ArgumentError, ModelMismatchError, PosteriorError, StorageError
 from saved_folders import edit
 
 STRUCTURES = ["full", "kronecker", "diagonal", "isotropic", "last_layer", "low_rank"]
@@ -291,7 +291,12 @@ def test_a_posterior_that_could_not_be_read_is_not_saved(
         replace(good, prior_precision=-1.0),
         replace(good, mean={name: value / 0 for name, value in good.mean.items()}),
         replace(good, settings={"function": print}),
+        replace(good, mean=None),
+        replace(good, blocks=None),
+        replace(good, blocks=(1,)),
+        replace(good, prior_precision="1"),
+        replace(good, num_data=None),
     ):
-        with pytest.raises(StorageError):
+        with pytest.raises((StorageError, PosteriorError)):
             bad.save(tmp_path)
     assert engram.Posterior.load(tmp_path).log_determinant() == good.log_determinant()

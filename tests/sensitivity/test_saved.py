@@ -56,6 +56,10 @@ def test_what_fails_to_be_saved_leaves_the_old_one(result: engram.Result, tmp_pa
         replace(other, loss=result.loss / 0),
         replace(other, score=result.score[:-1]),
         replace(other, outputs=result.outputs.long()),
+        replace(other, coverage=None),
+        replace(other, score=None),
+        replace(other, outputs=[1.0]),
+        replace(other, diagnostics=None),
     ]
     for one in bad:
         with pytest.raises(StorageError):

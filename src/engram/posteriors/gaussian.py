@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,8 @@ from engram.likelihoods.remembered import Remembered
 from engram.parameters import Named, check_finite_weights, trainable
 from engram.posteriors.blocks import Block, DenseBlock
 from engram.posteriors.low_rank import LowRankBlock
-from engram.posteriors.saving import read, write
-from engram.storage.values import init_fields, taken_apart
+from engram.posteriors.saving import checked, content_of, read, write
+from engram.storage.values import as_read, init_fields, taken_apart
 
 FACTS = ("structure", "curvature", "exact", "scale", "prior_precision", "num_data", "prior_by_name")
 
@@ -218,8 +219,9 @@ class Posterior:
 
     def save(self, folder: str | Path) -> Path:
         """Write ``posterior.json`` and its tensors into a folder, whole; no pickle."""
-        _check_numbers(self)
-        return write(folder, init_fields(self))
+        content = content_of(init_fields(self))
+        _made(as_read(content))
+        return write(folder, content)
 
     @classmethod
     def load(cls, folder: str | Path, device: torch.device | str = "cpu") -> Posterior:
@@ -229,12 +231,16 @@ class Posterior:
             folder: that it was saved in.
             device: of the model that it is used with.
         """
-        found = cls(**read(folder, cls, device_of(device)))
-        _check_numbers(found)
-        return found
+        return _made(read(folder, device_of(device)))
 
     def __repr__(self) -> str:
         return (
             f"Posterior({self.structure}, {self.num_params:,} parameters, N={self.num_data:,}, "
             f"prior_precision={self.prior_precision:g})"
         )
+
+
+def _made(content: Any) -> Posterior:
+    found = Posterior(**checked(content, Posterior))
+    _check_numbers(found)
+    return found

@@ -27,24 +27,33 @@ KINDS: dict[str, type[Any]] = {
 }
 
 
-def write(folder: str | Path, fields: Mapping[str, Any]) -> Path:
-    """Write the fields of a posterior; those that JSON cannot hold are refused by name."""
-    check_mean(fields["mean"])
-    check_blocks(fields["blocks"], fields["mean"])
-    blocks = [{KIND: _kind(block)} | init_fields(block) for block in fields["blocks"]]
-    own = {"blocks": blocks, "likelihood": described(fields["likelihood"])}
-    return write_folder(folder, "posterior", FORMAT, dict(fields) | own)
+def content_of(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What is written of the fields of a posterior."""
+    blocks = fields["blocks"]
+    if not isinstance(blocks, tuple | list):
+        raise wrong("a posterior", "blocks", blocks)
+    parts = [{KIND: _kind(block)} | init_fields(block) for block in blocks]
+    own = {"blocks": parts, "likelihood": described(fields["likelihood"])}
+    return dict(fields) | own
 
 
-def read(folder: str | Path, kind: type[Any], device: torch.device) -> dict[str, Any]:
-    """The fields that :func:`write` was given, checked.
+def write(folder: str | Path, content: Mapping[str, Any]) -> Path:
+    """Write what :func:`content_of` gave."""
+    return write_folder(folder, "posterior", FORMAT, content)
+
+
+def read(folder: str | Path, device: torch.device) -> Any:
+    """What :func:`write` wrote."""
+    return read_folder(folder, "posterior", FORMAT, str(device))
+
+
+def checked(content: Any, kind: type[Any]) -> dict[str, Any]:
+    """The fields of a posterior from what was read.
 
     Args:
-        folder: that it was written to.
+        content: that was read.
         kind: the posterior's class, for the types of its fields.
-        device: of its tensors.
     """
-    content = read_folder(folder, "posterior", FORMAT, str(device))
     fields = read_fields(
         kind, content, "posterior.json", {"blocks": _blocks, "likelihood": _likelihood}
     )

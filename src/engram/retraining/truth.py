@@ -19,7 +19,7 @@ from engram.retraining.returned import with_state
 from engram.retraining.saved import FORMAT, check_saved
 from engram.storage.folder import read_folder, write_folder
 from engram.storage.typed import read_fields
-from engram.storage.values import init_fields
+from engram.storage.values import as_read
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,8 @@ class Retraining:
 
     def save(self, folder: str | Path) -> Path:
         """Write ``retraining.json`` and its tensors into a folder, whole; no pickle."""
-        content = init_fields(self)
-        check_saved(content)
-        return write_folder(folder, "retraining", FORMAT, content)
+        read_retraining(as_read(self), "retraining.json")
+        return write_folder(folder, "retraining", FORMAT, self)
 
     @classmethod
     def load(cls, folder: str | Path) -> Retraining:

@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from engram.retraining.agreement import Agreement, Interval
-from engram.retraining.saved import check, check_numbers, check_positions, check_saved
+from engram.retraining.saved import check, check_numbers, check_positions
 from engram.retraining.truth import Retraining, read_retraining
 from engram.storage.folder import read_folder, write_folder
 from engram.storage.typed import read_fields
-from engram.storage.values import init_fields
+from engram.storage.values import as_read
 
 FORMAT = 2
 INK, ACCENT, PALE = "#1b1b1b", "#c8553d", "#8a8f98"
@@ -150,18 +150,13 @@ class Verification:
 
     def save(self, folder: str | Path) -> Path:
         """Write ``verification.json`` and its tensors, the truth among them, into a folder."""
-        content = init_fields(self)
-        check_estimates(content)
-        check_saved(init_fields(self.truth))
-        return write_folder(folder, "verification", FORMAT, content)
+        _read(as_read(self))
+        return write_folder(folder, "verification", FORMAT, self)
 
     @classmethod
     def load(cls, folder: str | Path) -> Verification:
         """Read what :meth:`save` wrote; StorageError where it is damaged or not finite."""
-        content = read_folder(folder, "verification", FORMAT)
-        values = read_fields(cls, content, "verification.json", {"truth": read_retraining})
-        check_estimates(values)
-        return cls(**values)
+        return _read(read_folder(folder, "verification", FORMAT))
 
     def __str__(self) -> str:
         return self.sentence
@@ -177,6 +172,12 @@ class Verification:
         lines.append(f"noise floor           {self.truth.noise_floor}")
         lines.append("slope                 true over estimated, through the origin")
         return "\n".join(lines)
+
+
+def _read(content: Any) -> Verification:
+    values = read_fields(Verification, content, "verification.json", {"truth": read_retraining})
+    check_estimates(values)
+    return Verification(**values)
 
 
 def check_estimates(values: Mapping[str, Any]) -> None:

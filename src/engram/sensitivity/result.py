@@ -24,7 +24,7 @@ from engram.sensitivity.saved import FORMAT, check_saved
 from engram.sensitivity.verdict import Verdict
 from engram.storage.folder import read_folder, write_folder
 from engram.storage.typed import read_fields
-from engram.storage.values import init_fields
+from engram.storage.values import as_read, init_fields
 
 OBTAINED = ("estimate", "solve", "retrain")  # what the numbers in the column stand for
 UNITS = {
@@ -178,7 +178,7 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Write ``result.json`` and its tensors into a folder, whole; no pickle."""
         content = init_fields(self)
-        check_saved(content)
+        _read(as_read(content))
         return write_folder(folder, "result", FORMAT, {"units": self._units()} | content)
 
     def report(self, path: str | Path, top: int = 20) -> Path:
@@ -214,6 +214,10 @@ def load(folder: str | Path) -> Result:
     content = read_folder(folder, "result", FORMAT)
     if isinstance(content, dict):
         content.pop("units", None)
+    return _read(content)
+
+
+def _read(content: Any) -> Result:
     values = read_fields(Result, content, "result.json")
     check_saved(values)
     return Result(**values)

@@ -53,6 +53,11 @@ def put_together(value: Any, tensors: Mapping[str, Tensor], where: str) -> Any:
     return whole
 
 
+def as_read(value: Any) -> Any:
+    """What would be read if this were saved: what could not be read is not worth saving."""
+    return put_together(*taken_apart(value), "what is saved")
+
+
 def _plain(value: Any, place: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
     if len(place) > DEEPEST:
         raise _unsaved(place, f"more than {DEEPEST} objects in each other")

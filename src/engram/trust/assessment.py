@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from engram.sensitivity.verdict import LEVELS, Reason, Verdict
 from engram.storage.folder import read_folder, write_folder
 from engram.storage.typed import read_fields
+from engram.storage.values import as_read
 from engram.trust.saved import FORMAT, check_saved
 from engram.trust.signals import Signals
 
@@ -56,16 +58,19 @@ class Assessment:
 
     def save(self, folder: str | Path) -> Path:
         """Write ``assessment.json`` and its tensors into a folder, whole; no pickle."""
-        check_saved(self.verdict, self.signals)
+        _read(as_read(self))
         return write_folder(folder, "assessment", FORMAT, self)
 
     @classmethod
     def load(cls, folder: str | Path) -> Assessment:
         """Read what :meth:`save` wrote; StorageError where it is damaged or not finite."""
-        content = read_folder(folder, "assessment", FORMAT)
-        found = cls(**read_fields(cls, content, "assessment.json"))
-        check_saved(found.verdict, found.signals)
-        return found
+        return _read(read_folder(folder, "assessment", FORMAT))
 
     def __repr__(self) -> str:
         return f"{self.verdict!r}\n{self.signals}"
+
+
+def _read(content: Any) -> Assessment:
+    found = Assessment(**read_fields(Assessment, content, "assessment.json"))
+    check_saved(found.verdict, found.signals)
+    return found
