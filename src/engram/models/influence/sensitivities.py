@@ -230,7 +230,7 @@ def _diagnostics(fit: Fit, estimate: Estimate, step_error: float) -> Diagnostics
     largest = fit.largest_leverage
     return Diagnostics(
         leverage_examples=len(fit.targets),
-        share_above_one=float((fit.leverage > 1).double().mean()),
+        share_above_one=float((fit.leverage > 1 + 1e-9).double().mean()),
         share_inconsistent=float((largest > 1 + 1e-9).double().mean()),
         effective_parameters=float(fit.leverage.sum()),
         effective_parameters_error=0.0,
