@@ -210,4 +210,4 @@ def test_weights_that_overflow(weight, estimator):
 
 def test_a_weight_that_overflows_is_named():
     with Refusal(NonFiniteError, "weights"):
-        remove(weights=[1e308, 1.0])
+        remove(weights=[1e308, 1.0], estimator="paper")
