@@ -93,8 +93,7 @@ process is left to differ. *Found afterwards* is `whole` where the same call giv
 as before; where a folder that two versions were saved into in turns holds all of one of them; and
 where a retraining that is called again comes to the same end, bit by bit, with at most the training
 under way lost (for a function: those of the refits, if these were under way). Files that a killed
-save had begun are never read; a save an hour later takes them away, but for a `.tmp...` that
-safetensors itself had begun.
+save had begun are never read; a save an hour later takes them away.
 
 {(2 * chr(10)).join(parts)}
 """

@@ -56,7 +56,10 @@ def replacing(target: str | Path) -> Iterator[Path]:
     except OSError as error:
         raise _unwritable(target, error) from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):  # not rmtree: where Ctrl-C comes in it, another error comes out
+            for left in temporary.iterdir():
+                left.unlink()
+            temporary.rmdir()
     with suppress(OSError):  # not every system can do this for a folder
         _to_disk(target.parent)
 
