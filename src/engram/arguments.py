@@ -74,7 +74,7 @@ def path_of(kind: str, value: Any) -> Path:
     raise ArgumentError(f"the name of a {kind}", shown(value), 'use "run"')
 
 
-def device_of(value: Any) -> torch.device:
+def usable_device(value: Any) -> torch.device:
     """A device that tensors can be put on here."""
     try:
         device = torch.device(value)

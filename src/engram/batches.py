@@ -12,18 +12,13 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, default_collate
 
 from engram.errors import DataError, EngineError, brief
-from engram.fidelity import (
-    BATCHES,
-    check_repeatable,
-    check_rows_in_order,
-    not_repeatable,
-    spread,
-)
+from engram.fidelity import BATCHES, check_repeatable, check_rows_in_order, not_repeatable
 from engram.forms import Data as Data
 from engram.forms import common_length, is_dataset, is_table, length_of, parts
 from engram.inputs import Inputs as Inputs
 from engram.inputs import check_rows, handed, mapped, plain, tensors_of
 from engram.loaders import check_loader
+from engram.selection import spread
 
 
 @dataclass(frozen=True)
@@ -170,7 +165,7 @@ class Batches:
         """What the loader gives, counted and compared with the data set."""
         with torch.random.fork_rng(devices=[]):  # every iterator draws a seed for its workers
             source = iter(self.data)
-        compared = {n * self._loader_batch() for n in spread(len(self.data), BATCHES)}
+        compared = {n * self._loader_batch() for n in spread(len(self.data), BATCHES).tolist()}
         start, ended = 0, object()
         while (item := self._next(source, ended, start)) is not ended:
             batch = self._batch(item, None, start)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engram.errors import DataError
 from engram.inputs import tensors_of
+from engram.selection import spread
 
 if TYPE_CHECKING:
     from engram.batches import Batch
@@ -20,23 +21,13 @@ BATCHES = 8  # of a pass, the first and last among them
 Alone = Callable[[int], "Batch"]  #: an example, read and collated by itself
 
 
-def spread(count: int, most: int) -> list[int]:
-    """Positions spread over so many, both ends among them.
-
-    Example:
-        >>> spread(9, 3), spread(2, 3)
-        ([0, 4, 8], [0, 1])
-    """
-    return torch.linspace(0, count - 1, min(count, most)).round().long().unique().tolist()
-
-
 def check_rows_in_order(batch: Batch, alone: Alone) -> None:
     """DataError if some row is not its example: another order, or examples mixed with others.
 
     Where two readings of an example differ, only its target tells; where that differs too, the
     collate_fn draws random numbers.
     """
-    for position in spread(len(batch), ROWS):
+    for position in spread(len(batch), ROWS).tolist():
         index = int(batch.indices[position])
         own = alone(index)
         if same_example(batch, position, own):
@@ -54,7 +45,7 @@ def check_rows_in_order(batch: Batch, alone: Alone) -> None:
 
 def check_repeatable(alone: Alone, num_data: int) -> None:
     """DataError if an example is not the same when it is read again."""
-    for index in spread(num_data, ROWS):
+    for index in spread(num_data, ROWS).tolist():
         if not same_example(alone(index), 0, alone(index)):
             raise not_repeatable(f"example {index} was other when it was read again")
 
@@ -96,6 +87,7 @@ def _equal(row: Tensor, own: Tensor) -> bool:
     if not (row.is_floating_point() or row.is_complex()) or row.dtype != own.dtype:
         return torch.equal(row, own)
     tolerance = ROUNDINGS * torch.finfo(row.dtype).eps
-    finite = own.abs().nan_to_num(0.0, 0.0, 0.0)
-    scale = float(finite.max()) if own.numel() else 0.0
+    size = own.abs()
+    finite = size[size.isfinite()]
+    scale = float(finite.max()) if finite.numel() else 0.0
     return torch.allclose(row, own, rtol=tolerance, atol=tolerance * scale, equal_nan=True)

@@ -1,4 +1,4 @@
-"""Which examples are left out, and what share of each: checked once, wherever it enters."""
+"""Which examples: those left out, checked once wherever they enter, or some for a look."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ import torch
 from torch import Tensor
 
 from engram.errors import ArgumentError
+
+
+def spread(count: int, most: int) -> Tensor:
+    """Positions spread over so many, both ends among them.
+
+    Example:
+        >>> spread(9, 3), spread(2, 3)
+        (tensor([0, 4, 8]), tensor([0, 1]))
+    """
+    return torch.linspace(0, count - 1, min(count, most)).long().unique()
 
 
 def check_group(

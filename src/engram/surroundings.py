@@ -122,11 +122,8 @@ def _flags() -> Iterator[Restore]:
     for name in ("benchmark", "deterministic", "enabled"):
         yield _setting(setattr, cudnn, name, getattr(cudnn, name))
     if not kernels.plain():  # else they are not the user's to keep
-        cuda = torch.backends.cuda
-        yield _setting(cuda.enable_math_sdp, cuda.math_sdp_enabled())
-        yield _setting(cuda.enable_flash_sdp, cuda.flash_sdp_enabled())
-        yield _setting(cuda.enable_mem_efficient_sdp, cuda.mem_efficient_sdp_enabled())
-        yield _setting(cuda.enable_cudnn_sdp, cuda.cudnn_sdp_enabled())
+        for read, write, _ in kernels.SWITCHES:
+            yield _setting(write, read())
 
 
 def random_states() -> Iterator[Restore]:

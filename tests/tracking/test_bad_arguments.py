@@ -82,7 +82,7 @@ def test_validation_data_must_fit_the_model() -> None:
     optimizer.step()
     x, y = data()
     tracker = engram.Tracker(model, optimizer, data(), validation=(x[:, :3], y))
-    with pytest.raises(EngineError, match="validation data that the model runs on"):
+    with pytest.raises(EngineError, match="a model that runs on the validation data"):
         tracker.update()
 
 

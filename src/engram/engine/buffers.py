@@ -47,7 +47,7 @@ class Buffers:
         """Names of those that have other values now."""
         noted = {id(buffer): value for _, _, buffer, value in self.places}
         found = model.named_buffers()
-        return [name for name, b in found if id(b) not in noted or not _same(b, noted[id(b)])]
+        return [name for name, b in found if id(b) not in noted or not same_values(b, noted[id(b)])]
 
     @contextmanager
     def again(self) -> Iterator[None]:
@@ -72,12 +72,13 @@ class Buffers:
         """As they were; those that a call has made since are gone."""
         for module, name, buffer, value in self.places:
             module._buffers[name] = buffer
-            if not _same(buffer, value):
+            if not same_values(buffer, value):
                 buffer.data.copy_(value)
         for table, names in self.tables:
             for name in table.keys() - names:
                 del table[name]
 
 
-def _same(left: Tensor, right: Tensor) -> bool:
+def same_values(left: Tensor, right: Tensor) -> bool:
+    """Of one shape and equal; a NaN is another one."""
     return left.shape == right.shape and torch.equal(left, right)

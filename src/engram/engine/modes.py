@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engram.engine.buffers import same_values
+
 
 @dataclass(frozen=True)
 class Modes:
@@ -104,7 +106,7 @@ class Switching:
     def put_values(self) -> None:
         """Its tensors as they were, bit by bit; ``data``, so that autograd sees no change."""
         for tensor, value in self.tensors:
-            if not _same(tensor, value):
+            if not same_values(tensor, value):
                 tensor.data.copy_(value)
 
     def put_back(self) -> None:
@@ -133,10 +135,8 @@ def _tensors(module: nn.Module) -> Iterable[Tensor]:
     yield from module.buffers()
 
 
-def _same(left: Tensor, right: Tensor) -> bool:
-    return left.shape == right.shape and torch.equal(left, right)
-
-
 def _changed(left: dict[int, Tensor], right: dict[int, Tensor]) -> set[int]:
     both = left.keys() & right.keys()
-    return (left.keys() ^ right.keys()) | {key for key in both if not _same(left[key], right[key])}
+    return (left.keys() ^ right.keys()) | {
+        key for key in both if not same_values(left[key], right[key])
+    }

@@ -17,6 +17,7 @@ from engram.parameters import trainable
 from engram.posteriors.blocks import EigenBlock, diagonal_block
 from engram.posteriors.tolerance import sampled_share
 from engram.precision import wide
+from engram.selection import spread
 
 SPREAD = 256  # examples by which it is decided how much is sampled
 Gradients = Sequence[Tensor | None]
@@ -60,8 +61,7 @@ class Fit:
         if self.curvature != "ggn" or self.sampled_share == 0:
             return None
         num_data = self.session.batches.num_data
-        spread = torch.linspace(0, num_data - 1, min(SPREAD, num_data)).long().unique()
-        outputs = [o.outputs for o in self.session.passes("outputs", spread)]
+        outputs = [o.outputs for o in self.session.passes("outputs", spread(num_data, SPREAD))]
         return self.session.likelihood.num_leading(torch.cat(outputs), self.sampled_share)
 
     def square_moments(self, names: set[str], blocks: Sequence[EigenBlock] = ()) -> SquareMoments:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.arguments import device_of, positive
+from engram.arguments import positive, usable_device
 from engram.curvature.kinds import Curvature
 from engram.errors import LikelihoodError, ModelMismatchError, StorageError
 from engram.identity.digests import joined, of_tensors
@@ -231,7 +231,7 @@ class Posterior:
             folder: that it was saved in.
             device: of the model that it is used with.
         """
-        return _made(read(folder, device_of(device)))
+        return _made(read(folder, usable_device(device)))
 
     def __repr__(self) -> str:
         return (

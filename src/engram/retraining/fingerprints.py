@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from engram.batches import Batches, Data
 from engram.identity.description import Description
 from engram.identity.digests import joined, of_tensors
+from engram.selection import spread
 
 SAMPLE = 256  # examples of a Dataset that are read to see whether it has changed
 AT_ONCE = 256
@@ -52,9 +53,7 @@ def of_sample(data: Data) -> str:
     whole = None if isinstance(inner, Subset) else _tensors_of(inner)
     if whole is not None:
         return of_tensors(whole)
-    num_data = Batches(data, 1).num_data
-    spread = torch.linspace(0, num_data - 1, min(SAMPLE, num_data)).long().unique()
-    return _of_examples(data, spread)
+    return _of_examples(data, spread(Batches(data, 1).num_data, SAMPLE))
 
 
 def is_steady(data: Data) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
 from engram.batches import Batches, Data, call
+from engram.engine.refusals import named_failures
 from engram.engine.state import device_of, undisturbed
 from engram.errors import NonFiniteError, TrainingError
 from engram.inputs import mapped
@@ -28,7 +29,6 @@ from engram.retraining.returned import (
     trained_model,
 )
 from engram.retraining.run_folder import Part
-from engram.retraining.running import running_on
 from engram.retraining.task import NOTHING, Task
 from engram.retraining.watched import Watched
 from engram.surroundings import kept_surroundings
@@ -121,7 +121,7 @@ class FunctionWorker:
         """Outputs of a model on all or some examples, in eval mode."""
         batches = Batches(data, 256)
         source = batches if members is None else batches.subset(members)
-        with undisturbed(trained), torch.no_grad(), running_on("the data"):
+        with undisturbed(trained), torch.no_grad(), named_failures("on the data"):
             rows = [call(trained, b.to(device_of(trained)).inputs).cpu() for b in source]
         outputs = torch.cat(rows)
         if not torch.isfinite(outputs).all():

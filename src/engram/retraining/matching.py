@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 from engram.batches import Batches, call
+from engram.engine.refusals import named_failures
 from engram.engine.state import device_of, undisturbed
 from engram.errors import ModelMismatchError
-from engram.retraining.running import running_on
+from engram.selection import spread
 from engram.sensitivity.result import Result
 
 EXAMPLES = 64
@@ -18,16 +19,15 @@ MATCHING_ELSE = 1e-3
 
 def check_outputs(result: Result, model: nn.Module, batches: Batches) -> None:
     """Raise unless targets and the model's outputs are the result's, on examples spread over it."""
-    count = min(EXAMPLES, batches.num_data)
-    spread = torch.linspace(0, batches.num_data - 1, count).long().unique()
-    batch = batches.take(spread)
-    if not torch.equal(result.targets[spread], batch.targets.cpu()):
+    chosen = spread(batches.num_data, EXAMPLES)
+    batch = batches.take(chosen)
+    if not torch.equal(result.targets[chosen], batch.targets.cpu()):
         raise ModelMismatchError(
             "a result of this model on this data", "other targets", "pass the data it is about"
         )
-    with undisturbed(model), torch.no_grad(), running_on("the data"):
+    with undisturbed(model), torch.no_grad(), named_failures("on the data"):
         found = call(model, batch.to(device_of(model)).inputs).cpu()
-    expected = result.outputs[spread]
+    expected = result.outputs[chosen]
     limit = MATCHING.get(found.dtype, MATCHING_ELSE) * (1 + result.outputs.abs().max())
     same = found.shape == expected.shape
     if not same or not bool(((found.to(expected) - expected).abs() <= limit).all()):

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from engram.batches import Batches, Data, check_output_rows
+from engram.engine.refusals import named_failures
 from engram.engine.state import device_of
 from engram.errors import EngineError, NonFiniteError
 from engram.inputs import tensors_of
 from engram.likelihoods import Likelihood
 from engram.parameters import Layout, Named, check_finite_weights, check_one_type, trainable
 from engram.retraining.prior import Prior, prior_entries
-from engram.retraining.running import running_on
 from engram.retraining.stack import Stack
 
 
@@ -36,7 +36,7 @@ def open_stack(
     start = layout.flatten(parameters).clone()
     prior = prior_entries(prior_precision, layout, start)
     plain = Stack(model, batch, batch.targets, likelihood, prior, layout, start, 1, False)
-    with running_on("the data"):
+    with named_failures("on the data"):
         size = _bytes_per_example(plain)
     sized = Stack(model, batch, batch.targets, likelihood, prior, layout, start, size, False)
     targets = _prepared_targets(sized)

@@ -14,6 +14,7 @@ from engram.batches import Data
 from engram.likelihoods import Likelihood
 from engram.precision import wide
 from engram.retraining.quasi_newton import Objective, left_out_norms
+from engram.selection import spread
 
 Report = Callable[[float], None]
 TYPICAL_EXAMPLES = 64
@@ -81,8 +82,8 @@ def wanted_norms(objective: Objective, start: Tensor, tolerance: float) -> Tenso
     none = torch.tensor([len(chosen) == 0 for chosen in members])
     norms = left_out_norms(stack, start[:1], members).cpu()
     if none.any():
-        spread = torch.linspace(0, stack.num_data - 1, min(TYPICAL_EXAMPLES, stack.num_data)).long()
-        typical = left_out_norms(stack, start[:1], [i[None] for i in spread.unique()])
+        some = spread(stack.num_data, TYPICAL_EXAMPLES)
+        typical = left_out_norms(stack, start[:1], [i[None] for i in some])
         norms[none] = float(typical.median())
     regulariser = wide(stack.prior_precision * start).norm(dim=1).cpu()
     rounding = ROUNDINGS * torch.finfo(start.dtype).eps * regulariser

@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 
 from engram.arguments import MANY, seed_number, whole
 from engram.batches import Batch, Batches, Data
+from engram.engine.refusals import named_failures
 from engram.engine.state import device_of, locked, undisturbed
 from engram.errors import ArgumentError, NonFiniteError
 from engram.likelihoods import Likelihood, resolve
@@ -29,7 +30,6 @@ from engram.retraining.recipe_worker import RecipeWorker
 from engram.retraining.recipes import NAMED
 from engram.retraining.returned import check_arguments, private_copy, training_copies
 from engram.retraining.run_folder import RunFolder, check_folder
-from engram.retraining.running import running_on
 from engram.retraining.selection import Indices, Selection, select
 from engram.retraining.stack import Stack
 from engram.retraining.task import Task
@@ -198,7 +198,7 @@ def _evaluation(stack: Stack, task: Task) -> tuple[Batch, Tensor] | None:
         return None
     batches = Batches(task.evaluate_on, 1)
     batch = batches.take(torch.arange(batches.num_data)).to(device_of(stack.model))
-    with torch.no_grad(), running_on("evaluate_on"):
+    with torch.no_grad(), named_failures("on evaluate_on"):
         rows = [stack.outputs(stack.start[None], part)[0] for part in stack.parts(batch, 1)]
     outputs = torch.cat(rows)
     if not torch.isfinite(outputs).all():

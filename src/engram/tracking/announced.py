@@ -7,20 +7,18 @@ other examples of the data, indices and batch do not belong together.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from engram.batches import Batches
 from engram.engine.nested import tensors
-from engram.engine.randomness import RandomState
 from engram.engine.witness import Witness
 from engram.errors import DataError
+from engram.surroundings import random_states, restored
 
 CHECKED_EVERY = 50  # steps, where looking means to read the examples from a dataset once more
 LARGEST_WIDTH = 512  # entries of a row that are looked at, spread over it
@@ -52,7 +50,8 @@ class Announced:
             _check_targets(given, len(chosen))
         if given is not None and not self.batches.table and step % CHECKED_EVERY:
             return given
-        with nullcontext() if self.batches.table else draws_restored():
+        # reading an example may draw random numbers, which the training must not miss
+        with nullcontext() if self.batches.table else restored(tuple(random_states())):
             own = self.batches.take(chosen)
         names = sorted(own.inputs) if isinstance(own.inputs, Mapping) else None
         self._check(chosen, seen, _rows(own.inputs, names, len(chosen)), names)
@@ -130,18 +129,6 @@ def check_length(batches: Batches) -> None:
             f"data of {found:,} now",
             "make a new tracker for other data",
         )
-
-
-@contextmanager
-def draws_restored() -> Iterator[None]:
-    """Reading an example may draw random numbers; afterwards as if nothing had been drawn."""
-    own, arrays = random.getstate(), np.random.get_state()
-    try:
-        with RandomState.now([]).again():
-            yield
-    finally:
-        random.setstate(own)
-        np.random.set_state(arrays)
 
 
 def _rows(inputs: Any, names: Sequence[str] | None, count: int) -> list[Tensor]:

@@ -38,7 +38,6 @@ from engram.retraining.returned import (
     trained_model,
     training_copies,
 )
-from engram.retraining.running import running_on
 from engram.retraining.watched import Watched
 from engram.sensitivity.examples import sensitivities
 from engram.surroundings import kept_surroundings
@@ -251,8 +250,7 @@ class _Fit:
             return Trial(self.prior_precision, math.nan, math.nan)
         held_out = math.nan
         if validation is not None:
-            with running_on("validation"):
-                held_out = mean_loss(self.model, validation, self.likelihood)
+            held_out = mean_loss(self.model, validation, self.likelihood)
             if not math.isfinite(held_out):
                 raise NonFiniteError(
                     "a finite loss on the validation data", f"{held_out}", "clean the data"

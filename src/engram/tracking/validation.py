@@ -9,8 +9,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from engram.batches import Batches, Data, call
+from engram.engine.refusals import named_failures
 from engram.engine.state import device_of, undisturbed
-from engram.errors import EngineError, EngramError
 from engram.likelihoods import Likelihood
 from engram.optimizers.ivon import at_mean
 from engram.posteriors.optimizers import unwrapped
@@ -22,7 +22,7 @@ BATCH_SIZE = 1024
 def mean_loss(model: nn.Module, data: Data, likelihood: Likelihood) -> float:
     """Nats per example, in eval mode; the model is as before afterwards."""
     total, count = 0.0, 0
-    with undisturbed(model), torch.no_grad():
+    with undisturbed(model), torch.no_grad(), named_failures("on the validation data"):
         for batch in Batches(data, BATCH_SIZE):
             here = batch.to(device_of(model))
             outputs = call(model, here.inputs)
@@ -38,14 +38,5 @@ def validation_loss(
     """The same at the mean, also while IVON's weights are a draw; NaN without data."""
     if data is None:
         return math.nan
-    try:
-        with at_mean(unwrapped(optimizer)):
-            return mean_loss(model, data, likelihood)
-    except (RuntimeError, TypeError) as error:
-        if isinstance(error, EngramError):
-            raise
-        raise EngineError(
-            "validation data that the model runs on, as it does on the training data",
-            f"{type(error).__name__}: {error}",
-            "give inputs of the same shape and type",
-        ) from error
+    with at_mean(unwrapped(optimizer)):
+        return mean_loss(model, data, likelihood)
