@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
+from engram.engine.forwards import Forward, Substitution
 
-class Paths:
+
+class Paths(Substitution):
     """Keeps the path of the innermost module that runs, while this lasts.
 
     Example:
@@ -20,30 +22,21 @@ class Paths:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        super().__init__()
         self.model = model
         self.running = [""]
-        self.before: list[tuple[dict[str, Any], Callable[..., Any] | None]] = []
 
     @property
     def innermost(self) -> str:
         """Of the module that runs; the model itself has an empty one."""
         return self.running[-1]
 
-    def __enter__(self) -> Paths:
+    def substitutes(self) -> Iterator[tuple[nn.Module, Forward]]:
+        """All modules, which then say when they begin and end."""
         for path, module in self.model.named_modules():
-            attributes, forward = vars(module), module.forward
-            self.before.append((attributes, attributes.get("forward")))
-            attributes["forward"] = self._noted(path, forward)
-        return self
+            yield module, self._noted(path, module.forward)
 
-    def __exit__(self, *failure: object) -> None:
-        for attributes, forward in self.before:
-            if forward is None:
-                attributes.pop("forward", None)
-            else:
-                attributes["forward"] = forward
-
-    def _noted(self, path: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def _noted(self, path: str, forward: Forward) -> Forward:
         @functools.wraps(forward)
         def noted(*args: Any, **kwargs: Any) -> Any:
             self.running.append(path)

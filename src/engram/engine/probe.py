@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,29 @@ from engram.engine.registry import bind
 from engram.engine.rules import Function
 from engram.engine.units import Unit
 from engram.parameters import trainable
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation as the probe has seen it.
+
+    Args:
+        function, args, kwargs: what was called.
+        leaves: tensors among the arguments.
+        inputs: which dimension of each counts examples.
+        names: of the parameters that enter.
+        results: tensors that came out.
+        found: which dimension of each counts examples.
+    """
+
+    function: Function
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    leaves: list[Tensor]
+    inputs: tuple[Scaling | None, ...]
+    names: tuple[str, ...]
+    results: list[Tensor]
+    found: list[Scaling | None]
 
 
 class ShapeLog(Interceptor):
@@ -89,7 +113,8 @@ class Probe(Interceptor):
             batched = any(scale is not None for scale in (*inputs, *found))
             own = bool(results) and (batched or not changed)
             if own and not any(map(is_functorch_wrapped_tensor, (*leaves, *results))):
-                self._touch(function, args, kwargs, leaves, inputs, names, results, found)
+                called = (function, args, kwargs, leaves, inputs, names, results, found)
+                self._touch(Operation(*called))
             else:
                 self.unhandled.append(names)
         return result
@@ -135,53 +160,35 @@ class Probe(Interceptor):
             if dim is not None:
                 self.known[id(tensor)] = (dim, 1)
 
-    def _touch(
-        self,
-        function: Function,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        leaves: list[Tensor],
-        inputs: tuple[Scaling | None, ...],
-        names: tuple[str, ...],
-        results: list[Tensor],
-        found: list[Scaling | None],
-    ) -> None:
-        kind = self._kind(function, args, kwargs, leaves, inputs, results, found)
+    def _touch(self, seen: Operation) -> None:
+        kind = self._kind(seen)
         if kind is None:
-            self.unhandled.append(names)
+            self.unhandled.append(seen.names)
             return
         if kind == "derived":
-            for tensor in results:
+            for tensor in seen.results:
                 if tensor.requires_grad:  # else no derivative goes through it
-                    self.followed.setdefault(id(tensor), names)
-        output = found[0] if found else None
-        self.touches.append(Touch(function, kind, inputs, output, names))
+                    self.followed.setdefault(id(tensor), seen.names)
+        output = seen.found[0] if seen.found else None
+        self.touches.append(Touch(seen.function, kind, seen.inputs, output, seen.names))
 
-    def _kind(
-        self,
-        function: Function,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        leaves: list[Tensor],
-        inputs: tuple[Scaling | None, ...],
-        results: list[Tensor],
-        found: list[Scaling | None],
-    ) -> str | None:
-        if any(scale is not None and scale[0] < 0 for scale in (*inputs, *found)):
+    def _kind(self, seen: Operation) -> str | None:
+        if any(scale is not None and scale[0] < 0 for scale in (*seen.inputs, *seen.found)):
             return None
-        if self.alignment.lost((*leaves, *results)):
+        if self.alignment.lost((*seen.leaves, *seen.results)):
             self.behind = True
             return None
-        if all(scale is None for scale in found):
+        if all(scale is None for scale in seen.found):
             return "derived"
-        if len(results) != 1 or found[0] is None:
+        output = seen.found[0]
+        if len(seen.results) != 1 or output is None:
             return None
-        if all(scale is None for scale in inputs):
-            return self._expand_kind(leaves, results[0])
-        bound = bind(function, args, kwargs)
-        if bound is not None and self._rule_holds(bound.input, bound.parameters, found[0]):
+        if all(scale is None for scale in seen.inputs):
+            return self._expand_kind(seen.leaves, seen.results[0])
+        bound = bind(seen.function, seen.args, seen.kwargs)
+        if bound is not None and self._rule_holds(bound.input, bound.parameters, output):
             return "rule"
-        batched = [scale for scale in (*inputs, found[0]) if scale is not None]
+        batched = [scale for scale in (*seen.inputs, output) if scale is not None]
         return "copies" if all(scale[1] == 1 for scale in batched) else None
 
     def _rule_holds(self, data: Tensor, roles: dict[str, Tensor], output: Scaling) -> bool:

@@ -6,7 +6,7 @@ model, so that the rest of the net keeps its rules. The whole model is the last 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from engram.batches import logits_of
+from engram.engine.forwards import Forward, Substitution
 from engram.parameters import trainable
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def _one_each(three: torch.Size, two: torch.Size) -> bool:
     return differing in ([], [(3, 2)])
 
 
-class replaced:  # noqa: N801 (read as the statement that it is)
+class replaced(Substitution):  # noqa: N801 (read as the statement that it is)
     """Run the units in their own way while this lasts; the modules are as before afterwards.
 
     Without ``copy_of`` the units run plainly and their shapes are observed.
@@ -177,26 +178,17 @@ class replaced:  # noqa: N801 (read as the statement that it is)
         mode: Interceptor,
         copy_of: CopyOf | None = None,
     ) -> None:
+        super().__init__()
         self.units, self.mode, self.copy_of = units, mode, copy_of
-        self.before: list[tuple[dict[str, Any], Any]] = []
 
-    def __enter__(self) -> None:
+    def substitutes(self) -> Iterator[tuple[nn.Module, Forward]]:
+        """The units, each in its own way."""
         for unit in self.units.values():
-            attributes, forward = vars(unit.module), unit.module.forward
-            self.before.append((attributes, attributes.get("forward")))
-            attributes["forward"] = _substitute(unit, forward, self.mode, self.copy_of)
-
-    def __exit__(self, *failure: object) -> None:
-        for attributes, forward in self.before:
-            if forward is None:
-                attributes.pop("forward", None)
-            else:
-                attributes["forward"] = forward
+            own = unit.module.forward
+            yield unit.module, _substitute(unit, own, self.mode, self.copy_of)
 
 
-def _substitute(
-    unit: Unit, forward: Callable[..., Any], mode: Interceptor, copy_of: CopyOf | None
-) -> Callable[..., Any]:
+def _substitute(unit: Unit, forward: Forward, mode: Interceptor, copy_of: CopyOf | None) -> Forward:
     def observed(*args: Any, **kwargs: Any) -> Any:
         mode.silent = True  # operations inside a unit are the unit's own business
         try:
