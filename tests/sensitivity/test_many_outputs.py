@@ -30,3 +30,28 @@ def test_probes_average_to_the_trace(structure, monkeypatch):
     found = engram.sensitivities(model, data, posterior, estimator="linear", progress=False)
     torch.testing.assert_close(found.leverage, expected, rtol=0.05, atol=0.0)
     assert "inconsistent not known" in str(found)
+
+
+def test_the_rule_of_the_paper_builds_no_matrix_of_many_outputs():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 70).double()
+    data = torch.randn(5, 3).double(), torch.arange(5)
+    posterior = engram.laplace(model, data, structure="diagonal", progress=False)
+    variance = engram.prediction_variance(model, data, posterior, progress=False)
+    outputs = model(data[0]).detach()
+    residual = outputs.softmax(1) - nn.functional.one_hot(data[1], 70)
+    expected = torch.diagonal(variance, dim1=1, dim2=2) * residual
+    found = engram.sensitivities(model, data, posterior, estimator="paper", progress=False)
+    torch.testing.assert_close(found.deviation, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_the_rule_of_the_paper_runs_with_many_classes():
+    torch.manual_seed(0)
+    model, outputs = nn.Linear(2, 6_000), 6_000  # [K, K] of an example: 288 MB, and an eigensystem
+    data = torch.randn(4, 2), torch.arange(4)
+    posterior = engram.laplace(
+        model, data, structure="diagonal", curvature="fisher", progress=False
+    )
+    found = engram.sensitivities(model, data, posterior, estimator="paper", progress=False)
+    assert found.deviation.shape == (4, outputs)
+    assert found.deviation.isfinite().all()

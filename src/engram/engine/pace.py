@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 FIRST = 5.0  # seconds after which a loop has shown how fast it is
 LONG = 60.0
+QUICKER = 'estimator="linear" takes one'
 
 
 class Pace:

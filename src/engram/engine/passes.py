@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.batches import Inputs, call
-from engram.engine.pace import Pace
+from engram.engine.pace import QUICKER, Pace
 from engram.engine.plan import Plan
 from engram.engine.products import inner_products
 from engram.engine.recorder import Recorder, Site
@@ -28,8 +28,6 @@ from engram.kernels import plain_attention
 from engram.memory import available_bytes, in_words
 from engram.parameters import Layout, Named, trainable
 from engram.posteriors.gaussian import Posterior
-
-QUICKER = 'estimator="linear" takes one'
 
 
 @dataclass

@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from engram.engine.pace import QUICKER, Pace
 from engram.engine.totals import Totals
 from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
@@ -143,6 +144,20 @@ def variance(trace: Products, outputs: Tensor, posterior: Posterior) -> Tensor:
     return trace.inner_products(identity.expand(len(outputs), -1, -1), posterior)
 
 
+def output_variances(trace: Products, outputs: Tensor, posterior: Posterior) -> Tensor:
+    """The diagonal of V, [B, K], without V: some outputs at a time."""
+    parts = torch.arange(outputs.shape[1], device=outputs.device).split(DENSE_OUTPUTS)
+    pace = Pace(len(parts), f"times {DENSE_OUTPUTS} backward passes for a batch", QUICKER)
+    found = []
+    for part in parts:
+        vectors = torch.zeros(*outputs.shape, len(part), dtype=outputs.dtype, device=outputs.device)
+        vectors[:, part, torch.arange(len(part))] = 1
+        products = trace.inner_products(vectors, posterior)
+        found.append(torch.diagonal(products, dim1=1, dim2=2))
+        pace.step()
+    return torch.cat(found, dim=1)
+
+
 def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues and vectors of symmetric matrices; half precision is widened for it."""
     wide = matrix if matrix.dtype == torch.float64 else matrix.float()
@@ -233,15 +248,23 @@ def _corrected_by_iteration(observed: Observed, setting: Setting) -> tuple[Tenso
 def paper(observed: Observed, setting: Setting) -> Estimate:
     """d = diag(V) e and predictions moved by sigma'(f) d, elementwise."""
     observed.trace.add_gradient(observed.residual, setting.posterior, setting.total)
+    if observed.outputs.shape[1] > DENSE_OUTPUTS:
+        variances = output_variances(observed.trace, observed.outputs, setting.posterior)
+        return _paper(observed, setting, variances, None)
     covariance = variance(observed.trace, observed.outputs, setting.posterior)
-    deviation = torch.diagonal(covariance, dim1=1, dim2=2) * observed.residual
-    given = (observed.outputs, observed.targets, deviation)
-    change, loss = linearised(setting.likelihood, *given)
     if observed.outputs.shape[1] == 1:
         eigenvalues = _only_eigenvalue(observed, setting, covariance)
     else:
         factor = setting.likelihood.hessian_factor(observed.outputs, observed.targets)
         eigenvalues = eigen(factor.mT @ covariance @ factor)[0]
+    return _paper(observed, setting, torch.diagonal(covariance, dim1=1, dim2=2), eigenvalues)
+
+
+def _paper(
+    observed: Observed, setting: Setting, variances: Tensor, eigenvalues: Tensor | None
+) -> Estimate:
+    deviation = variances * observed.residual
+    change, loss = linearised(setting.likelihood, observed.outputs, observed.targets, deviation)
     return Estimate(deviation, change, loss, _none_flagged(observed), eigenvalues)
 
 
