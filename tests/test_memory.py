@@ -3,6 +3,7 @@
 import resource
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -102,6 +103,53 @@ def test_a_raw_failure_in_the_model_is_named():
         engram.laplace(
             Greedy(4, 3).double(), MLP.data, structure="full", batch_size=6, progress=False
         )
+
+
+class Identity(torch.autograd.Function):
+    """Whose second derivative takes more memory than there is, for more than three examples."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return Greedily.apply(gradient)
+
+
+class Greedily(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if len(gradient) > 3:
+            torch.empty(10**15)
+        return gradient.clone()
+
+
+def test_a_lack_of_memory_does_not_change_which_curvature_is_fitted():
+    """Examples at a time are halved: it is no sign of a missing second derivative."""
+
+    class Curved(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 2).double(), nn.Linear(2, 3).double()
+
+        def forward(self, x):
+            return self.last(Identity.apply(self.first(x)).tanh())
+
+    fits = {}
+    for size in (3, 6):
+        torch.manual_seed(0)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            fits[size] = engram.laplace(
+                Curved(), MLP.data, prior_precision=10.0, batch_size=size, progress=False
+            )
+    assert fits[3].curvature == fits[6].curvature == "hessian"
+    assert any("out of memory with 6 examples" in str(w.message) for w in said)
 
 
 def test_free_memory_is_within_the_machine():

@@ -15,6 +15,7 @@ from engram.curvature.kinds import Curvature
 from engram.curvature.kronecker import KroneckerFactors
 from engram.curvature.moments import OuterMoments, SquareMoments
 from engram.curvature.seeds import check_curvature, seeds
+from engram.engine.refusals import pass_on
 from engram.engine.session import Observed, session
 from engram.engine.state import device_of
 from engram.errors import ArgumentError, PosteriorError
@@ -251,7 +252,8 @@ def _full_hessian_first(fit: Fit) -> tuple[Block, ...]:
     layout = Layout.of({name: p.detach() for name, p in fit.parameters.items()})
     try:
         matrix = hessian(fit.session, layout)
-    except RuntimeError:  # an operation without a second derivative
+    except RuntimeError as error:  # an operation without a second derivative
+        pass_on(error)
         return _full(fit)
     matrix.diagonal().add_(fit.delta)
     if not is_safely_definite(matrix, fit.delta):
@@ -272,7 +274,8 @@ def _low_rank_hessian_first(fit: Fit) -> tuple[Block, ...]:
     try:
         block, record = fit_low_rank(fit.session, fit.delta, "hessian", fit.seed, most)
         definite = float(block.inside.min()) > SMALLEST_SHARE * fit.delta
-    except (RuntimeError, PosteriorError):  # no second derivative, or not positive definite
+    except (RuntimeError, PosteriorError) as error:  # no second derivative, or not definite
+        pass_on(error)
         definite = False
     if not definite:
         fit.structure = "kronecker"
