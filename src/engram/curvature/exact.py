@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engram.batches import Batch, call
+from engram.curvature.batched_gradients import many_gradients
 from engram.curvature.seeds import check_exact
 from engram.engine.session import Session
 from engram.kernels import plain_attention
@@ -114,38 +115,3 @@ PRODUCTS: dict[str, Callable[[ExactCurvature, Batch, Sequence[Tensor]], list[Ten
     "ggn": ExactCurvature.gauss_newton,
     "hessian": ExactCurvature.hessian,
 }
-
-
-def many_gradients(
-    outputs: Sequence[Tensor], inputs: Sequence[Tensor], seeds: Sequence[Tensor], count: int
-) -> list[Tensor]:
-    """Gradients of sum_o <seed_om, output_o> for every m, [count, *shape] per input.
-
-    All at once where the operations can be vectorised, else one by one.
-    """
-    if not outputs:
-        return [x.new_zeros(count, *x.shape) for x in inputs]
-
-    def once(grads: Sequence[Tensor], batched: bool) -> list[Tensor]:
-        return list(
-            torch.autograd.grad(
-                outputs,
-                inputs,
-                grads,
-                retain_graph=True,
-                is_grads_batched=batched,
-                allow_unused=True,
-                materialize_grads=True,
-            )
-        )
-
-    try:
-        found = once(seeds, True)
-    except RuntimeError:  # an operation without a batching rule
-        rows = [once([s[m] for s in seeds], False) for m in range(count)]
-        return [torch.stack(column) for column in zip(*rows, strict=True)]
-    # what no output depends on comes back without the leading dimension
-    return [
-        g if g.dim() == x.dim() + 1 else g.expand(count, *x.shape)
-        for g, x in zip(found, inputs, strict=True)
-    ]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engram.batches import call
+from engram.curvature.batched_gradients import many_gradients
 from engram.engine.session import Session
 from engram.engine.state import device_of
 from engram.kernels import plain_attention
@@ -50,18 +51,6 @@ def hessian_rows(flat: Tensor, parameters: Sequence[Tensor]) -> Tensor:
     identity = torch.eye(size, dtype=flat.dtype, device=flat.device)
     rows = []
     for chunk in identity.split(ROWS_AT_ONCE):
-        parts = torch.autograd.grad(
-            flat,
-            parameters,
-            chunk,
-            retain_graph=True,
-            is_grads_batched=True,
-            allow_unused=True,
-            materialize_grads=True,
-        )
-        # what the gradient does not depend on comes back without the leading dimension
-        whole = [
-            part.expand(len(chunk), *p.shape) for part, p in zip(parts, parameters, strict=True)
-        ]
-        rows.append(torch.cat([part.flatten(1) for part in whole], dim=1))
+        parts = many_gradients([flat], parameters, [chunk], len(chunk))
+        rows.append(torch.cat([part.flatten(1) for part in parts], dim=1))
     return torch.cat(rows)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from engram.batches import Batch, call
+from engram.curvature.batched_gradients import many_gradients
 from engram.engine.session import Session
 from engram.engine.state import device_of
 from engram.kernels import plain_attention
@@ -49,34 +50,6 @@ def batch_hessian_times(
     curved = [(g, vectors[n]) for n, g in zip(parameters, gradient, strict=True) if g.requires_grad]
     if not curved:  # the loss is linear in all of them
         return {name: torch.zeros_like(v) for name, v in vectors.items()}
-    return _pulled_back(curved, parameters)
-
-
-def _pulled_back(
-    curved: Sequence[tuple[Tensor, Tensor]], parameters: Mapping[str, Tensor]
-) -> Named:
-    """sum_j (d g_j / d theta)' v_j for gradients g_j with their graph and vectors [C, *shape]."""
-    gradients, vectors = [g for g, _ in curved], [v for _, v in curved]
-    wanted = list(parameters.values())
-    try:
-        rows = torch.autograd.grad(
-            gradients,
-            wanted,
-            vectors,
-            retain_graph=True,
-            is_grads_batched=True,
-            allow_unused=True,
-        )
-    except RuntimeError:  # an operation whose second derivative cannot be batched
-        single = [
-            torch.autograd.grad(
-                gradients, wanted, row, retain_graph=True, allow_unused=True, materialize_grads=True
-            )
-            for row in zip(*vectors, strict=True)
-        ]
-        rows = tuple(torch.stack(parts) for parts in zip(*single, strict=True))
-    count = len(vectors[0])
-    return {
-        name: p.new_zeros(count, *p.shape) if row is None else row
-        for (name, p), row in zip(parameters.items(), rows, strict=True)
-    }
+    gradients, along = zip(*curved, strict=True)
+    rows = many_gradients(gradients, wanted, along, len(along[0]))
+    return dict(zip(parameters, rows, strict=True))

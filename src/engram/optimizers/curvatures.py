@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engram.arguments import MANY, whole
+from engram.curvature.batched_gradients import many_gradients
 from engram.curvature.hessian import hessian_rows
 from engram.curvature.kinds import Curvature
 from engram.errors import ArgumentError
@@ -149,15 +150,7 @@ class GaussNewton:
             else:
                 weights = signs((size, examples * rank), generator).to(factor) / count**0.5
             seeds = torch.einsum("mbr,bkr->mbk", weights.view(size, examples, rank), factor)
-            found = torch.autograd.grad(
-                outputs,
-                parameters,
-                seeds,
-                retain_graph=True,
-                is_grads_batched=True,
-                allow_unused=True,
-                materialize_grads=True,
-            )
+            found = many_gradients([outputs], parameters, [seeds], size)
             yield torch.cat([g.flatten(1) for g in found], dim=1)
 
 

@@ -174,7 +174,6 @@ def loss_scale(
 def _root(optimizer: Optimizer, squares: str, batch_size: int | None, num_data: int) -> float:
     """The square root of B where averages of squared gradients are scaled to single examples."""
     check_squares(squares)
-    check_squares(squares)
     if squares == "batch":
         return 1.0
     if not (in_paper(optimizer) if squares == "paper" else keeps_squares(optimizer)):

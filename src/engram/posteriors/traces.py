@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from engram.batches import call
+from engram.curvature.batched_gradients import many_gradients
 from engram.curvature.conjugate_gradients import conjugate_gradients
-from engram.curvature.exact import ExactCurvature, many_gradients
+from engram.curvature.exact import ExactCurvature
 from engram.engine.session import Observed, Session
 from engram.errors import ArgumentError, NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood
