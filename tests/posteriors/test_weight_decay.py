@@ -206,7 +206,7 @@ def test_reductions_that_cannot_be() -> None:
     model = network()
     adam = torch.optim.Adam(model.parameters(), weight_decay=0.1)
     train(model, adam)
-    with pytest.raises(ArgumentError, match=r'"mean" or "sum"'):
+    with pytest.raises(ArgumentError, match="one of mean, sum"):
         engram.posterior_of(adam, model, num_data=NUM_DATA, reduction="none")
     with pytest.raises(ArgumentError, match=r"from 1 to 40; got 41"):
         engram.posterior_of(adam, model, num_data=NUM_DATA, reduction="sum", batch_size=41)
