@@ -12,7 +12,7 @@ from torch import Tensor
 from engram.errors import StorageError
 from engram.sensitivity.provenance import check_provenance
 
-FORMAT = 2
+FORMAT = 3
 KINDS = ("examples", "groups", "classes")
 TABLES = ("outputs", "deviation", "prediction_deviation")  # [R, K]
 COLUMNS = ("score", "loss", "loo_loss", "noise")  # [R]

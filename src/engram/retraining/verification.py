@@ -21,7 +21,7 @@ from engram.storage.folder import read_folder, write_folder
 from engram.storage.typed import read_fields
 from engram.storage.values import as_read
 
-FORMAT = 2
+FORMAT = 3
 INK, ACCENT, PALE = "#1b1b1b", "#c8553d", "#8a8f98"
 STRATA = ("top", "middle", "bottom")
 NOISY = 0.1  # noise above this share of the median true score takes the ranking away
