@@ -42,9 +42,10 @@ def test_the_loss_must_be_reduced_as_announced(reduction: str) -> None:
         ([0, NUM_DATA], f"0 to {NUM_DATA - 1}"),
         ([-1, 0], "0 to"),
         ([0.5], "whole numbers"),
+        ([1j], "whole numbers"),
     ],
 )
-def test_indices_must_name_examples(indices: list[float] | None, message: str) -> None:
+def test_indices_must_name_examples(indices: list[complex] | None, message: str) -> None:
     model, optimizer = build()
     tracker = engram.Tracker(model, optimizer, data())
     with pytest.raises(DataError, match=message), tracker.step(indices):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from engram.arguments import seed_number
+from engram.arguments import one_of, seed_number
 from engram.batches import Data
 from engram.curvature.hessian import hessian
 from engram.curvature.kinds import Curvature
@@ -97,11 +97,7 @@ def laplace(
         structure = "full" if curvature == "hessian" else default_structure(model, data)
         if structure == "low_rank" and not undecided:  # it pays with the Hessian and its rule only
             structure = "kronecker"
-    fit_blocks = STRUCTURES.get(structure) if isinstance(structure, str) else None
-    if fit_blocks is None:
-        raise ArgumentError(
-            f"structure to be one of {', '.join(STRUCTURES)}", repr(structure), 'use "kronecker"'
-        )
+    fit_blocks = STRUCTURES[one_of("structure", structure, STRUCTURES, 'use "kronecker"')]
     _check_combination(structure, curvature)
     with session(model, data, likelihood, batch_size, progress) as opened:
         fit = Fit(opened, prior_precision, curvature or "ggn", seed, tolerance)

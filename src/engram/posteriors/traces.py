@@ -19,12 +19,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engram.arguments import one_of
 from engram.batches import call
 from engram.curvature.batched_gradients import many_gradients
 from engram.curvature.conjugate_gradients import conjugate_gradients
 from engram.curvature.exact import ExactCurvature
 from engram.engine.session import Observed, Session
-from engram.errors import ArgumentError, NonFiniteError, PosteriorError
+from engram.errors import NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood
 from engram.parameters import Layout, trainable
 from engram.posteriors.gaussian import Posterior
@@ -190,5 +191,4 @@ def covered_layout(posterior: Posterior) -> Layout:
 
 def check_match(match: str) -> None:
     """ArgumentError for a name that means nothing."""
-    if not isinstance(match, str) or match not in MATCHED:
-        raise ArgumentError(f"match to be one of {', '.join(MATCHED)}", repr(match), 'use "errors"')
+    one_of("match", match, MATCHED, 'use "errors"')

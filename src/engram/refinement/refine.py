@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.arguments import fraction
+from engram.arguments import fraction, one_of
 from engram.batches import Data
 from engram.curvature.kinds import Curvature
 from engram.curvature.seeds import check_exact
 from engram.engine.session import Session, session
-from engram.errors import ArgumentError, DataError
+from engram.errors import DataError
 from engram.likelihoods import Likelihood
 from engram.memory import backing_off
 from engram.parameters import trainable, uncompiled
@@ -89,10 +89,7 @@ def refine(
         >>> refined.to_frame()["obtained"].value_counts().to_dict()
         {'solve': 20, 'estimate': 10}
     """
-    if not isinstance(method, str) or method not in METHODS:
-        raise ArgumentError(
-            f"method to be one of {', '.join(METHODS)}", repr(method), 'use "solve"'
-        )
+    method = one_of("method", method, METHODS, 'use "solve"')
     check_exact(curvature)
     tolerance = fraction("tolerance", tolerance, "use tolerance=1e-3")
     posterior = as_posterior(posterior, model)

@@ -52,7 +52,8 @@ def check_indices(indices: Indices, num_data: int) -> Tensor:
             f"{type(indices).__name__} ({error})",
             "give positions in the training data",
         ) from error
-    if found.dim() != 1 or found.is_floating_point() or found.dtype == torch.bool or not len(found):
+    others = found.is_floating_point() or found.is_complex() or found.dtype == torch.bool
+    if found.dim() != 1 or others or not len(found):
         raise DataError(
             "whole numbers [B], one per example of the batch",
             f"{found.dtype} of shape {tuple(found.shape)}",

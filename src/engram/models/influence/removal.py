@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.errors import ArgumentError, DataError, PosteriorError
+from engram.arguments import one_of
+from engram.errors import DataError, PosteriorError
 from engram.models.influence.sensitivities import is_least_squares
 from engram.models.predictor.design import Design
 from engram.models.predictor.factor import curvature
@@ -69,10 +70,7 @@ def remove_group(
     chosen, _ = check_group(indices, None, len(fit.targets))
     each: Any = [shares] * len(chosen) if np.ndim(shares) == 0 else shares
     chosen, taken = check_group(chosen, each, len(fit.targets))
-    if estimator not in ESTIMATORS:
-        raise ArgumentError(
-            f"estimator to be one of {', '.join(ESTIMATORS)}", repr(estimator), 'use "exact"'
-        )
+    one_of("estimator", estimator, ESTIMATORS, 'use "exact"')
     one_step = estimator == "corrected" or is_least_squares(fit)
     delta = _step(fit, chosen, taken) if one_step else _refitted(fit, chosen, taken)
     rows = fit.objective.design.rows(chosen)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engram import equation
+from engram.arguments import one_of
 from engram.curvature.kinds import Curvature
 from engram.errors import ArgumentError, PosteriorError
 from engram.likelihoods import Likelihood
@@ -281,10 +282,7 @@ def fit_at(
     source: object = None,
 ) -> Fit:
     """The fit with these coefficients, wherever they come from."""
-    if hessian not in HESSIANS:
-        raise ArgumentError(
-            f"hessian to be one of {', '.join(HESSIANS)}", repr(hessian), 'use "observed"'
-        )
+    one_of("hessian", hessian, HESSIANS, 'use "observed"')
     if factor is None:
         outputs = objective.design.outputs(coefficients)
         factor = objective.factor(outputs, expected=hessian == "expected")

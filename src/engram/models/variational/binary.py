@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from engram import equation
+from engram.arguments import one_of
 from engram.errors import ArgumentError, NonFiniteError
 from engram.likelihoods.expected import ExpectedLoss, expected_loss
 from engram.models.diagnosis import Convergence, diagnose, finished
@@ -104,7 +105,7 @@ class BinaryPosterior:
                 gradients of the remaining examples follow, to first order.
             step_size: rho.
         """
-        _check_estimator(estimator)
+        one_of("estimator", estimator, ESTIMATORS, 'use "linear"')
         chosen, shares = check_group(indices, weights, len(self.examples.inputs))
         if len(chosen) == len(self.examples.inputs) and bool((shares == 1).all()):
             raise ArgumentError("some data to remain", "all examples removed", "keep at least one")
@@ -117,7 +118,7 @@ class BinaryPosterior:
 
     def leave_one_out(self, estimator: str = "linear") -> tuple[Tensor, Tensor]:
         """Natural parameters without each example, [N, D], and where the guard held, [N]."""
-        _check_estimator(estimator)
+        one_of("estimator", estimator, ESTIMATORS, 'use "linear"')
         steps = self.natural_gradients
         flagged = torch.zeros(len(steps), dtype=torch.bool, device=steps.device)
         if estimator == "response":
@@ -238,10 +239,3 @@ def fit_binary_linear(
 def _log_cosh(natural: Tensor) -> Tensor:
     """Sum of log cosh, which is the log-partition function up to a constant."""
     return (natural.abs() + torch.log1p(torch.exp(-2 * natural.abs())) - math.log(2)).sum()
-
-
-def _check_estimator(estimator: str) -> None:
-    if estimator not in ESTIMATORS:
-        raise ArgumentError(
-            f"estimator to be one of {', '.join(ESTIMATORS)}", repr(estimator), 'use "linear"'
-        )

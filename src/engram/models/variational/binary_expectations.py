@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from engram.arguments import one_of
 from engram.errors import ArgumentError
 from engram.likelihoods.expected import ExpectedLoss
 from engram.likelihoods.expected.draws import check_samples
@@ -206,8 +207,4 @@ def expectation_named(name: str | Expectation | None, num_weights: int) -> Expec
         return name
     if name is None:
         return Enumerated() if num_weights <= 12 else GaussianOutputs()
-    if name not in EXPECTATIONS:
-        raise ArgumentError(
-            f"expectation to be one of {', '.join(EXPECTATIONS)}", repr(name), 'use "gaussian"'
-        )
-    return EXPECTATIONS[name]()
+    return EXPECTATIONS[one_of("expectation", name, EXPECTATIONS, 'use "gaussian"')]()
