@@ -113,9 +113,9 @@ def backing_off(function: Callable[P, R]) -> Callable[P, R]:
             except MemoryLimitError as error:
                 if error.examples is None or error.examples < 2:
                     raise
-                fewer = error.examples // 2
+                held, fewer = error.examples, error.examples // 2
             warnings.warn(
-                f"out of memory with {2 * fewer} examples at a time; trying {fewer}", stacklevel=2
+                f"out of memory with {held} examples at a time; trying {fewer}", stacklevel=2
             )
             settings["batch_size"] = fewer
 
