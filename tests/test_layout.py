@@ -15,6 +15,7 @@ ORDER = (
         "precision",
         "parameters",
         "peers",
+        "progress",
         "equation",
         "identity",
     },

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from engram.precision import eigh
+from engram.progress import Bar
 
 Apply = Callable[[Tensor], Tensor]
 NOTHING_NEW = 1e-6  # share of a direction outside the basis, below which it is rounding
@@ -35,9 +35,7 @@ class Explored:
         capacity = min(capacity, like.shape[1])
         self._rows = like.new_empty(capacity, like.shape[1])
         self._images = torch.empty_like(self._rows)
-        self.bar = tqdm(
-            total=capacity, desc="curvature", disable=not progress, delay=2.0, leave=False
-        )
+        self.bar = Bar(capacity, "curvature", progress)
 
     @property
     def room(self) -> int:

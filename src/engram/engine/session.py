@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from engram.arguments import whole
 from engram.batches import Batch, Batches, Data, call, check_output_rows
@@ -21,6 +20,7 @@ from engram.inputs import tensors_of
 from engram.likelihoods import Likelihood, resolve
 from engram.memory import available_bytes, short_of_memory
 from engram.parameters import Named, check_module, uncompiled
+from engram.progress import progress_over
 
 LARGEST_BATCH = 256
 MEMORY_SHARE = 0.25
@@ -62,9 +62,7 @@ class Passes:
 
     def parts(self, source: Iterable[Batch], description: str, length: int) -> Iterator[Batch]:
         """Batches no larger than a pass should hold, behind a progress bar."""
-        for batch in tqdm(
-            source, description, length, disable=not self.progress, delay=2.0, leave=False
-        ):
+        for batch in progress_over(source, description, self.progress, length):
             for start in range(0, len(batch), self.largest_part):
                 whole = len(batch) <= self.largest_part
                 yield batch if whole else batch.select(slice(start, start + self.largest_part))

@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from engram import equation
 from engram.equation import WeightedSum
@@ -31,6 +30,7 @@ from engram.families.base import Family, Observations, check_cavities
 from engram.families.origin import origin_amid, translated_products
 from engram.families.reading import read_vector, read_vectors
 from engram.parameters import Named
+from engram.progress import progress_over
 
 #: eigendecompositions at once: a few megabytes, as many as fit
 CHUNK_ENTRIES = 2**19
@@ -152,9 +152,7 @@ class ProbabilisticPCA(Family):
         difference = self._from_mean(natural, points)
         parts = []
         chunks = range(0, len(points), max(1, CHUNK_ENTRIES // self.size**2))
-        for start in tqdm(
-            chunks, desc="leave-one-out", delay=2.0, leave=False, disable=not self.progress
-        ):
+        for start in progress_over(chunks, "leave-one-out", self.progress):
             part = slice(start, start + chunks.step)
             own, gain = difference[part], (count / left[part])[:, None, None]
             share = (weights[part] / left[part])[:, None, None]

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from engram import equation
 from engram.equation import WeightedSum
@@ -24,6 +23,7 @@ from engram.errors import DataError, PosteriorError
 from engram.families.base import Family, FamilyPosterior, Observations, check_proper, check_weights
 from engram.families.gaussian_mixture import GaussianMixture
 from engram.parameters import Named
+from engram.progress import progress_over
 from engram.selection import check_group
 
 
@@ -141,21 +141,13 @@ class VariationalGaussianMixture(Family):
 
     def _ascend(self, points: Tensor, weights: Tensor, start: Tensor) -> FamilyPosterior:
         responsibilities = start
-        bar = tqdm(
-            range(self.max_rounds),
-            desc="mixture",
-            delay=2.0,
-            leave=False,
-            disable=not self.progress,
-        )
-        for _ in bar:
+        for _ in progress_over(range(self.max_rounds), "mixture", self.progress):
             likelihoods = self.mixture.likelihoods((points, responsibilities))
             natural = equation.divided(self.prior(), likelihoods, -weights)
             check_proper(self, natural)
             before, responsibilities = responsibilities, self._responsibilities(natural, points)
             change = float((responsibilities - before).abs().max()) if len(points) else 0.0
             if change <= self.tolerance:
-                bar.close()
                 return FamilyPosterior(self, natural, (points, before), weights)
         raise PosteriorError(
             f"convergence within {self.max_rounds:,} rounds",

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tqdm.auto import tqdm
-
 from engram.errors import ArgumentError, RunFolderError
+from engram.progress import Bar
 from engram.retraining.run_folder import RunFolder
 from engram.storage.files import write_text
 
@@ -110,10 +109,10 @@ def wait_until_done(
         progress: show what is waited for, and for whom.
     """
     limits, last, before = patience or Patience(), time.monotonic(), missing()
-    with tqdm(total=len(before), disable=not progress, delay=2.0, leave=False) as bar:
+    with Bar(len(before), "waiting", progress) as bar:
         while left := missing():
             owners = ranks.owners(left)
-            bar.set_description_str(f"waiting for {_processes(owners)}", refresh=False)
+            bar.describe(f"waiting for {_processes(owners)}")
             if run.refresh():
                 last = time.monotonic()
             silent = time.monotonic() - last
@@ -121,7 +120,7 @@ def wait_until_done(
                 raise _missing(run, absent, f"no sign of {_processes(absent)}", silent, len(left))
             if silent > limits.silence:
                 raise _missing(run, owners, "nothing new", silent, len(left))
-            bar.update(len(before) - len(left) - bar.n)
+            bar.update(len(before) - len(left) - bar.count)
             time.sleep(PAUSE_SECONDS)
 
 

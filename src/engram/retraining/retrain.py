@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from engram.arguments import MANY, seed_number, whole
 from engram.batches import Batch, Batches, Data
@@ -18,6 +17,7 @@ from engram.engine.state import device_of, locked, undisturbed
 from engram.errors import ArgumentError, NonFiniteError
 from engram.likelihoods import Likelihood, resolve
 from engram.parameters import check_module, trainable, uncompiled
+from engram.progress import Bar
 from engram.retraining import fingerprints
 from engram.retraining.assembly import assemble
 from engram.retraining.function_worker import FunctionWorker
@@ -25,7 +25,7 @@ from engram.retraining.identity import identify
 from engram.retraining.open_stack import open_stack
 from engram.retraining.prior import Prior, check_prior
 from engram.retraining.ranks import Ranks, wait_until_done
-from engram.retraining.recipe import Recipe, Report
+from engram.retraining.recipe import Recipe
 from engram.retraining.recipe_worker import RecipeWorker
 from engram.retraining.recipes import NAMED
 from engram.retraining.returned import check_arguments, private_copy, training_copies
@@ -142,8 +142,8 @@ def _train_missing(
     """Whatever the folder does not hold yet: the refits first, then this process's copies."""
     if not run.of_kind("refits"):
         if ranks.rank == 0:
-            with _bar("refits", worker.task.refits, progress) as report:
-                run.write("refits", worker.refit(report))
+            with Bar(worker.task.refits, "refits", progress, BAR) as bar:
+                run.write("refits", worker.refit(bar.update))
         wait_until_done(lambda: [] if run.of_kind("refits") else [0], run, ranks, progress)
     baseline = run.of_kind("refits")[0]["baseline"]
 
@@ -153,27 +153,10 @@ def _train_missing(
 
     own = ranks.share(missing())
     if own:
-        with _bar("retraining", len(own), progress) as report:
-            for part in worker.copies(own, baseline, report):
+        with Bar(len(own), "retraining", progress, BAR) as bar:
+            for part in worker.copies(own, baseline, bar.update):
                 run.write("copies", part)
     wait_until_done(missing, run, ranks, progress)
-
-
-@contextmanager
-def _bar(description: str, total: int, progress: bool) -> Iterator[Report]:
-    with tqdm(
-        total=total,
-        desc=description,
-        disable=not progress,
-        delay=2.0,
-        leave=False,
-        bar_format=BAR,
-    ) as bar:
-
-        def report(count: float) -> None:
-            bar.update(count)
-
-        yield report
 
 
 @contextmanager

@@ -19,7 +19,6 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 from torch.optim import Optimizer
-from tqdm.auto import tqdm
 
 from engram.arguments import one_of, shown
 from engram.batches import Batches, Data
@@ -29,6 +28,7 @@ from engram.parameters import check_module, trainable
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.laplace import STRUCTURES, laplace
 from engram.posteriors.optimizers import posterior_of
+from engram.progress import progress_over
 from engram.retraining.fingerprints import is_steady
 from engram.retraining.returned import (
     check_arguments,
@@ -157,7 +157,7 @@ def tune(
     with kept_surroundings(), torch.inference_mode(False):
         learner, steady = private_copy(model), is_steady(data)
         train = training_copies(train, model, private_copy(model))
-        for strength in tqdm(sorted(grid), "tune", disable=not progress, delay=2.0, leave=False):
+        for strength in progress_over(sorted(grid), "tune", progress):
             start = private_copy(learner)
             watched = Watched.of(data) if steady else Watched.of()
             with torch.enable_grad():

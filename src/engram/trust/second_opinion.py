@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
+from engram.progress import progress_over
 from engram.trust.objective import Objective
 
 TOLERANCE = 1e-3  # of the residual, in the norm of S^-1
@@ -44,9 +44,7 @@ def second_steps(objective: Objective, indices: Tensor, rounds: int, progress: b
     square = start = _inner(residual, conditioned)
     negative = torch.zeros(len(indices), dtype=torch.bool, device=first.device)
     left = torch.full_like(square, torch.nan)
-    for number in tqdm(
-        range(rounds), "second opinion", disable=not progress, delay=2.0, leave=False
-    ):
+    for number in progress_over(range(rounds), "second opinion", progress):
         whole = objective.hessian_times(direction)
         if number == 0:
             off = gradient - whole

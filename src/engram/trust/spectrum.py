@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
+from engram.progress import progress_over
 from engram.trust.objective import Objective
 
 BREAKDOWN = 1e-10
@@ -37,7 +37,7 @@ def spectrum(objective: Objective, steps: int, seed: int, progress: bool) -> Spe
     images: list[Tensor] = []  # S times the basis
     diagonal: list[float] = []
     beside: list[float] = []
-    for _ in tqdm(range(steps), "curvature", disable=not progress, delay=2.0, leave=False):
+    for _ in progress_over(range(steps), "curvature", progress):
         image = objective.multiply(vector[None])[0]
         length = math.sqrt(max(float(vector @ image), 0.0))
         if basis:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from engram.arguments import whole
 from engram.errors import DataError, NonFiniteError
@@ -28,6 +27,7 @@ from engram.models.gaussian_process.sparse_gpytorch import (
 )
 from engram.models.gaussian_process.sparse_likelihoods import as_expected_loss
 from engram.models.latent.latent_gaussian import LatentGaussian, at_prior
+from engram.progress import progress_over
 from engram.sensitivity.result import Result
 
 
@@ -122,8 +122,7 @@ def fit_sparse(
         state = replace(state, mean=mean, precision=precision)
     generator = torch.Generator().manual_seed(seed)
     count = len(targets) if batch_size is None else min(batch_size, len(targets))
-    steps = tqdm(range(num_steps), desc="SVGP", delay=2.0, leave=False, disable=not progress)
-    for _ in steps:
+    for _ in progress_over(range(num_steps), "SVGP", progress):
         drawn = torch.randperm(len(targets), generator=generator)[:count]
         part = state if count == len(targets) else state.on(drawn)
         after = part.step(step_size, scale=len(targets) / count)

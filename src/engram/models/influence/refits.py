@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from engram.errors import DesignError, SeparationError
 from engram.models.influence.second_step import Look, candidates, look
 from engram.models.predictor.fit import Fit
 from engram.models.predictor.leaving_out import objective_without
 from engram.models.predictor.newton import minimise
+from engram.progress import progress_over
 from engram.sensitivity.estimators import Estimate
 
 NEGLIGIBLE = 3e-4  # change by the second step, relative to the loss and to the mean loss
@@ -132,7 +132,7 @@ def _followed(
 ) -> Settled:
     """Newton's method for one example after another."""
     wanted = wanted[: _affordable(fit)]
-    for i in tqdm(wanted.tolist(), "refits", disable=not progress, delay=2.0, leave=False):
+    for i in progress_over(wanted.tolist(), "refits", progress):
         estimate = _refitted(fit, estimate, i, share)
     refitted = torch.zeros_like(estimate.flagged).index_fill(0, wanted, True)
     return Settled(estimate, refitted, 0.0)

@@ -6,10 +6,9 @@ import math
 import warnings
 from typing import Protocol, TypeVar
 
-from tqdm import tqdm
-
 from engram.arguments import is_number, shown, whole
 from engram.errors import ArgumentError, PosteriorError
+from engram.progress import Bar
 
 SMALLEST = 2.0**-20
 
@@ -55,10 +54,7 @@ def fit(
     if not (is_number(step_size) and 0 < step_size <= 1):
         raise ArgumentError("a step size above 0, at most 1", shown(step_size), "use step_size=1.0")
     state, rho, length = start, step_size, start.natural_gradient_length
-    bar = tqdm(
-        total=max_steps, desc="natural gradient", delay=2.0, leave=False, disable=not progress
-    )
-    with bar:
+    with Bar(max_steps, "natural gradient", progress) as bar:
         for _ in range(max_steps):
             bar.update()
             if length <= tolerance:

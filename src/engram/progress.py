@@ -1,0 +1,88 @@
+"""A progress bar for what takes longer than a few seconds.
+
+tqdm takes locks of the whole process for every bar that it makes, also for one that is never shown.
+Ctrl-C in that moment leaves them taken, and the next thread or forked process waits for ever. So a
+bar is made when there is something to show.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any, TypeVar
+
+from tqdm.auto import tqdm
+
+T = TypeVar("T")
+DELAY = 2.0  # seconds before a bar is shown
+
+
+class Bar:
+    """Counts, and shows how far it is once it has lasted for some seconds.
+
+    Args:
+        total: what it counts up to, where that is known.
+        description: what is going on.
+        shown: whether it is shown at all.
+        form: of the line, as tqdm's ``bar_format``.
+    """
+
+    def __init__(
+        self, total: int | None, description: str, shown: bool, form: str | None = None
+    ) -> None:
+        self.total, self.description, self.shown, self.form = total, description, shown, form
+        self.count: float = 0
+        self.begun = time.monotonic()
+        self._bar: Any = None
+
+    def describe(self, description: str) -> None:
+        """What is going on now."""
+        self.description = description
+        if self._bar is not None:
+            self._bar.set_description_str(description, refresh=False)
+
+    def update(self, count: float = 1) -> None:
+        """So much more is done."""
+        self.count += count
+        if self._bar is not None:
+            self._bar.update(count)
+        elif self.shown and time.monotonic() - self.begun > DELAY:
+            self._show()
+
+    def _show(self) -> None:
+        self._bar = tqdm(total=self.total, desc=self.description, leave=False, bar_format=self.form)
+        self._bar.start_t -= time.monotonic() - self.begun  # the time left counts from the start
+        self._bar.update(self.count)
+
+    def close(self) -> None:
+        """Take it away."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def progress_over(
+    items: Iterable[T], description: str, shown: bool, total: int | None = None
+) -> Iterator[T]:
+    """The items, behind a bar.
+
+    Args:
+        items: to go through.
+        description: what is done with them.
+        shown: whether there is a bar at all.
+        total: how many there are, where ``len`` does not say.
+
+    Example:
+        >>> list(progress_over("abc", "letters", shown=True))
+        ['a', 'b', 'c']
+    """
+    known = len(items) if total is None and isinstance(items, Sized) else total
+    with Bar(known, description, shown) as bar:
+        for item in items:
+            yield item
+            bar.update()
