@@ -66,3 +66,37 @@ def test_gauss_newton_with_parameters_that_take_no_part():
     own = {n: torch.ones_like(p)[None] for n, p in model.named_parameters()}
     for name in ("spare.weight", "spare.bias"):
         torch.testing.assert_close(posterior.multiply(own)[name], 2.0 * own[name])
+
+
+def test_a_parameter_without_dimensions():
+    """A temperature: one number has its row of the Hessian, and of the Gauss-Newton matrix."""
+
+    class Scaled(nn.Linear):
+        def __init__(self):
+            super().__init__(3, 2)
+            self.temperature = nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, x):
+            return super().forward(x) * self.temperature
+
+    torch.manual_seed(0)
+    model, x, y = Scaled().double(), torch.randn(5, 3).double(), torch.arange(5) % 2
+    fitted = engram.laplace(
+        model, (x, y), structure="full", curvature="hessian", prior_precision=30.0
+    )
+    features = nn.functional.linear(x, model.weight, model.bias).detach()
+
+    def loss(temperature):
+        return nn.functional.cross_entropy(temperature * features, y, reduction="sum")
+
+    at = model.temperature.detach()
+    expected = 30 + torch.autograd.functional.hessian(loss, at)
+    only = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+    only["temperature"] = torch.ones_like(at)
+    torch.testing.assert_close(fitted.multiply(only)["temperature"], expected)
+    optimizer = Newton(
+        model.parameters(), num_data=5, prior_precision=30.0, curvature=GaussNewton("categorical")
+    )
+    optimizer.step(lambda: (model(x), y))
+    posterior = engram.posterior_of(optimizer, model, num_data=5)
+    torch.testing.assert_close(posterior.multiply(only)["temperature"], expected)

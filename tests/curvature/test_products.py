@@ -28,7 +28,10 @@ def plain(opened, parameters, vector):
     return total
 
 
-@pytest.mark.parametrize("name", CASES)
+WITHOUT_HESSIAN = {"weight_norm"}  # PyTorch's derivative of it lacks a part; it is refused
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - WITHOUT_HESSIAN))
 def test_against_plain_autograd(name):
     case = CASES[name]
     generator = torch.Generator().manual_seed(0)

@@ -52,5 +52,5 @@ def hessian_rows(flat: Tensor, parameters: Sequence[Tensor]) -> Tensor:
     rows = []
     for chunk in identity.split(ROWS_AT_ONCE):
         parts = many_gradients([flat], parameters, [chunk], len(chunk))
-        rows.append(torch.cat([part.flatten(1) for part in parts], dim=1))
+        rows.append(torch.cat([part.reshape(len(chunk), -1) for part in parts], dim=1))
     return torch.cat(rows)

@@ -1,7 +1,8 @@
-"""Second derivatives through autograd functions of the user's own, against differences.
+"""Second derivatives through autograd functions that may lack a part, against differences.
 
 A backward that takes what it needs from a detached tensor has right gradients, and a derivative by
-the gradient alone. The Hessian then lacks a part, and no symmetry or other identity shows it.
+the gradient alone. The Hessian then lacks a part, and no symmetry or other identity shows it. Such
+are functions of the user's own, and PyTorch's weight norm, which takes the norms for constants.
 """
 
 from __future__ import annotations

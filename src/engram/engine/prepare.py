@@ -54,7 +54,7 @@ class Engine:
     plan: Plan
     coverage: Coverage
     parameters: dict[str, nn.Parameter]
-    own_functions: tuple[str, ...] = ()  # autograd functions of the user's
+    doubtful: tuple[str, ...] = ()  # functions whose second derivative may lack a part
     true_hessian: bool = True  # whether the second derivatives through them are right
 
     def trace(self, batch: Batch) -> Trace:
@@ -64,12 +64,12 @@ class Engine:
     def check_twice(self) -> None:
         """EngineError where second derivatives are wanted and the model has none."""
         if not self.plan.twice:
-            raise no_second_derivative(self.own_functions)
+            raise no_second_derivative(self.doubtful)
 
     def check_hessian(self) -> None:
         """EngineError where the Hessian is wanted and autograd's lacks a part."""
         if not self.plan.twice or not self.true_hessian:
-            raise no_second_derivative(self.own_functions)
+            raise no_second_derivative(self.doubtful)
 
 
 def prepare(model: nn.Module, batches: Batches) -> Engine:

@@ -18,6 +18,8 @@ from engram.kernels import plain_attention
 from engram.parameters import Named, trainable
 
 LARGEST_WALK = 100_000  # nodes of a graph that are looked at for a name
+# PyTorch's own whose derivative takes the norms of the weights for constants
+LACKING = {"WeightNormInterfaceBackward0": "weight_norm of torch"}
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Expected:
     outputs: Tensor
     seed: Tensor
     gradients: list[Named]
-    functions: list[str]  # autograd functions of the user's own in the graph
+    functions: list[str]  # of the graph, whose second derivative may lack a part
     precision: torch.dtype  # the coarsest that the pass goes through
 
     @classmethod
@@ -63,7 +65,7 @@ class Expected:
             ]
         named = [dict(zip(parameters, gradients, strict=True)) for gradients in found]
         coarse = coarsest(model, probe)
-        return cls(outputs.detach(), seed, named, own_functions(outputs), coarse)
+        return cls(outputs.detach(), seed, named, doubtful_functions(outputs), coarse)
 
     @property
     def finite(self) -> bool:
@@ -122,12 +124,13 @@ def _check_second_derivative(recorded: Trace, ours: Named, expected: Expected) -
 
 def no_second_derivative(functions: Sequence[str]) -> EngineError:
     """The error of a model whose backward pass cannot be differentiated."""
-    named = f"autograd functions of your own: {', '.join(functions)}"
+    named = f"autograd functions: {', '.join(functions)}"
     return EngineError(
         "a backward pass that can be differentiated, for second derivatives of the loss",
         f"one whose derivative is lost ({named if functions else 'an operation without one'})",
-        'use curvature="ggn" and leave out exact products (calibrate, refine); or write the '
-        "backward in operations of torch, without once_differentiable, detach or numpy",
+        'use curvature="ggn" and leave out exact products (calibrate, refine); or write a '
+        "backward of your own in operations of torch, without once_differentiable, detach or "
+        "numpy, and take a parametrization away (parametrize.remove_parametrizations)",
     )
 
 
@@ -143,8 +146,8 @@ def _random(like: Tensor) -> Tensor:
     return (torch.rand(like.shape, generator=generator) - 0.5).to(like)
 
 
-def own_functions(outputs: Tensor) -> list[str]:
-    """Names of the autograd functions written in Python that the outputs went through."""
+def doubtful_functions(outputs: Tensor) -> list[str]:
+    """Names of the autograd functions written in Python, or ``LACKING``, that were gone through."""
     names: dict[str, None] = {}
     seen: set[Node] = set()
     waiting = [outputs.grad_fn]
@@ -155,5 +158,7 @@ def own_functions(outputs: Tensor) -> list[str]:
         seen.add(node)
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             names[node.name().removesuffix("Backward")] = None
+        elif node.name() in LACKING:
+            names[LACKING[node.name()]] = None
         waiting += [following for following, _ in node.next_functions]
     return list(names)

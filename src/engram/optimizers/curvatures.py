@@ -19,7 +19,12 @@ from engram.curvature.hessian import hessian_rows
 from engram.curvature.kinds import Curvature
 from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood, resolve
-from engram.optimizers.evaluation import flat_gradient, mean_loss, outputs_and_targets
+from engram.optimizers.evaluation import (
+    curved_gradient,
+    flat_gradient,
+    mean_loss,
+    outputs_and_targets,
+)
 from engram.precision import wide
 
 ROWS_AT_ONCE = 64
@@ -91,7 +96,7 @@ class Hessian:
     def matrix(self, returned: Any, parameters: Parameters, draw: Draw) -> Measured:
         """Gradient and Hessian of the mean loss."""
         loss = mean_loss(returned)
-        gradient = flat_gradient(loss, parameters, create_graph=True)
+        gradient = curved_gradient(loss, parameters)
         rows = hessian_rows(gradient, parameters)
         return Measured(loss.detach(), gradient.detach(), 0.5 * (rows + rows.mT))
 
@@ -151,7 +156,7 @@ class GaussNewton:
                 weights = signs((size, examples * rank), generator).to(factor) / count**0.5
             seeds = torch.einsum("mbr,bkr->mbk", weights.view(size, examples, rank), factor)
             found = many_gradients([outputs], parameters, [seeds], size)
-            yield torch.cat([g.flatten(1) for g in found], dim=1)
+            yield torch.cat([g.reshape(size, -1) for g in found], dim=1)
 
 
 @dataclass(frozen=True)
@@ -173,7 +178,7 @@ class Hutchinson:
     def diagonal(self, returned: Any, parameters: Parameters, draw: Draw) -> Measured:
         """Gradient of the mean loss and an estimate of its Hessian's diagonal."""
         loss = mean_loss(returned)
-        gradient = flat_gradient(loss, parameters, create_graph=True)
+        gradient = curved_gradient(loss, parameters)
         total = torch.zeros_like(gradient, requires_grad=False)
         if gradient.requires_grad:
             for _ in range(self.probes):

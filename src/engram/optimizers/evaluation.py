@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engram.engine.self_check import LACKING, doubtful_functions, no_second_derivative
 from engram.errors import ArgumentError, NonFiniteError
 from engram.kernels import plain_attention
 from engram.likelihoods import Likelihood
@@ -104,3 +105,11 @@ def flat_gradient(loss: Tensor, parameters: Sequence[Tensor], create_graph: bool
             "finite gradients", "NaN or infinity", "lower lr, or start nearer to a minimum"
         )
     return gradient
+
+
+def curved_gradient(loss: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """The same with its graph; EngineError where PyTorch's own derivative of it lacks a part."""
+    lacking = [name for name in doubtful_functions(loss) if name in LACKING.values()]
+    if lacking:
+        raise no_second_derivative(lacking)
+    return flat_gradient(loss, parameters, create_graph=True)
