@@ -141,3 +141,30 @@ def test_what_was_read_from_elsewhere_is_refitted_too():
     model = LogisticRegression(C=100.0, tol=1e-8, max_iter=5000).fit(INPUTS, LABELS)
     assert engram.of(model, INPUTS, LABELS).loo_nll == pytest.approx(0.21226, abs=2e-4)
     assert read(model, INPUTS, LABELS).objective.design.penalty[1] == pytest.approx(0.01)
+
+
+def test_a_loss_without_curvature_of_its_own():
+    # Bernoulli with the log link: an example of target 1 has the loss -f and the leverage 0
+    inputs = np.repeat([[0.0], [1.0]], [9, 12], 0)
+    targets = np.r_[np.arange(9) < 4, np.arange(12) < 7].astype(float)
+    result = sensitivities_of(fit_glm(inputs, targets, "bernoulli", link="log"))
+    assert (result.leverage[targets == 1].abs() < 1e-12).all()
+    own = inputs == inputs.T  # the mean of the own group without the example
+    means = (own @ targets - targets) / (own.sum(1) - 1)
+    truth = -np.where(targets == 1, np.log(means), np.log1p(-means))
+    np.testing.assert_allclose(result.loo_loss, truth, rtol=1e-6)
+
+
+def test_a_refit_that_does_not_arrive_is_none():
+    # without some examples the likeliest means of others are 1, at the end of the support
+    random = np.random.default_rng(53)
+    inputs = random.normal(size=(30, 2))
+    mean = 1 / (1 + np.exp(-0.3 * (0.5 * inputs[:, 0] - 0.3 * inputs[:, 1] + 0.4)))
+    targets = random.binomial(5, mean) / 5
+    fit = fit_glm(0.2 * inputs, targets, "bernoulli", link="log", weights=np.full(30, 5.0))
+    result = sensitivities_of(fit, progress=False)
+    lost = [i for i in range(30) if not fit.moved_without([i]).converged]
+    assert len(lost) > 3
+    assert (result.obtained[lost] == 0).all()
+    assert result.flagged[lost].all()
+    assert result.verdict.level != "good"

@@ -82,3 +82,24 @@ def test_the_relative_gradient_of_no_number_is_none():
     share, left = total.fitting_share(weights, lambda name: 1.0)
     assert share != share
     assert left != left
+
+
+def test_the_summary_is_of_the_scores_that_are_numbers(good):
+    result = good[2]
+    largest = int(result.score.argmax())
+    lost = with_lost(result, "score", [largest], NAN)
+    known = torch.cat([result.score[:largest], result.score[largest + 1 :]])
+    line = next(line for line in repr(lost).split("\n") if line.startswith("score"))
+    assert f"median {float(known.median()):.3g}, largest {float(known.max()):.3g} " in line
+    assert line.endswith("NaN for 1 others")
+    assert "NaN for every example" in repr(with_lost(result, "score", slice(None), NAN))
+
+
+def test_what_to_do_about_a_model_in_closed_form():
+    inputs = torch.tensor([[0.0], [0.0], [0.0], [0.0], [1.0]])  # the last alone has a slope
+    fit = engram.models.fit_glm(inputs, torch.tensor([1.0, 3.0, 2.0, 4.0, 5.0]), "poisson")
+    result = engram.models.sensitivities_of(fit)
+    reason = next(r for r in result.verdict.reasons if r.signal == "not_finite")
+    assert "penalty > 0" in reason.remedy
+    assert "prior_precision" not in reason.remedy
+    assert not any("engram.refine" in r.remedy for r in result.verdict.reasons)

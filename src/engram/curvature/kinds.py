@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import Enum
 
 
-class Curvature(StrEnum):
+class Curvature(str, Enum):
     """What was summed into a precision.
 
     ``HESSIAN`` is the observed one; ``GGN`` has the output Hessian between two Jacobians, and is
@@ -19,3 +19,5 @@ class Curvature(StrEnum):
     FISHER = "fisher"
     EMPIRICAL = "empirical"
     OPTIMIZER = "optimizer"
+
+    __str__ = str.__str__

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import TypeVar
 
 from torch._C import _len_torch_function_stack, _pop_torch_function_stack
 from torch.overrides import TorchFunctionMode
+
+Mode = TypeVar("Mode", bound="FunctionMode")
 
 
 class FunctionMode(TorchFunctionMode):
@@ -20,7 +22,7 @@ class FunctionMode(TorchFunctionMode):
         super().__init__()
         self._depths: list[int] = []
 
-    def __enter__(self) -> Self:
+    def __enter__(self: Mode) -> Mode:
         self._depths.append(_len_torch_function_stack())
         super().__enter__()  # type: ignore[no-untyped-call]
         return self

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 
 from torch import Tensor
 
@@ -41,7 +41,7 @@ from engram.sensitivity.remaining import LARGEST_ITERATION, LeftOut, has_low_ran
 OVERDRAWN = 1e-6  # of the largest eigenvalue of a factor
 
 
-class Matrix(StrEnum):
+class Matrix(str, Enum):
     """M, in words."""
 
     ALL = "precision of all data"
@@ -49,6 +49,8 @@ class Matrix(StrEnum):
     WITHOUT_HESSIAN = "precision without the group's Hessian"
     GAUSS_NEWTON = "exact Gauss-Newton matrix of the remaining data"
     FACTORS = "Kronecker factors of the remaining data"
+
+    __str__ = str.__str__
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,18 @@ class Result:
             return f"{self.num_data:,} examples"
         return f"{self.num_examples:,.6g} examples in {self.num_data:,} rows"
 
+    def _scores(self) -> str:
+        known = (~self.score.isnan()).nonzero()[:, 0]
+        if len(known) == 0:
+            return "NaN for every example"
+        score = self.score[known]
+        largest = int(self.indices[known[score.argmax()]])
+        lost = self.num_data - len(known)
+        return (
+            f"median {float(score.median()):.3g}, largest {float(score.max()):.3g} "
+            f"(example {largest})" + (f"; NaN for {lost:,} others" if lost else "")
+        )
+
     def save(self, folder: str | Path) -> Path:
         """Write ``result.json`` and its tensors into a folder, whole; no pickle."""
         content = init_fields(self)
@@ -193,9 +205,7 @@ class Result:
             f" ({printable(self.basis.estimator)}, {printable(self.basis.structure)} posterior)",
             f"train loss            {self.train_nll:.4f} {unit}",
             f"leave-one-out loss    {self.loo_nll:.4f} {unit}: estimate of the test loss",
-            f"score                 median {float(self.score.median()):.3g},"
-            f" largest {float(self.score.max()):.3g}"
-            f" (example {int(self.indices[self.score.argmax()])})",
+            f"score                 {self._scores()}",
             str(self.diagnostics),
             "sign                  without the example minus with it",
             repr(self.verdict),

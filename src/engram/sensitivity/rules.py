@@ -74,9 +74,22 @@ NO_RICHER = (
     "The structure is the richest there is here: regularise more, use fewer parameters, or obtain "
     'the examples that matter by engram.refine with method="retrain".'
 )
+CLOSED = (
+    "The model is in closed form, and its precision the whole one: use a larger penalty, noise or "
+    "prior precision, or fit again without the examples that matter."
+)
 LEVERAGE = Rule("leverage", 0.5, 1.0, "the example holds itself in place", "Train without it.")
 
 
+LOST = (
+    "Raise prior_precision, compute in double precision, or leave these examples out: their rows, "
+    "and means over all rows, mean nothing."
+)
+LOST_CLOSED = (
+    "Without such an example the others determine no coefficients, are separated, or leave its "
+    "mean outside of the support: use penalty > 0, drop columns that it alone determines, or leave "
+    "it out. Means over all rows mean nothing."
+)
 FINITE = ("outputs", "deviation", "prediction_deviation", "score", "loss", "loo_loss")
 
 
@@ -97,10 +110,7 @@ def lost_examples(result: Result) -> list[Reason]:
     if count == 0:
         return []
     text = f"{count:,} of {result.num_data:,} examples have numbers that are NaN or infinite"
-    remedy = (
-        "Raise prior_precision, compute in double precision, or leave these examples out: their "
-        "rows, and means over all rows, mean nothing."
-    )
+    remedy = LOST if _linearised(result) else LOST_CLOSED
     return [Reason("not_finite", LEVELS[UNRELIABLE], count / result.num_data, 0.0, text, remedy)]
 
 
@@ -134,7 +144,8 @@ def rules_of(result: Result) -> tuple[Rule, ...]:
     """The rules, with remedies that the result's structure leaves open."""
     if not result.basis.whole_matrix:
         return RULES
-    return tuple(replace(r, remedy=NO_RICHER) if r in RICHER else r for r in RULES)
+    remedy = NO_RICHER if _linearised(result) else CLOSED
+    return tuple(replace(r, remedy=remedy) if r in RICHER else r for r in RULES)
 
 
 def own_levels(result: Result) -> Tensor:

@@ -131,10 +131,12 @@ def _followed(
     fit: Fit, estimate: Estimate, wanted: Tensor, share: float, progress: bool
 ) -> Settled:
     """Newton's method for one example after another."""
+    refitted = torch.zeros_like(estimate.flagged)
     wanted = wanted[: _affordable(fit)]
     for i in progress_over(wanted.tolist(), "refits", progress):
-        estimate = _refitted(fit, estimate, i, share)
-    refitted = torch.zeros_like(estimate.flagged).index_fill(0, wanted, True)
+        again = _refitted(fit, estimate, i, share)
+        refitted[i] = again is not None
+        estimate = _held(estimate, i) if again is None else again
     return Settled(estimate, refitted, 0.0)
 
 
@@ -143,8 +145,13 @@ def _affordable(fit: Fit) -> int:
     return max(FEWEST, int(PRODUCTS / (ITERATIONS * fit.objective.design.num_data * size**2)))
 
 
-def _refitted(fit: Fit, estimate: Estimate, i: int, share: float) -> Estimate:
-    """The estimate with the truth for example i."""
+def _held(estimate: Estimate, i: int) -> Estimate:
+    """One step for example i, flagged: it is not where Newton's method would have gone."""
+    return replace(estimate, flagged=estimate.flagged.index_fill(0, torch.tensor([i]), True))
+
+
+def _refitted(fit: Fit, estimate: Estimate, i: int, share: float) -> Estimate | None:
+    """The estimate with the truth for example i; None where Newton's method does not arrive."""
     index = torch.tensor([i])
     try:
         again = fit.moved_without(index, torch.tensor([share]))
@@ -154,7 +161,7 @@ def _refitted(fit: Fit, estimate: Estimate, i: int, share: float) -> Estimate:
         nothing = torch.full_like(fit.outputs[:1], math.nan)
         return _put(estimate, index, nothing, nothing, math.nan)
     if not again.converged:
-        return replace(estimate, flagged=estimate.flagged.index_fill(0, index, True))
+        return None
     moved = fit.objective.design.rows(index).outputs(again.coefficients)
     change = fit.likelihood.mean(moved) - fit.means[index]
     everywhere = fit.outputs.index_copy(0, index, moved)

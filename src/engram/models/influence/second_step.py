@@ -40,11 +40,19 @@ def candidates(fit: Fit, step: Estimate) -> Tensor:
     count = max(FEWEST, int(PRODUCTS / each))
     losses = fit.weighted.loss(fit.outputs, fit.targets)
     # what one step leaves undone is of the size of its own change times the leverage
-    priority = fit.leverage.abs() * (step.loo_loss - losses).abs()
+    priority = _leverage(fit) * (step.loo_loss - losses).abs()
     lowest = SMALLEST * float((design.used * losses.abs()).sum() / design.used.sum())
     priority = torch.where(step.flagged | (design.weights == 0), -1.0, priority)
     chosen = priority.argsort(descending=True)[:count]
     return chosen[priority[chosen] > lowest]
+
+
+def _leverage(fit: Fit) -> Tensor:
+    """The own leverage, or the expected one: a loss without curvature is held by the others."""
+    if len(fit.coefficients) > 1:
+        return fit.leverage.abs()
+    factor = fit.weighted.hessian_factor(fit.outputs, fit.targets)
+    return torch.maximum(fit.leverage.abs(), (factor.square() * fit.variances)[:, 0, 0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +108,9 @@ def _look(fit: Fit, moved: Tensor, chosen: Tensor, share: float) -> Look:
     ]
     reach = _reach(fit, chosen, share, -(gradient * step).sum((1, 2)), residual[row, chosen])
     larger = torch.stack([changes[0].abs(), changes[1].abs(), UNSEEN * reach]).amax(0)
-    unknown = changes[0].isnan() | changes[1].isnan()
+    # a minimum that pushes others out of their support is none
+    inside = fit.objective.inside(outputs.flatten(0, 1)).reshape(weights.shape)
+    unknown = changes[0].isnan() | changes[1].isnan() | ~(inside | (weights == 0)).all(1)
     change = torch.where(unknown, torch.nan, larger)
     return Look(moved, own, step, change)
 
