@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, Self
+from typing import Any, TypeVar
 
 from torch import nn
 
 Forward = Callable[..., Any]
+Substituting = TypeVar("Substituting", bound="Substitution")
 
 
 class Substitution(ABC):
@@ -21,7 +22,7 @@ class Substitution(ABC):
     def substitutes(self) -> Iterable[tuple[nn.Module, Forward]]:
         """The modules, each with the forward that it gets; made from its present one."""
 
-    def __enter__(self) -> Self:
+    def __enter__(self: Substituting) -> Substituting:
         for module, forward in self.substitutes():
             attributes = vars(module)
             self._before.append((attributes, attributes.get("forward")))
