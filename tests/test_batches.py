@@ -346,3 +346,28 @@ def test_a_collate_fn_that_draws_random_numbers():
 
     with Refusal(DataError, "deterministic", "without augmentation"):
         engram.laplace(MLP.model, loader((X, Y), collate_fn=noisy), progress=False)
+
+
+def test_a_pass_takes_nothing_from_the_loaders_generator():
+    """Every iterator draws a seed for its workers, from the user's generator where there is one."""
+    generator = torch.Generator().manual_seed(3)
+    before = generator.get_state()
+    source = DataLoader(TensorDataset(*MLP.data), batch_size=2, generator=generator)
+    engram.sensitivities(MLP.model, source, posterior("mlp", "full"), progress=False)
+    assert torch.equal(generator.get_state(), before)
+
+
+def test_persistent_workers_go_on_with_the_callers_pass():
+    """They serve one pass at a time: a call in the midst of an epoch would begin it anew."""
+    model, fitted = MLP.model, posterior("mlp", "full")
+    source = DataLoader(
+        TensorDataset(*MLP.data), batch_size=2, num_workers=1, persistent_workers=True
+    )
+    seen = 0
+    for number, (x, _) in enumerate(source):
+        seen += len(x)
+        if number == 0:
+            found = engram.influence(model, source, source, fitted, progress=False)
+    assert seen == len(MLP.data[0])
+    expected = engram.influence(model, MLP.data, MLP.data, fitted, progress=False)
+    torch.testing.assert_close(found, expected)

@@ -17,7 +17,7 @@ from engram.forms import Data as Data
 from engram.forms import common_length, is_dataset, is_table, length_of, parts
 from engram.inputs import Inputs as Inputs
 from engram.inputs import check_rows, handed, mapped, plain, tensors_of
-from engram.loaders import check_loader
+from engram.loaders import check_loader, own_pass
 from engram.selection import spread
 
 
@@ -164,7 +164,7 @@ class Batches:
     def _loaded(self) -> Iterator[Batch]:
         """What the loader gives, counted and compared with the data set."""
         with torch.random.fork_rng(devices=[]):  # every iterator draws a seed for its workers
-            source = iter(self.data)
+            source = own_pass(self.data)
         compared = {n * self._loader_batch() for n in spread(len(self.data), BATCHES).tolist()}
         start, ended = 0, object()
         while (item := self._next(source, ended, start)) is not ended:

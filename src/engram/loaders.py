@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
 
+import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from engram.errors import DataError
@@ -41,6 +43,22 @@ def check_loader(loader: DataLoader[Any]) -> None:
         _check_order(sampler, length_of(dataset), sampler)
     if type(grouped) is not BatchSampler:
         _check_order(chain.from_iterable(grouped), length_of(dataset), grouped)
+
+
+def own_pass(loader: DataLoader[Any]) -> Iterator[Any]:
+    """A pass that is not the caller's.
+
+    Persistent workers serve one pass at a time: another begins theirs anew, also where they are in
+    the midst of it. And every pass draws a seed from the loader's generator.
+    """
+    if loader.generator is None and not loader.persistent_workers:
+        return iter(loader)
+    own = copy.copy(loader)
+    own._iterator = None
+    if loader.generator is not None:
+        own.generator = torch.Generator(loader.generator.device)
+        own.generator.set_state(loader.generator.get_state())
+    return iter(own)
 
 
 def _check_order(indices: Iterable[int], num_data: int, sampler: Any) -> None:
