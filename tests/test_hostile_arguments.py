@@ -211,3 +211,16 @@ def test_weights_that_overflow(weight, estimator):
 def test_a_weight_that_overflows_is_named():
     with Refusal(NonFiniteError, "weights"):
         remove(weights=[1e308, 1.0], estimator="paper")
+
+
+@pytest.mark.parametrize("estimator", ["linear", "paper"])
+@pytest.mark.parametrize("weight", [1e308, 1e150, 1e9, -1e9, -1e150])
+def test_weights_beyond_what_first_order_can_see(weight, estimator):
+    """A finite number of no meaning: flagged, or refused where it overflows."""
+    model, data, fitted, *_ = setting()
+    given = {"indices": [0, 1], "weights": [weight, 1.0], "estimator": estimator}
+    with suppress(NonFiniteError):
+        assert engram.remove(model, data, fitted, **given, **QUIET).flagged
+    for usual in (1.0, -1.0, 1.1, -1.5):
+        small = {**given, "weights": [usual, 0.5]}
+        assert not engram.remove(model, data, fitted, **small, **QUIET).flagged

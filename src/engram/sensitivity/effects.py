@@ -59,17 +59,28 @@ def effect(
     return collected.effect()
 
 
-def paper_effect(opened: Session, posterior: Posterior, chosen: Tensor, shares: Tensor) -> Effect:
-    """Each example moved by its own diag(V) e, as the authors' leave-one-class-out estimate."""
+def paper_effect(
+    opened: Session, posterior: Posterior, chosen: Tensor, shares: Tensor
+) -> tuple[Effect, bool]:
+    """Each example moved by its own diag(V) e, as the authors' leave-one-class-out estimate.
+
+    And whether some weight beyond 1 makes an example's curvature more than that of all data.
+    """
     share_of = dict(zip(chosen.tolist(), shares.tolist(), strict=True))
     setting = Setting(opened.likelihood, posterior, 0, NoSum())
-    collected = _Collected(opened, len(chosen))
+    collected, outweighs = _Collected(opened, len(chosen)), False
     for observed in opened.passes("paper's estimate", chosen):
         share = [share_of[int(i)] for i in observed.batch.indices]
-        deviation = paper(observed, setting).deviation
+        found = paper(observed, setting)
+        deviation = found.deviation
         weighted = torch.tensor(share, dtype=torch.float64).to(deviation)[:, None] * deviation
         collected.add(observed, observed.outputs + weighted)
-    return collected.effect()
+        assert found.eigenvalues is not None
+        largest = found.eigenvalues.abs().amax(1).tolist()
+        outweighs |= any(
+            abs(s) > 1 and not abs(s) * m <= 1 for s, m in zip(share, largest, strict=True)
+        )
+    return collected.effect(), outweighs
 
 
 class _Collected:

@@ -81,7 +81,9 @@ def group_step(
 
 
 def _linear(group: LeftOut) -> Step:
-    return Step(equation.mean_deviation(group.posterior.solve, group.gradient()), Matrix.ALL)
+    gradient = group.gradient()
+    delta = equation.mean_deviation(group.posterior.solve, gradient)
+    return Step(delta, Matrix.ALL, group.outweighs(delta, gradient))
 
 
 def _downdated(group: LeftOut) -> Step:

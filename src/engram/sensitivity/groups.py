@@ -45,7 +45,8 @@ class Removal:
         delta: change of the parameters by name; None for the paper's per-example form.
         group: effect on the group itself.
         evaluation: effect on the data given as ``evaluate_on``.
-        flagged: whether a guard held, or a number is not finite: not to be believed.
+        flagged: whether a guard held, a weight beyond 1 takes out more than first order can see,
+            or a number is not finite: not to be believed.
         estimator: the rule.
         at: where the effect was evaluated.
         matrix: that the step was taken with; None for the paper's form, which has none.
@@ -221,8 +222,8 @@ def _remove(
 ) -> Removal:
     rule = _chosen_rule(estimator, posterior, len(chosen))
     if rule == "paper":
-        own = paper_effect(opened, posterior, chosen, shares)
-        return Removal(chosen, shares, None, own, None, False, rule, at, None)
+        own, outweighs = paper_effect(opened, posterior, chosen, shares)
+        return Removal(chosen, shares, None, own, None, outweighs, rule, at, None)
     step = group_step(opened, posterior, chosen, shares, rule)
     own = effect(opened, opened.batches.subset(chosen), len(chosen), step.delta, at)
     evaluation = None

@@ -47,6 +47,17 @@ class LeftOut:
         """Of the examples, as much as is taken out of any."""
         return max(self.share_of.values())
 
+    def outweighs(self, step: Named, gradient: Named) -> bool:
+        """Whether weights beyond 1 have more curvature along the step S^-1 g than all data.
+
+        Then a first-order step says nothing: the group's own curvature is what it leaves out. With
+        overflow there is no telling, and that is a yes.
+        """
+        if max(abs(share) for share in self.share_of.values()) <= 1:
+            return False
+        own, whole = inner(step, self.gauss_newton_times(step)), inner(step, gradient)
+        return not abs(own) <= whole < math.inf
+
     def _shares(self, indices: Tensor, like: Tensor) -> Tensor:
         return torch.tensor([self.share_of[int(i)] for i in indices], dtype=torch.float64).to(like)[
             :, None
