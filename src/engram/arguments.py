@@ -11,6 +11,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from engram.errors import ArgumentError
@@ -53,6 +54,19 @@ def fraction(name: str, value: Any, remedy: str | None = None) -> float:
     if is_number(value) and 0 < value < 1:
         return float(value)
     raise ArgumentError(f"a {name} between 0 and 1", shown(value), remedy or f"use {name}=0.5")
+
+
+def truth(name: str, value: Any) -> bool:
+    """True or False, and nothing that only counts as one of them.
+
+    Example:
+        >>> import numpy as np
+        >>> truth("intercept", np.True_)
+        True
+    """
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise ArgumentError(f"{name} to be True or False", shown(value), f"use {name}=True")
 
 
 def one_of(name: str, value: Any, names: Collection[str], remedy: str) -> str:

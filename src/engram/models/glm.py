@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engram.arguments import truth
 from engram.errors import ArgumentError, PosteriorError, TargetError
 from engram.likelihoods import Categorical
 from engram.models.predictor.design import as_column, count_of, read_design
@@ -68,7 +69,7 @@ def fit_glm(
     kind = response_named(response, link)
     count = count_of(targets)
     check_rows(X=inputs, y=targets)
-    if penalise_intercept and not isinstance(penalty, Real):
+    if truth("penalise_intercept", penalise_intercept) and not isinstance(penalty, Real):
         raise ArgumentError(
             "one number as penalty with penalise_intercept=True",
             repr(penalty),
@@ -123,22 +124,23 @@ def class_shares(targets: Any) -> Tensor:
     values = _numbers(targets)
     if values.dim() == 2:
         return Categorical().prepare(values.double(), values.double())
-    if values.is_floating_point() and not bool((values == values.round()).all()):
-        raise TargetError("whole class numbers", f"{values.dtype} values", "number the classes")
+    if values.is_floating_point() and not bool((values.frac() == 0).all()):
+        strange = values[values.frac() != 0][0]
+        raise TargetError("whole class numbers", f"{float(strange):g}", "number the classes")
     numbers = values.long()
-    found = set(numbers.tolist())
-    if len(found) < 2 or min(found) < 0:
+    found = numbers.unique()
+    if len(found) < 2 or found[0] < 0:
         raise TargetError(
-            "class numbers from 0, of at least two classes", f"{sorted(found)[:5]}", "number them"
+            "class numbers from 0, of at least two classes", f"{found[:5].tolist()}", "number them"
         )
-    missing = set(range(max(found))) - found
-    if missing:
+    missing = (found != torch.arange(len(found))).nonzero()[:, 0]
+    if len(missing):
         raise TargetError(
             "class numbers without gaps",
-            f"no example of class {min(missing)}",
+            f"no example of class {int(missing[0])}",
             "renumber the classes that occur",
         )
-    return Categorical().form(torch.zeros(len(numbers), max(found) + 1).double(), numbers)
+    return Categorical().form(torch.zeros(len(numbers), len(found)).double(), numbers)
 
 
 def _numbers(targets: Any) -> Tensor:

@@ -30,7 +30,7 @@ def of(
     coefficients. ``result.diagnostics.relative_gradient`` says how near that is to a minimum. What
     was computed from the data beforehand is held fixed when an example goes: the steps of a
     pipeline before the last, the weights of ``class_weight="balanced"``, a penalty that was chosen
-    by cross-validation.
+    by cross-validation or that stands beside a mean of losses, alpha times the number of examples.
 
     Args:
         model: LinearRegression, Ridge, LogisticRegression, PoissonRegressor, GammaRegressor,

@@ -179,8 +179,11 @@ def _classification(
 def _class_numbers(model: Any, targets: Any) -> Tensor:
     labels = np.asarray(targets).reshape(-1)
     known = np.asarray(model.classes_)  # in order
-    numbers = np.searchsorted(known, labels).clip(max=len(known) - 1)
-    strange = labels[known[numbers] != labels]
+    try:
+        numbers = np.searchsorted(known, labels).clip(max=len(known) - 1)
+        strange = labels[known[numbers] != labels]
+    except TypeError:  # labels that have no order among the classes
+        numbers, strange = np.zeros(len(labels), int), labels[~np.isin(labels, known)]
     if len(strange):
         raise TargetError(
             f"labels among the classes that the model was fitted with, {known[:8].tolist()}",

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engram.arguments import truth
 from engram.errors import ArgumentError, DataError, NonFiniteError
 from engram.models.predictor.frames import (
     check_names,
@@ -155,7 +156,7 @@ def read_design(
             "pass X and y of the same examples",
         )
     columns = _penalties(penalty, matrix.shape[1])
-    if intercept:
+    if truth("intercept", intercept):
         names = ("(intercept)" if "intercept" in names else "intercept", *names)
         columns = torch.cat([columns.new_tensor([intercept_penalty]), columns])
     if not names:
@@ -197,7 +198,7 @@ def as_matrix(inputs: Any) -> Tensor:
         inputs = inputs.toarray()
     try:
         matrix = _as_tensor(inputs)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise DataError(
             "a matrix of numbers", str(error), "encode categories as numbers"
         ) from error
@@ -207,7 +208,7 @@ def as_matrix(inputs: Any) -> Tensor:
             f"shape {tuple(matrix.shape)}",
             "reshape one column with X[:, None]",
         )
-    if not torch.isfinite(matrix.sum()):
+    if not torch.isfinite(torch.linalg.vector_norm(matrix)):
         bad = (~torch.isfinite(matrix)).nonzero()
         if len(bad):
             row, column = bad[0].tolist()
@@ -217,6 +218,11 @@ def as_matrix(inputs: Any) -> Tensor:
                 f"{float(matrix[row, column])} for example {row} in column {name!r}",
                 "drop or impute it",
             )
+        raise DataError(
+            "inputs whose squares are numbers",
+            f"values up to {float(matrix.abs().max()):.3g}",
+            "scale the columns",
+        )
     return matrix
 
 
@@ -226,7 +232,7 @@ def as_column(what: str, values: Any, count: int, default: float) -> Tensor:
         return torch.full((count,), default, dtype=torch.float64)
     try:
         column = _as_tensor(values)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise DataError(f"{what} that are numbers", str(error), f"convert {what}") from error
     if column.dim() == 2 and column.shape[1] == 1:
         column = column[:, 0]
@@ -246,9 +252,12 @@ def as_column(what: str, values: Any, count: int, default: float) -> Tensor:
 
 def _as_tensor(values: Any) -> Tensor:
     """Float64 on the CPU, without a copy where none is needed."""
-    if isinstance(values, Tensor):
+    if isinstance(values, Tensor) and not values.is_complex():
         return values.detach().cpu().double()
-    array = np.ascontiguousarray(values, dtype=np.float64)
+    found = np.asarray(values)
+    if np.iscomplexobj(found):
+        raise TypeError("complex numbers")
+    array = np.ascontiguousarray(found, dtype=np.float64)
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 

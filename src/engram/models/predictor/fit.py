@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from engram import equation
-from engram.arguments import one_of
+from engram.arguments import one_of, positive
 from engram.curvature.kinds import Curvature
-from engram.errors import ArgumentError, PosteriorError
+from engram.errors import PosteriorError
 from engram.likelihoods import Likelihood
 from engram.models.predictor.design import as_column, count_of
 from engram.models.predictor.factor import Factor
@@ -297,9 +297,8 @@ def fit_at(
     if source is not None:
         check_separation_elsewhere(objective, coefficients)
     fit = Fit(objective, coefficients, factor, 1.0, hessian, converged, source)
-    scale = _dispersion(fit) if dispersion is None else dispersion
-    if not (math.isfinite(scale) and scale > 0):
-        raise ArgumentError("a positive dispersion", repr(scale), "leave it out to estimate it")
+    remedy = "leave it out to estimate it"
+    scale = _dispersion(fit) if dispersion is None else positive("dispersion", dispersion, remedy)
     scaled = replace(fit, dispersion=scale)
     for name in ("outputs", "unit_variances"):  # what the dispersion does not change
         if name in vars(fit):
@@ -313,10 +312,12 @@ def _dispersion(fit: Fit) -> float:
     if not isinstance(likelihood, ResponseLikelihood) or not likelihood.response.has_dispersion:
         return 1.0
     weights = fit.objective.design.weights
-    squares = (fit.means - fit.targets).square() / likelihood.response.variance(fit.means)
+    variance = likelihood.response.variance(fit.means)[:, 0]
+    squares = weights * (fit.means - fit.targets)[:, 0].square() / variance
+    sizes = weights * fit.targets[:, 0].square() / variance
     freedom = float(fit.objective.design.used.sum()) - float(fit.leverage.sum())
-    scale = float((weights * squares[:, 0]).sum()) / freedom if freedom > 1e-6 else 0.0
-    if scale <= 1e-24 * float(fit.targets.square().mean()):
+    scale = float(squares.sum()) / freedom if freedom > 1e-6 else 0.0
+    if not scale > 1e-24 * float(sizes.mean()):
         raise PosteriorError(
             "more examples than effective parameters, and targets that are not fitted exactly",
             f"{freedom:.3g} degrees of freedom left, with which the dispersion is estimated",

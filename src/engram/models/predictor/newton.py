@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -40,6 +41,11 @@ class Objective:
     def gauge(self) -> bool:
         """Whether a constant added to all outputs changes nothing."""
         return isinstance(self.likelihood, Categorical)
+
+    @cached_property
+    def unit(self) -> float:
+        """What a change of F is small against where F itself may vanish."""
+        return min(1.0, float(self.design.weights.sum()))
 
     def value(self, coefficients: Tensor, outputs: Tensor) -> float:
         """F, infinite where a mean leaves its support."""
@@ -105,10 +111,10 @@ def minimise(objective: Objective, start: Tensor) -> Minimum:
         decrease = -float(gradient @ step)
         moved = _descend(objective, coefficients, step.reshape(start.shape), value, decrease)
         if moved is None:
-            settled = decrease <= 1e-8 * (1 + abs(value))  # only rounding is left
+            settled = decrease <= 1e-8 * (objective.unit + abs(value))  # only rounding is left
             return Minimum(objective, coefficients, settled, iteration, scored)
         coefficients, outputs, value = moved
-        if decrease <= TOLERANCE * (1 + abs(value)):
+        if decrease <= TOLERANCE * (objective.unit + abs(value)):
             return Minimum(objective, coefficients, True, iteration + 1, scored)
     return Minimum(objective, coefficients, False, LARGEST_ITERATION, scored)
 
@@ -117,7 +123,7 @@ def _descend(
     objective: Objective, coefficients: Tensor, step: Tensor, value: float, decrease: float
 ) -> tuple[Tensor, Tensor, float] | None:
     """The first of the halved steps that lowers F."""
-    rounding = 1e-13 * (1 + abs(value))
+    rounding = 1e-13 * (objective.unit + abs(value))
     share = 1.0
     for _ in range(HALVINGS):
         moved = coefficients + share * step
