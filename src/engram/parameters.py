@@ -18,14 +18,16 @@ Named = dict[str, Tensor]
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """The model itself where ``torch.compile`` or DDP gave a wrapper, which has no passes of ours.
+    """The model itself where ``torch.compile``, DDP or DataParallel wrapped it.
+
+    They have no passes of ours, and weights under other names.
 
     Example:
         >>> model = nn.Linear(2, 1)
         >>> uncompiled(torch.compile(model)) is uncompiled(model) is model
         True
     """
-    if isinstance(model, DistributedDataParallel):
+    if isinstance(model, (DistributedDataParallel, nn.DataParallel)):
         return uncompiled(model.module)
     inner = getattr(model, "_orig_mod", None)
     return uncompiled(inner) if isinstance(inner, nn.Module) else model

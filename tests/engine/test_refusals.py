@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import engram
 from engram import optimizers as own
-from engram.errors import DataError, EngineError
+from engram.errors import DataError, EngineError, NonFiniteError
 from refusal import Refusal
 from unusual_modules import Cube, DetachedCube, NumpyCube, WholeCube
 
@@ -132,6 +132,16 @@ def test_a_function_with_a_whole_backward_has_its_hessian():
         assert torch.allclose(found.multiply(ones)[name], value, rtol=1e-4)
 
 
+def test_an_overflow_of_half_precision_names_the_precision():
+    torch.manual_seed(0)
+    x = torch.randn(12, 3, generator=torch.Generator().manual_seed(1)).half()
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).half()
+    data = x, torch.arange(12) % 3
+    fitted = engram.laplace(model, data, structure="full", curvature="ggn", progress=False)
+    with Refusal(NonFiniteError, "float16", "single precision"):
+        engram.remove(model, data, fitted, [0], weights=[1e6], estimator="linear", progress=False)
+
+
 @pytest.mark.parametrize("normed", [parametrizations.weight_norm, nn.utils.weight_norm])
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 def test_weight_norm_of_torch_has_no_hessian(normed):
@@ -199,6 +209,21 @@ def test_wrappers_of_parallel_training_give_the_model_s_own_answer(wrap):
     fitted = engram.laplace(wrapped, (X, Y), structure="diagonal", progress=False)
     found = engram.sensitivities(wrapped, (X, Y), fitted, progress=False)
     assert torch.equal(found.loo_loss, expected.loo_loss)
+    asked = {"at": "displaced", "progress": False}
+    moved = engram.remove(model, (X, Y), plain, [0, 1], **asked).group.loss_without
+    assert torch.equal(
+        engram.remove(wrapped, (X, Y), fitted, [0, 1], **asked).group.loss_without, moved
+    )
+    assessed = [
+        engram.assess(m, (X, Y), result, of, sample=3, progress=False).signals
+        for m, result, of in ((model, expected, plain), (wrapped, found, fitted))
+    ]
+    assert str(assessed[0]) == str(assessed[1])
+    copies = [
+        engram.retrain(m, (X, Y), [0], prior_precision=20.0, progress=False)
+        for m in (model, wrapped)
+    ]
+    torch.testing.assert_close(copies[0].loo_loss, copies[1].loo_loss)
 
 
 class MixedInName(Model):

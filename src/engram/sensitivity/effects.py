@@ -110,11 +110,17 @@ class _Collected:
 def _check_finite(batch: Batch, without: Tensor, loss: Tensor) -> None:
     bad = ~(without.isfinite().all(1) & loss.isfinite())
     if bad.any():
+        remedy = (
+            'give smaller weights (1 takes an example out), or use estimator="linear" with '
+            'at="linearised"'
+        )
+        if without.dtype in (torch.float16, torch.bfloat16):
+            remedy = "convert model and data to single precision first (.float()), where more fits"
         raise NonFiniteError(
             "a finite effect of leaving the group out",
-            f"NaN or infinity for example {int(batch.indices[int(bad.nonzero()[0])])}",
-            'give smaller weights (1 takes an example out), or use estimator="linear" with '
-            'at="linearised"',
+            f"NaN or infinity, in {without.dtype}, for example "
+            f"{int(batch.indices[int(bad.nonzero()[0])])}",
+            remedy,
         )
 
 
