@@ -103,3 +103,20 @@ def test_what_to_do_about_a_model_in_closed_form():
     assert "penalty > 0" in reason.remedy
     assert "prior_precision" not in reason.remedy
     assert not any("engram.refine" in r.remedy for r in result.verdict.reasons)
+
+
+@pytest.mark.parametrize("value", [NAN, INFINITY])
+@pytest.mark.parametrize("rows", [[3], slice(None)])
+def test_a_page_of_what_is_lost(good, tmp_path, rows, value):
+    lost = good[2]
+    for name in ("score", "loss", "loo_loss"):
+        lost = with_lost(lost, name, rows, value)
+    assert "unreliable" in lost.report(tmp_path / "page.html").read_text()
+
+
+def test_a_page_shows_marks_that_would_turn_the_writing(good, tmp_path):
+    basis = replace(good[2].basis, loss_unit="nats\x1b[31m\u202e<b>")
+    page = replace(good[2], basis=basis).report(tmp_path / "page.html").read_text()
+    assert r"nats\x1b[31m\u202e&lt;b&gt;" in page
+    assert "\u202e" not in page
+    assert "\x1b" not in page

@@ -6,12 +6,13 @@ import base64
 import io
 import math
 from collections.abc import Mapping
-from html import escape
+from html import escape as escaped
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
 
+from engram.report.printable import printable
 from engram.storage.files import write_text
 
 RESOLUTION = 140
@@ -33,6 +34,11 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1.2rem; 
 dt { color: #5d636d; } dd { margin: 0; font-variant-numeric: tabular-nums; }
 footer { margin-top: 3rem; color: #5d636d; font-size: .85rem; }
 """
+
+
+def escape(words: object) -> str:
+    """The words as HTML shows them, also marks that would turn the direction of writing."""
+    return escaped(printable(words), quote=True)
 
 
 class Page:
@@ -80,7 +86,7 @@ class Page:
         figure.savefig(buffer, format="png", dpi=RESOLUTION)
         width = round(96 * figure.get_figwidth())
         data = base64.b64encode(buffer.getvalue()).decode()
-        title = escape(caption, quote=True)
+        title = escape(caption)
         return self._add(
             f'<figure><img width="{width}" alt="{title}" src="data:image/png;base64,{data}">'
             f"<figcaption>{escape(caption)}</figcaption></figure>"

@@ -19,7 +19,7 @@ BINS, MANY = 60, 50
 def _histogram(result: Result) -> Figure:
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.add_subplot()
-    counts, _, _ = axes.hist(result.score.numpy(), bins=BINS, color=INK)
+    counts, _, _ = axes.hist(result.score[result.score.isfinite()].numpy(), bins=BINS, color=INK)
     axes.set(title="Sensitivity", xlabel="score", ylabel="examples")
     if max(counts) > MANY:  # else the few examples with high scores could not be seen
         axes.set_yscale("log")
@@ -30,8 +30,10 @@ def _histogram(result: Result) -> Figure:
 def _losses(result: Result) -> Figure:
     figure = Figure(figsize=(6.4, 4.6), layout="constrained")
     axes = figure.add_subplot()
-    axes.plot(result.loss.numpy(), result.loo_loss.numpy(), ".", ms=3, color=INK, alpha=0.5)
-    ends = [float(result.loss.min()), float(result.loss.max())]
+    known = result.loss.isfinite() & result.loo_loss.isfinite()  # the verdict counts the others
+    loss, without = result.loss[known].numpy(), result.loo_loss[known].numpy()
+    axes.plot(loss, without, ".", ms=3, color=INK, alpha=0.5)
+    ends = [loss.min(), loss.max()] if len(loss) else []
     axes.plot(ends, ends, color=ACCENT, lw=0.8)
     axes.set(title="Loss of every example", xlabel="with it", ylabel="without it")
     axes.spines[["top", "right"]].set_visible(False)

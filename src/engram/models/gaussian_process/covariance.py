@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from engram.errors import DataError, NonFiniteError, PosteriorError
 
 
+def as_numbers(name: str, values: Any) -> Tensor:
+    """A tensor of real numbers; DataError for all else."""
+    try:
+        found = values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{name} as numbers", type(values).__name__, "pass a tensor") from error
+    if found.is_complex():
+        raise DataError(f"a {name} of real numbers", str(found.dtype), "pass a floating-point one")
+    return found.detach()
+
+
+def as_points(inputs: Any, known: Tensor) -> Tensor:
+    """Inputs [T, D] with as many columns as known ones [..., M, D], in their precision."""
+    found = as_numbers("inputs", inputs)
+    found = found[:, None] if found.dim() == 1 else found
+    if found.dim() != 2 or found.shape[1] != known.shape[-1]:
+        raise DataError(
+            f"inputs [N, {known.shape[-1]}], as the model has them",
+            f"shape {tuple(found.shape)}",
+            "pass the same columns",
+        )
+    return found.to(known)
+
+
 def checked_covariance(covariance: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """A symmetric positive semi-definite matrix with as many rows as targets."""
-    covariance = torch.as_tensor(covariance).detach()
-    targets = torch.as_tensor(targets).detach()
+    covariance, targets = as_numbers("covariance", covariance), as_numbers("targets", targets)
     count = len(targets) if targets.dim() == 1 else 0
     if count == 0 or covariance.shape != (count, count):
         raise DataError(
@@ -19,8 +45,10 @@ def checked_covariance(covariance: Tensor, targets: Tensor) -> tuple[Tensor, Ten
             f"shapes {tuple(covariance.shape)} and {tuple(targets.shape)}",
             "check the lengths",
         )
-    if not covariance.is_floating_point():
-        raise DataError("a floating-point covariance", str(covariance.dtype), "use .double()")
+    if covariance.dtype not in (torch.float32, torch.float64):
+        raise DataError(
+            "a floating-point covariance, single or double", str(covariance.dtype), "use .double()"
+        )
     targets = targets.to(covariance)
     for name, values in (("covariance", covariance), ("targets", targets)):
         if not torch.isfinite(values).all():

@@ -24,7 +24,7 @@ from engram.errors import ArgumentError, DataError, NonFiniteError, PosteriorErr
 from engram.likelihoods.expected import GaussianNoise
 from engram.likelihoods.expected.gaussian import noise_variances
 from engram.models.diagnosis import Convergence
-from engram.models.gaussian_process.covariance import checked_covariance
+from engram.models.gaussian_process.covariance import as_numbers, checked_covariance
 from engram.models.latent.marginals import LeftOut, Marginals, leave_one_out, marginal_result
 from engram.selection import check_group
 from engram.sensitivity.result import Result
@@ -169,15 +169,20 @@ class ExactGaussianProcess:
 
     def predict(self, points: NewPoints) -> tuple[Tensor, Tensor]:
         """Posterior mean and variance of the function at test points, [T] each."""
+        if not isinstance(points, NewPoints):
+            raise ArgumentError("NewPoints", type(points).__name__, "make them with points_of")
         if points.cross_covariance.shape != (len(points.mean), len(self.targets)):
             raise DataError(
                 f"a cross covariance of shape {(len(points.mean), len(self.targets))}",
                 f"{tuple(points.cross_covariance.shape)}",
                 "give one row per test point and one column per training point",
             )
-        cross = points.cross_covariance
+        cross, prior, own = (
+            part.to(self.inverse)
+            for part in (points.cross_covariance, points.mean, points.variance)
+        )
         spread = ((cross @ self.inverse) * cross).sum(1)
-        return points.mean + cross @ self.weights, (points.variance - spread).clamp(min=0)
+        return prior + cross @ self.weights, (own - spread).clamp(min=0)
 
     def leave_one_out(self, estimator: str = "corrected") -> LeftOut:
         """Deviation of the posterior mean and the variance v; ``corrected`` is exact."""
@@ -259,8 +264,8 @@ def exact_gaussian_process(
         Rasmussen and Williams, *Gaussian Processes for Machine Learning*, 2006, section 5.4.2.
     """
     covariance, targets = checked_covariance(covariance, targets)
-    noise = noise_variances(noise_variance, targets[:, None])[:, 0]
-    mean = torch.as_tensor(prior_mean, dtype=targets.dtype, device=targets.device).detach()
+    noise = noise_variances(as_numbers("noise variance", noise_variance), targets[:, None])[:, 0]
+    mean = as_numbers("prior mean", prior_mean).to(targets)
     if mean.dim() > 1 or (mean.dim() == 1 and len(mean) != len(targets)):
         raise DataError(
             f"one prior mean, or {len(targets)}", f"shape {tuple(mean.shape)}", "check the lengths"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engram.errors import LikelihoodError, ModelMismatchError
+from engram.models.gaussian_process.covariance import as_points
 from engram.models.gaussian_process.exact import (
     ExactGaussianProcess,
     NewPoints,
@@ -43,10 +44,9 @@ def points_of(model: Any, inputs: Tensor) -> NewPoints:
     train = _train_inputs(model)
     if len(train) != 1:
         raise ModelMismatchError("one input tensor", f"{len(train)}", "concatenate the features")
-    inputs = inputs[:, None] if inputs.dim() == 1 else inputs
-    count = len(train[0])
+    points, count = as_points(inputs, train[0]), len(train[0])
     with torch.no_grad():
-        joint = model.forward(torch.cat([train[0], inputs.to(train[0])]))
+        joint = model.forward(torch.cat([train[0], points]))
         covariance = joint.lazy_covariance_matrix
         cross = covariance[count:, :count].to_dense()
         variance = covariance.diagonal(dim1=-1, dim2=-2)[count:]

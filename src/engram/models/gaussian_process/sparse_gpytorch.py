@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engram.errors import ModelMismatchError, PosteriorError
+from engram.models.gaussian_process.covariance import as_points
 from engram.models.gaussian_process.library import gpytorch
 
 STRATEGIES = ("VariationalStrategy", "UnwhitenedVariationalStrategy")
@@ -60,10 +61,10 @@ def inducing(model: Any, inputs: Tensor) -> Inducing:
     """The prior at inducing points and inputs, as the strategy itself would use it."""
     strategy = base_strategy(model)
     points = strategy.inducing_points
-    inputs = inputs[:, None] if inputs.dim() == 1 else inputs
+    inputs = as_points(inputs, points)
     count, jitter = points.shape[-2], strategy.jitter_val
     with torch.no_grad():
-        tiled = inputs.to(points).expand(*points.shape[:-2], *inputs.shape)
+        tiled = inputs.expand(*points.shape[:-2], *inputs.shape)
         prior = strategy.model.forward(torch.cat([points, tiled], dim=-2))
         covariance = prior.lazy_covariance_matrix
         identity = torch.eye(count, dtype=points.dtype, device=points.device)
