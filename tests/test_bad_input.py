@@ -215,6 +215,17 @@ def test_hessian_that_is_not_positive_definite():
         laplace(structure="full", curvature="hessian", prior_precision=1e-6)
 
 
+def test_a_gauss_newton_matrix_that_rounding_made_indefinite():
+    """It is not for want of a minimum, nor is there another curvature to take."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
+    data = torch.randn(30, 3), torch.arange(30) % 3
+    asked = {"structure": "full", "curvature": "ggn", "prior_precision": 1e-12}
+    with Refusal(PosteriorError, "rounding", "to do: raise prior_precision, or .* double"):
+        engram.laplace(model, data, **asked, progress=False)
+    engram.laplace(model.double(), (data[0].double(), data[1]), **asked, progress=False)
+
+
 @pytest.mark.parametrize("call", [sensitivities, remove])
 def test_posterior_of_a_model_with_other_names(call):
     other = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()

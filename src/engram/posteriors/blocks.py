@@ -23,6 +23,7 @@ from engram.posteriors.thinning import thin
 from engram.precision import in_double, wide
 
 SMALLEST_THINNED = 64
+ROUNDING = 1e-6  # of the largest eigenvalue, where passes are in single precision
 
 
 def _rotate(matrix: Tensor, basis: Tensor | None) -> Tensor:
@@ -228,6 +229,21 @@ def diagonal_block(name: str, precision: Tensor, tolerance: float = 0.0) -> Eige
     return EigenBlock(Layout((name,), (precision.shape,)), table, tolerance=tolerance)
 
 
+def _not_definite(precision: Tensor) -> PosteriorError:
+    """Lost in rounding, as a Gauss-Newton matrix with a small prior can be, or indefinite."""
+    expected = "a positive-definite precision"
+    remedy = 'train to a minimum, raise prior_precision, or use curvature="ggn"'
+    if not torch.isfinite(precision).all():
+        return PosteriorError(expected, "a matrix whose smallest eigenvalue is not finite", remedy)
+    eigenvalues = torch.linalg.eigvalsh(precision)
+    lowest, largest = float(eigenvalues[0]), float(eigenvalues[-1])
+    got = f"a matrix whose smallest eigenvalue is {lowest:.3g}"
+    if abs(lowest) <= ROUNDING * largest:
+        got += f", which is within the rounding of its largest, {largest:.3g}"
+        remedy = "raise prior_precision, or convert model and data to double precision"
+    return PosteriorError(expected, got, remedy)
+
+
 @dataclass(frozen=True)
 class DenseBlock:
     """A full precision matrix over its parameters, kept as its Cholesky factor (lower)."""
@@ -241,14 +257,7 @@ class DenseBlock:
         precision = in_double(precision)
         factor, failed = torch.linalg.cholesky_ex(precision)
         if int(failed) or not torch.isfinite(factor).all():
-            lowest = "not finite"
-            if torch.isfinite(precision).all():
-                lowest = f"{float(torch.linalg.eigvalsh(precision)[0]):.3g}"
-            raise PosteriorError(
-                "a positive-definite precision",
-                f"a matrix whose smallest eigenvalue is {lowest}",
-                'train to a minimum, raise prior_precision, or use curvature="ggn"',
-            )
+            raise _not_definite(precision)
         return cls(layout, factor)
 
     @property
