@@ -1,10 +1,10 @@
 """Too little memory: told before, halved batches, and an error of its own kind where that fails."""
 
-import resource
 import subprocess
 import sys
 import warnings
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -153,8 +153,7 @@ def test_a_lack_of_memory_does_not_change_which_curvature_is_fitted():
 
 
 def test_free_memory_is_within_the_machine():
-    assert available_bytes(CPU) > 0
-    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
+    assert 0 < available_bytes(CPU) <= psutil.virtual_memory().total
 
 
 def test_variances_of_too_many_outputs():
@@ -167,6 +166,4 @@ def test_variances_of_too_many_outputs():
         Refusal(MemoryLimitError, "memory with 1 examples"),
         pytest.warns(UserWarning, match="trying 1"),
     ):
-        engram.sensitivities(
-            model, data, fitted, likelihood="categorical", estimator="paper", progress=False
-        )
+        engram.prediction_variance(model, data, fitted, progress=False)

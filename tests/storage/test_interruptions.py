@@ -19,6 +19,7 @@ from engram.storage import folder as storage
 from engram.storage.folder import read_folder, write_folder
 
 SOURCE = Path(__file__).parent.parent.parent / "src"
+SAVES = 30  # of each saver
 
 
 def thing(number: float = 1.0) -> dict[str, Any]:
@@ -67,17 +68,17 @@ def test_an_interrupt_leaves_the_old_or_the_new(tmp_path: Path) -> None:
 def test_savers_and_readers_at_once(tmp_path: Path) -> None:
     write_folder(tmp_path, "thing", 1, thing(0.0))
     wrong: list[object] = []
-    end = time.monotonic() + 1.0
+    saved = threading.Event()
 
     def save(number: int) -> None:
-        while time.monotonic() < end:
+        for _ in range(SAVES):
             try:
                 write_folder(tmp_path, "thing", 1, thing(number))
             except Exception as error:
                 wrong.append(error)
 
     def read() -> None:
-        while time.monotonic() < end:
+        while not saved.is_set():
             try:
                 found = read_folder(tmp_path, "thing", 1)
             except Exception as error:
@@ -86,11 +87,14 @@ def test_savers_and_readers_at_once(tmp_path: Path) -> None:
                 if not found["column"].eq(found["number"]).all():
                     wrong.append(found)
 
-    threads = [threading.Thread(target=save, args=(n,)) for n in range(1, 4)]
-    threads += [threading.Thread(target=read) for _ in range(2)]
-    for thread in threads:
+    savers = [threading.Thread(target=save, args=(n,)) for n in range(1, 4)]
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for thread in savers + readers:
         thread.start()
-    for thread in threads:
+    for thread in savers:
+        thread.join()
+    saved.set()
+    for thread in readers:
         thread.join()
     assert wrong == []
     assert read_folder(tmp_path, "thing", 1)["number"] in (1, 2, 3)

@@ -72,6 +72,10 @@ class Sampling:
         remedy = "use 8, or 0 for the mean"
         return cls(whole("number of samples", samples, 0, MANY, remedy=remedy), expectation)
 
+    def drawing(self, samples: int | None) -> Sampling:
+        """The same with another number of samples, if one is given."""
+        return self if samples is None else self.checked(samples, self.expectation)
+
     def rule(self, estimator: str | None) -> str | None:
         """The estimator, where the samples leave a choice: that of the equation is linear."""
         if not self.samples or self.expectation == DEVIATION:

@@ -153,9 +153,7 @@ class Tracker:
         number = self.history.number(step)
         check_length(self.stream.batches)
         chosen: dict[str, Any] = {"estimator": self.estimator, "progress": False} | settings
-        sampling = self.sampling
-        if samples is not None:
-            sampling = Sampling.checked(samples, sampling.expectation)
+        sampling = self.sampling.drawing(samples)
         sampling.rule(chosen["estimator"])  # complain before the posterior is made
         try:
             given = (self.model, self.data, self.posterior(), self.likelihood, sampling)
