@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engram import equation
 from engram.equation import WeightedSum
-from engram.errors import DataError
+from engram.errors import ArgumentError, DataError
 from engram.families.base import Family, Observations, check_cavities
 from engram.families.dirichlet_categorical import DirichletCategorical
 from engram.families.normal_inverse_wishart import NormalInverseWishart
@@ -46,6 +46,12 @@ class GaussianMixture(Family):
     component: NormalInverseWishart
 
     def __post_init__(self) -> None:
+        if not isinstance(self.component, NormalInverseWishart):
+            raise ArgumentError(
+                "a NormalInverseWishart as prior of each component",
+                type(self.component).__name__,
+                "make one with the size of the vectors",
+            )
         object.__setattr__(self, "alpha", DirichletCategorical(self.alpha).alpha)
 
     @property

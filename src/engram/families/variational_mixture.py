@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engram import equation
 from engram.equation import WeightedSum
-from engram.errors import DataError, PosteriorError
+from engram.errors import ArgumentError, DataError, PosteriorError
 from engram.families.base import Family, FamilyPosterior, Observations, check_proper, check_weights
 from engram.families.gaussian_mixture import GaussianMixture
 from engram.parameters import Named
@@ -53,6 +53,12 @@ class VariationalGaussianMixture(Family):
     tolerance: float = 1e-10
     max_rounds: int = 10_000
     progress: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mixture, GaussianMixture):
+            raise ArgumentError(
+                "a GaussianMixture as prior", type(self.mixture).__name__, "make one first"
+            )
 
     def read(self, data: Any) -> Observations:
         return self.mixture.read_new(data)

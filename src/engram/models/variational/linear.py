@@ -8,23 +8,24 @@ fitted, and examples left out, as in any other model:
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from engram.errors import ArgumentError, DataError, NonFiniteError
+from engram.arguments import positive
+from engram.errors import DataError, NonFiniteError
 from engram.likelihoods.expected import ExpectedLoss, expected_loss
 from engram.models.latent.latent_gaussian import LatentGaussian, at_prior
+from engram.models.numbers import as_numbers
 from engram.models.variational.natural_gradient import fit
 
 
 def checked_inputs(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Finite floating-point inputs [N, D] with as many targets."""
-    inputs, targets = torch.as_tensor(inputs), torch.as_tensor(targets)
-    if inputs.dim() != 2 or not inputs.is_floating_point() or inputs.numel() == 0:
+    inputs, targets = as_numbers("inputs", inputs), as_numbers("targets", targets)
+    single_or_double = inputs.dtype in (torch.float32, torch.float64)
+    if inputs.dim() != 2 or not single_or_double or inputs.numel() == 0:
         raise DataError(
-            "floating-point inputs [N, D], not empty",
+            "floating-point inputs [N, D], single or double, not empty",
             f"{inputs.dtype} of shape {tuple(inputs.shape)}",
             "give one row of numbers per example",
         )
@@ -37,7 +38,7 @@ def checked_inputs(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     for name, values in (("inputs", inputs), ("targets", targets)):
         if values.is_floating_point() and not torch.isfinite(values).all():
             raise NonFiniteError(f"finite {name}", "NaN or infinity", "clean the data")
-    return inputs.detach(), targets.detach()
+    return inputs, targets
 
 
 def fit_variational_linear(
@@ -79,15 +80,13 @@ def fit_variational_linear(
         functions.
     """
     inputs, targets = checked_inputs(inputs, targets)
-    if not (math.isfinite(prior_precision) and prior_precision > 0):
-        raise ArgumentError("a positive prior precision", repr(prior_precision), "use 1.0")
     start = at_prior(
         inputs[None],
         targets,
         expected_loss(loss),
-        float(prior_precision),
+        positive("prior precision", prior_precision, "use 1.0"),
         settings={"model": "variational linear"},
     )
     if tolerance is None:
         tolerance = 1e-10 if inputs.dtype == torch.float64 else 1e-5
-    return fit(start, 1.0, max_steps, tolerance, progress)
+    return fit(start, 1.0, max_steps, positive("tolerance", tolerance, "use 1e-10"), progress)
