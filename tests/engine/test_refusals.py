@@ -160,6 +160,14 @@ def test_weight_norm_of_torch_has_no_hessian(normed):
             optimizer.step(lambda: loss(model(data[0]), Y))
 
 
+@pytest.mark.parametrize("kind", [own.Newton, own.DiagonalOnlineNewton])
+def test_an_operation_without_a_second_derivative_has_no_newton_step(kind):
+    model = Model(nn.functional.hardsigmoid)
+    optimizer = kind(model.parameters(), num_data=7, prior_precision=30.0)
+    with Refusal(EngineError, "can be differentiated", "hardsigmoid_backward"):
+        optimizer.step(lambda: nn.functional.cross_entropy(model(X), Y))
+
+
 def test_weights_normed_by_plain_operations_have_their_hessian():
     torch.manual_seed(0)
     model = Model().double()

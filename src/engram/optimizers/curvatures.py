@@ -17,7 +17,8 @@ from engram.arguments import MANY, whole
 from engram.curvature.batched_gradients import many_gradients
 from engram.curvature.hessian import hessian_rows
 from engram.curvature.kinds import Curvature
-from engram.errors import ArgumentError
+from engram.engine.self_check import no_second_derivative
+from engram.errors import ArgumentError, brief
 from engram.likelihoods import Likelihood, resolve
 from engram.optimizers.evaluation import (
     curved_gradient,
@@ -97,7 +98,12 @@ class Hessian:
         """Gradient and Hessian of the mean loss."""
         loss = mean_loss(returned)
         gradient = curved_gradient(loss, parameters)
-        rows = hessian_rows(gradient, parameters)
+        try:
+            rows = hessian_rows(gradient, parameters)
+        except RuntimeError as error:
+            if "is not implemented" not in str(error):
+                raise
+            raise no_second_derivative([brief(error)]) from error
         return Measured(loss.detach(), gradient.detach(), 0.5 * (rows + rows.mT))
 
 

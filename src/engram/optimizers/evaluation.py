@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engram.engine.self_check import LACKING, doubtful_functions, no_second_derivative
-from engram.errors import ArgumentError, NonFiniteError
+from engram.errors import ArgumentError, NonFiniteError, brief
 from engram.kernels import plain_attention
 from engram.likelihoods import Likelihood
 
@@ -92,6 +92,8 @@ def flat_gradient(loss: Tensor, parameters: Sequence[Tensor], create_graph: bool
             materialize_grads=True,
         )
     except RuntimeError as error:
+        if "is not implemented" in str(error):
+            raise no_second_derivative([brief(error)]) from error
         if "second time" not in str(error):
             raise
         raise ArgumentError(
