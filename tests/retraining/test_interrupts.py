@@ -13,6 +13,14 @@ from interrupting import condition, moments, surroundings, watched
 from retraining_problems import RIDGE, classifier, ridge_fit, ridge_problem
 
 
+@pytest.fixture(autouse=True)
+def interrupted_as_in_a_terminal():
+    """Processes that run tests side by side ignore the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def fit(own, data):
     torch.set_num_threads(1)
     with torch.no_grad():

@@ -51,7 +51,7 @@ def many_gradients(
 
 
 def _weights(count: int) -> Tensor:
-    return torch.rand(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
+    return torch.rand(count, generator=torch.Generator().manual_seed(0), dtype=torch.float32) + 0.5
 
 
 def _summed(rows: Tensor, weights: Tensor) -> Tensor:
