@@ -18,7 +18,7 @@ from engram.retraining.chord import follow
 from engram.retraining.hessian_at import HessianAt
 from engram.retraining.in_single import in_single
 from engram.retraining.layer_hessians import sharpened
-from engram.retraining.quasi_newton import Objective, begin, minimise
+from engram.retraining.quasi_newton import Objective, Progress, begin, minimise
 from engram.retraining.recipe import (
     Recipe,
     Report,
@@ -87,12 +87,13 @@ class Newton(Recipe):
         solve, state = self._solve_with(objective.stack), begin(objective, start)
         pairs: list[tuple[Tensor, Tensor]] = []
         if objective.shareable:
-            allowed = max(PRODUCTS_PER_COPY * len(start), FEWEST_PRODUCTS)
-            capacity = min(allowed, start.shape[1])
-            solve = self._sharpened(objective.stack, start, solve)
-            multiply = _products(objective.stack, start)
-            shared = SharedInverse(solve, multiply, start, capacity)
-            pairs = follow(objective, state, wanted, shared, report)
+            try:
+                sharper = self._sharpened(objective.stack, start, solve)
+                pairs, solve = self._together(objective, state, wanted, sharper, report), sharper
+            except RuntimeError as error:  # no second derivative: each copy by its own gradients
+                if "is not implemented" not in str(error):
+                    raise
+                state = begin(objective, start)
         behind = state.moving.nonzero()[:, 0]
         if len(behind):
             part, own = state.only(behind), OwnPairs(start[: len(behind)], self.history)
@@ -103,6 +104,16 @@ class Newton(Recipe):
             minimise(*rest, self.iterations, own, Base(solve), report)
             state.take(behind, part)
         return Trained(state.flat, state.norm, wanted, state.evaluations)
+
+    def _together(
+        self, objective: Objective, state: Progress, wanted: Tensor, solve: Apply, report: Report
+    ) -> list[tuple[Tensor, Tensor]]:
+        """All copies by what they share, as far as that goes; the pairs it leaves."""
+        start = state.flat.clone()
+        allowed = max(PRODUCTS_PER_COPY * len(start), FEWEST_PRODUCTS)
+        capacity = min(allowed, start.shape[1])
+        shared = SharedInverse(solve, _products(objective.stack, start), start, capacity)
+        return follow(objective, state, wanted, shared, report)
 
     def _sharpened(self, stack: Stack, start: Tensor, solve: Apply) -> Apply:
         if len(start) < MANY_COPIES:
