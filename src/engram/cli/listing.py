@@ -40,7 +40,8 @@ def examples(frame: pd.DataFrame, title: str) -> Table:
     # Without the usual padding all columns fit into 80 characters.
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     for name in (frame.index.name, *frame.columns):
-        table.add_column(Text(printable(name)), justify="right")
+        # folded, not cut: a number without its end is another one, and not all have an ellipsis
+        table.add_column(Text(printable(name)), justify="right", overflow="fold")
     for row in frame.itertuples():
         table.add_row(*(Text(_cell(value)) for value in row))
     return table
