@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from engram.errors import DesignError, SeparationError
-from engram.models.influence.second_step import Look, candidates, look
+from engram.models.influence.second_step import Look, candidates, first_look, look
 from engram.models.predictor.fit import Fit
 from engram.models.predictor.leaving_out import objective_without
 from engram.models.predictor.newton import minimise
@@ -78,9 +78,10 @@ def settle(fit: Fit, step: Estimate, share: float, progress: bool) -> Settled:
     chosen = candidates(fit, step)
     if len(chosen) == 0:
         return _followed(fit, step, step.flagged.nonzero()[:, 0], share, progress)
-    first = look(fit, fit.coefficients + fit.parameter_deviation(share, chosen), chosen, share)
     typical = (used * fit.weighted.loss(fit.outputs, fit.targets).abs()).sum() / used.sum()
     scale = NEGLIGIBLE * torch.maximum(step.loo_loss[chosen].abs(), typical)
+    first = first_look(fit, chosen, share, scale)
+    chosen, scale = chosen[: len(first.change)], scale[: len(first.change)]
     moving = (~(first.change.abs() <= scale)).nonzero()[:, 0]  # also where it left the support
     arrived, outputs = _by_chords(fit, first, moving, chosen, scale, share)
     estimate = _arrived(fit, step, chosen[moving[arrived]], outputs[arrived])

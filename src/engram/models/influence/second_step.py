@@ -18,6 +18,7 @@ done for those that can matter: a large leverage, and a loss that rises when lef
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +28,9 @@ from engram.models.predictor.fit import Fit
 from engram.sensitivity.estimators import Estimate
 
 PRODUCTS = 1e9  # multiplications that all second steps may take together
-FEWEST = 64  # examples that are looked at, whatever it takes
+FEWEST = 64  # examples that may be looked at, whatever it takes
+AT_FIRST = 8  # of these; the others only where one of the first goes on, or it costs little
+CHEAP = 1e8  # multiplications
 SMALLEST = 1e-5  # leverage times change of loss, relative to the mean loss
 UNSEEN = 0.1  # of the largest change by a step of this size: it may pass the example by at first
 ENTRIES = 4_000_000  # outputs at a time
@@ -36,8 +39,7 @@ ENTRIES = 4_000_000  # outputs at a time
 def candidates(fit: Fit, step: Estimate) -> Tensor:
     """The examples to look at, those first whose loss can be wrong by most."""
     design = fit.objective.design
-    each = design.num_data * design.width * len(fit.coefficients)
-    count = max(FEWEST, int(PRODUCTS / each))
+    count = max(FEWEST, int(PRODUCTS / _products(fit)))
     losses = fit.weighted.loss(fit.outputs, fit.targets)
     # what one step leaves undone is of the size of its own change times the leverage
     priority = _leverage(fit) * (step.loo_loss - losses).abs()
@@ -45,6 +47,11 @@ def candidates(fit: Fit, step: Estimate) -> Tensor:
     priority = torch.where(step.flagged | (design.weights == 0), -1.0, priority)
     chosen = priority.argsort(descending=True)[:count]
     return chosen[priority[chosen] > lowest]
+
+
+def _products(fit: Fit) -> int:
+    """Multiplications of a pass over all data."""
+    return fit.objective.design.num_data * fit.objective.design.width * len(fit.coefficients)
 
 
 def _leverage(fit: Fit) -> Tensor:
@@ -74,11 +81,31 @@ class Look:
     change: Tensor
 
 
+def first_look(fit: Fit, chosen: Tensor, share: float, scale: Tensor) -> Look:
+    """What one step leaves undone, of the first of these examples or of all.
+
+    They come in the order of how far they can go on, so that the others are left alone where none
+    of the first changes by more than the scale.
+    """
+
+    def of(part: Tensor) -> Look:
+        return look(fit, fit.coefficients + fit.parameter_deviation(share, part), part, share)
+
+    count = max(AT_FIRST, int(CHEAP / _products(fit)))
+    found = of(chosen[:count])
+    if len(chosen) <= count or bool((found.change.abs() <= scale[:count]).all()):
+        return found
+    return _joined([found, of(chosen[count:])])
+
+
 def look(fit: Fit, coefficients: Tensor, chosen: Tensor, share: float) -> Look:
     """What a further step from these coefficients [M, K, P] would change."""
     size = max(1, ENTRIES // (fit.objective.design.num_data * len(fit.coefficients)))
     pairs = zip(coefficients.split(size), chosen.split(size), strict=True)
-    parts = [_look(fit, moved, part, share) for moved, part in pairs]
+    return _joined([_look(fit, moved, part, share) for moved, part in pairs])
+
+
+def _joined(parts: Sequence[Look]) -> Look:
     names = ("coefficients", "outputs", "step", "change")
     return Look(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
 
