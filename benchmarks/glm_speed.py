@@ -111,8 +111,8 @@ needs six steps on these inputs, which are independent and of equal scale, and n
 product.
 
 For logistic regression `estimator="exact"`, the default, looks where a second Newton step would
-lead, for at least 64 examples and with a pass over all data for each: nearly all of its time at
-this size. One step alone (`corrected`) looks too, since its verdict is made of that.
+lead, with a pass over all data for each: for eight examples at this size, and for more where one of
+these goes on. One step alone (`corrected`) looks too, since its verdict is made of that.
 
 ## Against statsmodels' influence: N = {small[0]:,}, P = {small[1]}
 
