@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import engram
-from engram.errors import DataError
+from engram.errors import DataError, FormatError
 from engram.tracking import scores
 from engram.tracking.history import History, Record
 from engram.tracking.scores import ScoreRows
@@ -195,3 +195,9 @@ def test_everything_is_saved_without_pickle(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="5 examples"):
         other.resume(tmp_path / "saved")
     assert again.history.score_matrix().equal(tracker.history.score_matrix())
+
+
+@pytest.mark.parametrize("found", [torch.zeros(2), torch.tensor(3), True, None, "3", [3]])
+def test_a_format_that_is_no_number_is_refused(found: object) -> None:
+    with pytest.raises(FormatError, match="a history in format"):
+        History.of_state({"format": found, "records": [], "width": 0})

@@ -232,8 +232,8 @@ class _Read:
 
 def _read(state: Any) -> _Read:
     """StorageError for what is not the state of a history."""
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        found = state.get("format") if isinstance(state, dict) else type(state).__name__
+    found = state.get("format") if isinstance(state, dict) else type(state).__name__
+    if type(found) is not int or found != FORMAT:  # a tensor would not say yes or no
         raise FormatError(
             f"a history in format {FORMAT}",
             f"format {found!r}",
@@ -247,11 +247,11 @@ def _read(state: Any) -> _Read:
     values = objects(state, "a history", tuple(kinds))
     read = {name: typed(kind, values[name], name) for name, kind in kinds.items()}
     del read["format"]
-    found = _Read(**read)
-    if found.width < 0 or (found.records and found.width == 0):
-        raise wrong("a history", "a number of examples", found.width)
-    if found.scores is not None:
-        shape = (len(found.records), found.width if found.records else 0)
-        if tuple(found.scores.shape) != shape or found.scores.dtype != torch.float32:
-            raise wrong("a history", f"scores {list(shape)} in single precision", found.scores)
-    return found
+    history = _Read(**read)
+    if history.width < 0 or (history.records and history.width == 0):
+        raise wrong("a history", "a number of examples", history.width)
+    if history.scores is not None:
+        shape = (len(history.records), history.width if history.records else 0)
+        if tuple(history.scores.shape) != shape or history.scores.dtype != torch.float32:
+            raise wrong("a history", f"scores {list(shape)} in single precision", history.scores)
+    return history
