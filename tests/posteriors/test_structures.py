@@ -7,6 +7,7 @@ import torch
 
 import engram
 from cases import BY_LIKELIHOOD, CASES, MLP
+from engram.curvature import kronecker
 from fitted import PARAMETERS, assert_close, posterior, precision, random_vectors
 
 WITH_LAST_LAYER = (
@@ -159,3 +160,9 @@ def test_a_posterior_describes_itself():
 def test_a_posterior_is_frozen():
     with pytest.raises(AttributeError):
         posterior("mlp", "diagonal").prior_precision = 2.0
+
+
+def test_wide_factors_say_that_they_take_long(monkeypatch):
+    monkeypatch.setattr(kronecker, "WIDE", 5)
+    with pytest.warns(UserWarning, match="eigenvectors of a Kronecker factor with 5 rows"):
+        engram.laplace(MLP.model, MLP.data, structure="kronecker", progress=False)

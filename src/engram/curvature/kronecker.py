@@ -8,6 +8,7 @@ positions in all, the block of the Gauss-Newton matrix is approximated by
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from engram.engine.steps import CHUNK_BYTES
 from engram.parameters import Layout
 from engram.posteriors.blocks import EigenBlock
 from engram.precision import eigh, wide
+
+WIDE = 6000  # rows of a factor from which on its eigenvectors take a minute and more on two cores
 
 
 @dataclass
@@ -70,6 +73,12 @@ class Factors:
     def _eigen(matrix: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if matrix is None:
             return torch.ones(1, 1, dtype=torch.float64), None
+        if matrix.shape[-1] >= WIDE:
+            warnings.warn(
+                f"the eigenvectors of a Kronecker factor with {matrix.shape[-1]:,} rows take "
+                'minutes, in which nothing is shown; structure="diagonal" needs none',
+                stacklevel=2,
+            )
         values, vectors = eigh(matrix)
         return values.clamp(min=0), vectors
 
