@@ -243,4 +243,5 @@ class MixedInName(Model):
 def test_mixed_precision_that_changes_nothing_is_let_through():
     """It leaves double precision alone."""
     model = MixedInName().double()
-    engram.laplace(model, (X.double(), Y), structure="diagonal", progress=False)
+    fitted = engram.laplace(model, (X.double(), Y), structure="diagonal", progress=False)
+    assert fitted.num_params == sum(p.numel() for p in model.parameters())
