@@ -57,7 +57,7 @@ unit: $(TEST_STAMP)
 # Damaged folders, other ones each time; the tests take a few of them, always the same.
 ENGRAM_FUZZ ?= 2000
 fuzz: $(TEST_STAMP)
-	OMP_NUM_THREADS=1 ENGRAM_FUZZ=$(ENGRAM_FUZZ) $(BIN)/pytest -n 2 tests/storage/test_fuzz.py
+	OMP_NUM_THREADS=1 ENGRAM_FUZZ=$(ENGRAM_FUZZ) $(BIN)/pytest -n 2 tests/core/storage/test_fuzz.py
 
 golden: $(TEST_STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden

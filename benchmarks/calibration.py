@@ -18,9 +18,9 @@ from benchmarks.converged import PROBLEMS, Problem, Truth, truth
 from benchmarks.records import RESULTS, write
 from benchmarks.timing import environment
 from engram.engine.session import session
-from engram.posteriors.blocks import EigenBlock
+from engram.linalg.blocks import EigenBlock
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.traces import fitted_trace
+from engram.posteriors.trace_estimation import fitted_trace
 
 STRUCTURES = ("full", "kronecker", "diagonal")
 BATCH_SIZE = 256

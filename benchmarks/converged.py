@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
 
 import engram
+from engram.core.parameters import Layout
 from engram.likelihoods import Likelihood
-from engram.parameters import Layout
 
 Arrays = tuple[Tensor, Tensor]
 ROWS_AT_ONCE = 32

@@ -19,7 +19,7 @@ from benchmarks.nets import NETS, build
 from benchmarks.records import RESULTS, conditions, table, times, write
 from benchmarks.timing import CLOCKS, environment, interleaved, ratio
 from benchmarks.training import BATCH_SIZE
-from engram.posteriors.blocks import EigenBlock
+from engram.linalg.blocks import EigenBlock
 
 try:
     from curvlinops import KFACLinearOperator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from engram.engine.state import undisturbed
+from engram.core.state.model import undisturbed
 from engram.likelihoods import Likelihood
 from engram.retraining.open_stack import open_stack
 from engram.retraining.quasi_newton import Objective

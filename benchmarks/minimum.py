@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.nets import small_mlp
-from engram.engine.state import undisturbed
+from engram.core.state.model import undisturbed
 from engram.likelihoods import Categorical
 from engram.retraining.open_stack import open_stack
 from engram.retraining.quasi_newton import Objective

@@ -18,8 +18,8 @@ from benchmarks.minimum import PRIOR_PRECISION, silent, trained
 from benchmarks.records import RESULTS, conditions, table, times, write
 from benchmarks.timing import environment
 from engram import retrain
-from engram.batches import Data
-from engram.engine.state import undisturbed
+from engram.core.data.batches import Data
+from engram.core.state.model import undisturbed
 from engram.likelihoods import Categorical
 from engram.retraining.open_stack import open_stack
 from engram.retraining.quasi_newton import Objective

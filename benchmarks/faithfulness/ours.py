@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 import engram
 from benchmarks.faithfulness.estimates import Estimate, Method
 from benchmarks.faithfulness.truths import Problem
-from engram.posteriors.affordable import default_structure
+from engram.posteriors.automatic import default_structure
 
 DEFAULT = "engram, no options"
 KRONECKER = "engram, kronecker, downdated"

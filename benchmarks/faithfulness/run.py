@@ -16,7 +16,7 @@ from benchmarks.faithfulness.limits import RETRAINING_SECONDS, SECONDS
 from benchmarks.faithfulness.peers import PEERS
 from benchmarks.faithfulness.settings import SETTINGS
 from benchmarks.faithfulness.truths import Problem, problem
-from engram.posteriors.affordable import default_structure
+from engram.posteriors.automatic import default_structure
 
 
 def run(name: str, regime: str, seed: int, cache: Path) -> dict[str, Any]:

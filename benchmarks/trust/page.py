@@ -19,10 +19,10 @@ from benchmarks.trust.thresholds import (
     rates,
     truth,
 )
-from engram.sensitivity.rules import LEVERAGE, PRIOR
-from engram.sensitivity.rules import RULES as OWN
-from engram.sensitivity.verdict import LEVELS, Rule
-from engram.trust.rules import RULES as MEASURED
+from engram.evidence.rules import RULES as MEASURED
+from engram.trust.thresholds import LEVERAGE, PRIOR
+from engram.trust.thresholds import RULES as OWN
+from engram.trust.verdict import LEVELS, Rule
 
 FITTED_OWN = ("convergence", "prior_mismatch", "share_inconsistent", "mean_leverage")
 FITTED_MEASURED = ("rank_disagreement", "size_disagreement", "linearisation", "indefinite")

@@ -11,9 +11,9 @@ from scipy.stats import pearsonr, spearmanr
 
 import engram
 from benchmarks.trust.truths import Solved
+from engram.evidence.rules import measured
 from engram.posteriors.gaussian import Posterior
-from engram.sensitivity import rules
-from engram.trust.rules import measured
+from engram.trust import thresholds as rules
 
 BATCH_SIZE = 40  # of the optimizers whose state is read
 

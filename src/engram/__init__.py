@@ -6,28 +6,29 @@ examples are left out is estimated by adding up their natural gradients.
 
 from engram import families, likelihoods, models, optimizers
 from engram._version import __version__
-from engram.errors import EngramError
+from engram.core import errors
+from engram.core.errors import EngramError
+from engram.evidence.assess import assess
+from engram.evidence.assessment import Assessment
+from engram.evidence.refine import refine
+from engram.evidence.verification import Verification
+from engram.evidence.verify import verify
 from engram.models.of import of
 from engram.posteriors.calibration import calibrate
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import laplace
-from engram.posteriors.optimizers import posterior_of
-from engram.refinement.refine import refine
+from engram.posteriors.optimizer_state import posterior_of
 from engram.retraining import recipes
 from engram.retraining.retrain import retrain
 from engram.retraining.truth import Retraining
-from engram.retraining.verification import Verification
-from engram.retraining.verify import verify
-from engram.sensitivity.examples import sensitivities
 from engram.sensitivity.groups import ClassRemovals, Removal, remove, remove_classes
-from engram.sensitivity.pairs import influence
+from engram.sensitivity.influence import influence
+from engram.sensitivity.leave_one_out import sensitivities
 from engram.sensitivity.result import Result, load
-from engram.sensitivity.variances import prediction_variance
-from engram.sensitivity.verdict import Verdict
+from engram.sensitivity.variance import prediction_variance
 from engram.tracking.tracker import Tracker
 from engram.tracking.tuning import Tuning, tune
-from engram.trust.assess import assess
-from engram.trust.assessment import Assessment
+from engram.trust.verdict import Verdict
 
 __all__ = [
     "Assessment",
@@ -44,6 +45,7 @@ __all__ = [
     "__version__",
     "assess",
     "calibrate",
+    "errors",
     "families",
     "influence",
     "laplace",

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from cases import CASES
-from engram.batches import call
+from engram.core.data.batches import call
+from engram.core.parameters import trainable
 from engram.curvature.products import hessian_times
 from engram.engine.session import session
-from engram.parameters import trainable
 
 
 def plain(opened, parameters, vector):

@@ -6,8 +6,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import engram
+from engram.engine.gradient_accumulator import GradientSum, NoSum
 from engram.engine.session import session
-from engram.engine.totals import GradientSum, NoSum
 from engram.likelihoods import Categorical
 from engram.sensitivity.estimators import ESTIMATORS, Setting
 

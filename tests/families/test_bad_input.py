@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engram.errors import (
+from engram.core.errors import (
     ArgumentError,
     DataError,
     EngramError,

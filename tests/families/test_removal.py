@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engram import equation
+from engram.core import equation
 from engram.families import GaussianMixture
 from family_cases import CASES, take
 

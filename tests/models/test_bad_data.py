@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from drawn_responses import BINARY, COUNTS, X, Y
-from engram.errors import (
+from engram.core.errors import (
     ArgumentError,
     DataError,
     NonFiniteError,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import engram
-from engram.errors import (
+from engram.core.errors import (
     ArgumentError,
     DataError,
     LikelihoodError,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacrev
 
 import engram
-from engram.errors import ArgumentError, PosteriorError
+from engram.core.errors import ArgumentError, PosteriorError
 from engram.optimizers import (
     DiagonalOnlineNewton,
     DiagonalVON,

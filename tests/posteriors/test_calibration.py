@@ -6,11 +6,17 @@ from torch import nn
 
 import engram
 from cases import CASES
-from engram.curvature.exact import ExactCurvature
+from engram.core.errors import ArgumentError, ModelMismatchError, PosteriorError
+from engram.curvature.operators import ExactCurvature
 from engram.engine.session import session
-from engram.errors import ArgumentError, ModelMismatchError, PosteriorError
-from engram.posteriors.traces import MATCHED, Traces, fitted_trace, probe_vectors, quadratic_forms
-from engram.posteriors.traces import covered_layout as layout_of
+from engram.posteriors.trace_estimation import (
+    MATCHED,
+    Traces,
+    fitted_trace,
+    probe_vectors,
+    quadratic_forms,
+)
+from engram.posteriors.trace_estimation import covered_layout as layout_of
 from fitted import posterior
 from snapshot import differences, snapshot
 

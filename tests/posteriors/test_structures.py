@@ -7,7 +7,7 @@ import torch
 
 import engram
 from cases import BY_LIKELIHOOD, CASES, MLP
-from engram.curvature import kronecker
+from engram.curvature import kfac as kronecker
 from fitted import PARAMETERS, assert_close, posterior, precision, random_vectors
 
 WITH_LAST_LAYER = (

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import engram
-from engram.errors import ArgumentError, PosteriorError
+from engram.core.errors import ArgumentError, PosteriorError
 from engram.optimizers import Newton
 from engram.posteriors.adapters import ADAPTERS, Reading, register
 from worked_problems import NUM_DATA, classes, line, logistic, network

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from engram.engine.state import undisturbed
+from engram.core.state.model import undisturbed
 from engram.likelihoods import Categorical, from_loss
 from engram.retraining.hessian_at import HessianAt
 from engram.retraining.in_single import in_single

@@ -6,14 +6,14 @@ from torch import nn
 from torch.func import functional_call
 
 import engram
-from engram.engine.state import undisturbed
+from engram.core.state.model import undisturbed
 from engram.likelihoods import Categorical
+from engram.linalg.gcr import SharedInverse
 from engram.retraining import layer_hessians as module
 from engram.retraining.hessian_at import HessianAt
 from engram.retraining.layer_hessians import layer_hessians, sharpened
 from engram.retraining.open_stack import open_stack
 from engram.retraining.recipes import Newton
-from engram.retraining.shared_inverse import SharedInverse
 from retraining_problems import classifier
 
 DELTA = 0.5

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import engram
-from engram.errors import ArgumentError, RunFolderError
+from engram.core.errors import ArgumentError, RunFolderError
 from engram.retraining.ranks import Patience, Ranks, wait_until_done
 from engram.retraining.run_folder import RunFolder
 from retraining_problems import RIDGE, ridge_problem

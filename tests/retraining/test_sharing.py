@@ -8,8 +8,9 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 import engram
-from engram.engine.state import undisturbed
+from engram.core.state.model import undisturbed
 from engram.likelihoods import Categorical, Gaussian
+from engram.linalg.gcr import SharedInverse
 from engram.retraining import hessian_at, newton
 from engram.retraining.chord import foreseen_step
 from engram.retraining.folding import Folded, product
@@ -17,7 +18,6 @@ from engram.retraining.hessian_at import HessianAt
 from engram.retraining.newton import MANY_COPIES, Newton
 from engram.retraining.open_stack import open_stack
 from engram.retraining.quasi_newton import Objective, begin
-from engram.retraining.shared_inverse import SharedInverse
 from retraining_problems import classifier, minimised, newton_refit
 
 DELTA = 0.5

@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import engram
 from cases import MLP
-from engram.errors import DataError
+from engram.core.errors import DataError
 from fitted import posterior
 from refusal import Refusal
 

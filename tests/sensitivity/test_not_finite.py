@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import engram
-from engram.engine.totals import GradientSum
-from engram.sensitivity.rules import FINITE
+from engram.engine.gradient_accumulator import GradientSum
+from engram.trust.thresholds import FINITE
 from trust_problems import DELTA, judged, trained
 
 NAN, INFINITY = float("nan"), float("inf")

@@ -8,8 +8,8 @@ from torch import nn
 from torch.func import functional_call, hessian, jacrev
 
 import engram
+from engram.core.parameters import Layout
 from engram.optimizers import Newton
-from engram.parameters import Layout
 from minima import to_minimum
 
 DELTA, CALM = 1.0, 5.0
@@ -279,6 +279,6 @@ def test_weights_without_measure_are_flagged_or_refused(problem, kind, weight):
     posterior = fitted(problem, kind)
     try:
         removal = engram.remove(*problem, posterior, [1], weights=[weight], progress=False)
-    except engram.errors.EngramError:
+    except engram.core.errors.EngramError:
         return
     assert removal.flagged

@@ -12,8 +12,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import engram
-from engram.errors import ArgumentError, MissingExtraError
-from engram.tracking.extras import require
+from engram.core.errors import ArgumentError, MissingExtraError
+from engram.core.optional import require
 from engram.tracking.indexed import Indexed
 
 NUM_DATA = 12

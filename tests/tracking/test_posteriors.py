@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import engram
-from engram.errors import ArgumentError
-from engram.posteriors.running import RunningCurvature
+from engram.core.errors import ArgumentError
+from engram.posteriors.moving_average import RunningCurvature
 from engram.tracking.sampling import weights
 from streamed import NUM_DATA, backward, build, data
 

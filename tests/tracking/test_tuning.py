@@ -11,7 +11,7 @@ from sklearn.linear_model import RidgeCV
 from torch import Tensor, nn
 
 import engram
-from engram.errors import ArgumentError, NonFiniteError, TrainingError
+from engram.core.errors import ArgumentError, NonFiniteError, TrainingError
 from interrupting import condition, moments, surroundings, watched
 from snapshot import snapshot
 

@@ -13,7 +13,13 @@ from ivon import IVON
 from torch import Tensor, nn, optim
 from torch.nn import functional
 
-from engram.errors import ArgumentError, DataError, EngineError, LikelihoodError, PosteriorError
+from engram.core.errors import (
+    ArgumentError,
+    DataError,
+    EngineError,
+    LikelihoodError,
+    PosteriorError,
+)
 from engram.optimizers import Newton
 from engram.tracking.twin import Twin
 from streamed import BATCH, NUM_DATA, batches, data

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from engram._version import __version__
 from engram.cli.listing import Ranking, print_result
-from engram.errors import EngramError
-from engram.report.printable import printable
+from engram.core.errors import EngramError
+from engram.core.printable import printable
 
 app = typer.Typer(
     help="Which training examples a model depends on, and how it will do on unseen data.",

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from engram.report.printable import printable
+from engram.core.printable import printable
 from engram.sensitivity.result import load
 
 

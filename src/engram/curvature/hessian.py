@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engram.batches import call
+from engram.core.data.batches import call
+from engram.core.dtypes import widest
+from engram.core.parameters import Layout, trainable
+from engram.core.state.kernels import plain_attention
+from engram.core.state.model import device_of
 from engram.curvature.batched_gradients import many_gradients
 from engram.engine.session import Session
-from engram.engine.state import device_of
-from engram.kernels import plain_attention
-from engram.parameters import Layout, trainable
-from engram.precision import widest
 
 ROWS_AT_ONCE = 64
 

@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from engram.core.dtypes import wide, widest
+from engram.core.parameters import Layout, Named
 from engram.engine.gradients import per_example_gradients
 from engram.engine.layers import Convolution, Linear
 from engram.engine.passes import Trace
 from engram.engine.recorder import Site
 from engram.engine.steps import CHUNK_BYTES, num_positions
-from engram.parameters import Layout, Named
-from engram.posteriors.blocks import EigenBlock
-from engram.precision import wide, widest
+from engram.linalg.blocks import EigenBlock
 
 ROWS_BYTES = 256 * 2**20  # gradients held at once: enough for one efficient product
 

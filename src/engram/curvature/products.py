@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from engram.batches import Batch, call
+from engram.core.data.batches import Batch, call
+from engram.core.parameters import Named
+from engram.core.state.kernels import plain_attention
+from engram.core.state.model import device_of
 from engram.curvature.batched_gradients import many_gradients
 from engram.engine.session import Session
-from engram.engine.state import device_of
-from engram.kernels import plain_attention
-from engram.parameters import Named
 
 
 def hessian_times(

@@ -10,8 +10,8 @@ from matplotlib.gridspec import GridSpec
 from torch import Tensor
 
 import engram
+from engram.core.storage.files import replacing
 from engram.demo.digits import Digits
-from engram.storage.files import replacing
 
 COLUMNS = 12
 TITLES = (

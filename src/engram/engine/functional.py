@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jvp, vjp, vmap
 
-from engram.batches import Inputs, call
-from engram.kernels import plain_attention
-from engram.parameters import Named, trainable
+from engram.core.data.batches import Inputs, call
+from engram.core.parameters import Named, trainable
+from engram.core.state.kernels import plain_attention
 from engram.posteriors.gaussian import Posterior
 
 

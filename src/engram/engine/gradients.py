@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
+from engram.core.parameters import Named
 from engram.engine.recorder import Site
-from engram.parameters import Named
 
 
 def per_example_gradients(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engram.engine.recorder import Site
-from engram.posteriors.blocks import Block
+from engram.linalg.blocks import Block
 from engram.posteriors.gaussian import Posterior
 
 

@@ -1,7 +1,7 @@
 r"""Moves of a weight matrix at several positions where the posterior's eigenvalues are merged.
 
 With the covariance :math:`D_{jc} = \beta + u_j + w_c + M_{jc}` of
-:mod:`engram.posteriors.merging`, rows :math:`R` [T, O], columns :math:`C` [T, I], and
+:mod:`engram.linalg.clustered`, rows :math:`R` [T, O], columns :math:`C` [T, I], and
 :math:`\tilde R = R Q_r`, :math:`\tilde C = C Q_c` in the few kept directions, the outputs move by
 
 .. math::
@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engram.posteriors.merging import Merged
+from engram.linalg.clustered import Merged
 
 
 def move_by_positions(parts: Merged, rows: Tensor, columns: Tensor, with_bias: bool) -> Tensor:
@@ -49,7 +49,7 @@ def products_by_positions(parts: Merged, positions: int) -> int:
 
 
 def products_by_matrix(parts: Merged) -> int:
-    """Multiplications per example of :meth:`engram.posteriors.merging.Merged.step`."""
+    """Multiplications per example of :meth:`engram.linalg.clustered.Merged.step`."""
     outputs, p = parts.rows.shape
     inputs, q = parts.columns.shape
     by_columns = 2 * outputs * inputs * q if parts.merged_rows else 0

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from engram.batches import Batch, as_outputs
+from engram.core.data.batches import Batch, as_outputs
+from engram.core.data.inputs import handed, mapped
+from engram.core.parameters import Named, trainable
+from engram.core.state.kernels import plain_attention
 from engram.engine.refusals import pass_on
 from engram.engine.self_check import Expected
-from engram.inputs import handed, mapped
-from engram.kernels import plain_attention
-from engram.parameters import Named, trainable
 
 STEP = 1e-5  # of the differences, in double precision
 TOLERANCE = 1e-3

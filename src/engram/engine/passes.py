@@ -16,17 +16,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from engram.batches import Inputs, call
+from engram.core.data.batches import Inputs, call
+from engram.core.memory import available_bytes, in_words
+from engram.core.parameters import Layout, Named, trainable
+from engram.core.state.kernels import plain_attention
+from engram.engine.gradient_accumulator import NoSum, Totals
 from engram.engine.pace import QUICKER, Pace
 from engram.engine.plan import Plan
 from engram.engine.products import inner_products
 from engram.engine.recorder import Recorder, Site
 from engram.engine.steps import Moves, add_total
-from engram.engine.totals import NoSum, Totals
 from engram.engine.units import replaced
-from engram.kernels import plain_attention
-from engram.memory import available_bytes, in_words
-from engram.parameters import Layout, Named, trainable
 from engram.posteriors.gaussian import Posterior
 
 

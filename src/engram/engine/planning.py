@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from engram.batches import Inputs, call
+from engram.core.data.batches import Inputs, call
 from engram.engine.paths import Paths
 from engram.engine.plan import Plan
 from engram.engine.probe import Probe, ShapeLog

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from engram.batches import Batch, Batches
+from engram.core.data.batches import Batch, Batches
+from engram.core.errors import EngineError
+from engram.core.parameters import check_finite_weights, count, frozen, trainable
+from engram.core.state.model import device_of
 from engram.engine.own_hessian import has_true_hessian
 from engram.engine.passes import Trace, trace
 from engram.engine.plan import Plan
 from engram.engine.planning import make_plan, outermost, rounds, whole
 from engram.engine.refusals import check_independent, check_kinds, named_failures, pass_on
 from engram.engine.self_check import Expected, disagreements, no_second_derivative
-from engram.engine.state import device_of
-from engram.errors import EngineError
-from engram.parameters import check_finite_weights, count, frozen, trainable
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Engine:
 def prepare(model: nn.Module, batches: Batches) -> Engine:
     """Plan the passes on the first examples and check the plan against plain autograd.
 
-    Call inside :func:`engram.engine.state.undisturbed`.
+    Call inside :func:`engram.core.state.model.undisturbed`.
     """
     with named_failures("on the first examples of the data and can be differentiated twice"):
         return _prepare(model, batches)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from engram.batches import Inputs
+from engram.core.data.batches import Inputs
+from engram.core.parameters import trainable
 from engram.engine.alignment import Alignment
 from engram.engine.nested import tensors
 from engram.engine.paths import Paths
@@ -17,7 +18,6 @@ from engram.engine.plan import Interceptor, Scaling, Touch
 from engram.engine.registry import bind
 from engram.engine.rules import Function
 from engram.engine.units import Unit
-from engram.parameters import trainable
 
 
 @dataclass(frozen=True)

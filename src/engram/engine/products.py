@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from engram.core.parameters import Named
 from engram.engine import rotated
 from engram.engine.grouping import SiteGroup, group_sites
 from engram.engine.layers import Convolution, Linear, MatrixRule
@@ -24,8 +25,7 @@ from engram.engine.steps import (
     rows_of,
     vectors,
 )
-from engram.parameters import Named
-from engram.posteriors.blocks import EigenBlock
+from engram.linalg.blocks import EigenBlock
 from engram.posteriors.gaussian import Posterior
 
 

@@ -13,6 +13,7 @@ from torch.func import vmap
 from torch.nn import functional
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from engram.core.errors import EngineError
 from engram.engine import elementwise
 from engram.engine.convolve import convolve
 from engram.engine.derived import Derived, in_order
@@ -24,7 +25,6 @@ from engram.engine.plan import Interceptor, Plan, Scaling, Touch
 from engram.engine.pooling import average_pool
 from engram.engine.registry import RULES, bind
 from engram.engine.rules import Bound, Call, Copies, Function, Rule
-from engram.errors import EngineError
 
 COPIES = Copies()
 

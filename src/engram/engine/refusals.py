@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.batches import Batch, call, check_output_rows
-from engram.engine.buffers import Buffers
+from engram.core.data.batches import Batch, call, check_output_rows
+from engram.core.data.inputs import tensors_of
+from engram.core.errors import EngineError, EngramError, brief, interruption
+from engram.core.memory import is_out_of_memory
+from engram.core.parameters import check_one_type, trainable
+from engram.core.state.buffers import Buffers
 from engram.engine.function_mode import FunctionMode
 from engram.engine.nested import tensors
 from engram.engine.rules import Function
-from engram.errors import EngineError, EngramError, brief, interruption
-from engram.inputs import tensors_of
-from engram.memory import is_out_of_memory
-from engram.parameters import check_one_type, trainable
 
 # words of an error, what was expected, what came, what to do
 CAUSES = (

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from engram.engine import merged
+from engram.engine.gradient_accumulator import NoSum, Totals
 from engram.engine.layers import Linear
 from engram.engine.recorder import Site
 from engram.engine.rules import Call
-from engram.engine.totals import NoSum, Totals
-from engram.posteriors.blocks import Block, EigenBlock
+from engram.linalg.blocks import Block, EigenBlock
 
 
 def applies(site: Site, blocks: tuple[Block, ...]) -> bool:

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from engram.batches import Batch, call
+from engram.core.data.batches import Batch, call
+from engram.core.errors import EngineError
+from engram.core.parameters import Named, trainable
+from engram.core.state.kernels import plain_attention
 from engram.engine.passes import Trace, trace
 from engram.engine.plan import Plan
 from engram.engine.refusals import coarsest
-from engram.errors import EngineError
-from engram.kernels import plain_attention
-from engram.parameters import Named, trainable
 
 LARGEST_WALK = 100_000  # nodes of a graph that are looked at for a name
 # PyTorch's own whose derivative takes the norms of the weights for constants

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from engram.arguments import whole
-from engram.batches import Batch, Batches, Data, call, check_output_rows
+from engram.core.arguments import whole
+from engram.core.data.batches import Batch, Batches, Data, call, check_output_rows
+from engram.core.data.inputs import tensors_of
+from engram.core.errors import NonFiniteError
+from engram.core.memory import available_bytes, short_of_memory
+from engram.core.parameters import Named, check_module, uncompiled
+from engram.core.progress import progress_over
+from engram.core.state.model import device_of, undisturbed
 from engram.engine.passes import Trace
 from engram.engine.prepare import Engine, prepare
 from engram.engine.refusals import named_failures
-from engram.engine.state import device_of, undisturbed
-from engram.errors import NonFiniteError
-from engram.inputs import tensors_of
 from engram.likelihoods import Likelihood, resolve
-from engram.memory import available_bytes, short_of_memory
-from engram.parameters import Named, check_module, uncompiled
-from engram.progress import progress_over
 
 LARGEST_BATCH = 256
 MEMORY_SHARE = 0.25

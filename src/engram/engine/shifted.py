@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engram import equation
+from engram.core import equation
+from engram.engine.gradient_accumulator import Totals
 from engram.engine.layers import Convolution
 from engram.engine.recorder import Site
-from engram.engine.totals import Totals
-from engram.posteriors.blocks import Block, EigenBlock
+from engram.linalg.blocks import Block, EigenBlock
 
 CHUNK_BYTES = 2 * 2**20  # shifted rows that stay in the cache through all products
 

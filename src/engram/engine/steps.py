@@ -11,19 +11,19 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from engram import equation
+from engram.core import equation
+from engram.core.parameters import Named
 from engram.engine import rotated, shifted
+from engram.engine.gradient_accumulator import Totals
 from engram.engine.gradients import per_example_gradients
 from engram.engine.grouping import SiteGroup, group_sites
 from engram.engine.layers import Convolution, Linear
 from engram.engine.norms import Embedding
 from engram.engine.recorder import Site
 from engram.engine.rules import Call
-from engram.engine.totals import Totals
-from engram.parameters import Named
-from engram.posteriors.blocks import Block, DenseBlock, EigenBlock
+from engram.linalg.blocks import Block, DenseBlock, EigenBlock
+from engram.linalg.low_rank import LowRankBlock
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.low_rank import LowRankBlock
 
 # Temporaries of this size stay in the processor's cache and are reused by the allocator; measured
 # 2 to 3 times faster on convolutions than one buffer for the whole batch.

@@ -22,17 +22,17 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
+from engram.core.state.random import RandomState
 from engram.engine.function_mode import FunctionMode
+from engram.engine.gradient_accumulator import NoSum
 from engram.engine.layers import Convolution, Linear
 from engram.engine.nested import tensors
 from engram.engine.plan import Plan
 from engram.engine.pooling import average_pool
-from engram.engine.randomness import RandomState
 from engram.engine.recorder import Site
 from engram.engine.registry import RULES, bind
 from engram.engine.rules import Call, Function
 from engram.engine.steps import Moves
-from engram.engine.totals import NoSum
 from engram.posteriors.gaussian import Posterior
 
 aten = torch.ops.aten

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from engram.batches import logits_of
+from engram.core.data.batches import logits_of
+from engram.core.parameters import trainable
 from engram.engine.forwards import Forward, Substitution
-from engram.parameters import trainable
 
 if TYPE_CHECKING:
     from engram.engine.plan import Interceptor

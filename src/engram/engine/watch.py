@@ -16,18 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.batches import as_outputs
-from engram.engine.buffers import Buffers
+from engram.core.data.batches import as_outputs
+from engram.core.errors import EngineError, brief
+from engram.core.state.buffers import Buffers
+from engram.core.state.model import kept
+from engram.core.state.process import end_suspended
 from engram.engine.hooked import hooked
 from engram.engine.passes import trace
 from engram.engine.prepare import Engine
 from engram.engine.refusals import named_failures, pass_on
-from engram.engine.state import kept
 from engram.engine.tape import Tape
 from engram.engine.witness import UPDATE, Witness
-from engram.errors import EngineError, brief
 from engram.posteriors.gaussian import Posterior
-from engram.surroundings import end_suspended
 
 _BatchNorm = nn.modules.batchnorm._BatchNorm
 

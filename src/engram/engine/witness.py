@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from engram.batches import as_outputs, logits_of
+from engram.core.data.batches import as_outputs, logits_of
+from engram.core.errors import EngineError
+from engram.core.state.random import RandomState
 from engram.engine.hooked import hooked
-from engram.engine.randomness import RandomState
-from engram.errors import EngineError
 
 UPDATE = "use tracker.update() at chosen times instead: it looks at the model in eval mode"
 

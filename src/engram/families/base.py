@@ -4,8 +4,8 @@ r"""A conjugate exponential family, and the posterior that it gives for some dat
     p(y_j|\theta) \propto \exp(\langle\tilde\lambda_j, T(\theta)\rangle)
 
 Fitting, removing and reweighting are one subtraction of natural parameters, which stands in
-:mod:`engram.equation`. What is left to a family is its support, its :math:`\tilde\lambda_j`, its
-:math:`A`, and its predictive density.
+:mod:`engram.core.equation`. What is left to a family is its support, its
+:math:`\tilde\lambda_j`, its :math:`A`, and its predictive density.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram import equation
-from engram.equation import WeightedSum
-from engram.errors import ArgumentError, DataError, PosteriorError
+from engram.core import equation
+from engram.core.equation import WeightedSum
+from engram.core.errors import ArgumentError, DataError, PosteriorError
+from engram.core.parameters import Named
+from engram.core.selection import check_group
 from engram.families.reading import read_array
-from engram.parameters import Named
-from engram.selection import check_group
 
 #: arrays that belong together, one row of each per example
 Observations = tuple[Tensor, ...]

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram import equation
-from engram.equation import WeightedSum
-from engram.errors import ArgumentError
+from engram.core import equation
+from engram.core.equation import WeightedSum
+from engram.core.errors import ArgumentError
+from engram.core.parameters import Named
 from engram.families.base import Family, Observations, check_cavities, improper
 from engram.families.reading import check_support, read_numbers, read_vector
-from engram.parameters import Named
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from engram.core.parameters import Named
 from engram.families.base import check_cavities, improper
-from engram.parameters import Named
 
 
 def gamma_natural(a: float, b: float) -> Named:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram import equation
-from engram.equation import WeightedSum
+from engram.core import equation
+from engram.core.equation import WeightedSum
+from engram.core.parameters import Named
 from engram.families.base import Family, Observations
 from engram.families.gamma import (
     check_gamma,
@@ -25,7 +26,6 @@ from engram.families.gamma import (
     gamma_standard,
 )
 from engram.families.reading import check_support, read_numbers, read_positive
-from engram.parameters import Named
 
 
 @dataclass(frozen=True)

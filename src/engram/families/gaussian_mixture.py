@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram import equation
-from engram.equation import WeightedSum
-from engram.errors import ArgumentError, DataError
+from engram.core import equation
+from engram.core.equation import WeightedSum
+from engram.core.errors import ArgumentError, DataError
+from engram.core.parameters import Named
 from engram.families.base import Family, Observations, check_cavities
 from engram.families.dirichlet_categorical import DirichletCategorical
 from engram.families.normal_inverse_wishart import NormalInverseWishart
 from engram.families.reading import check_lengths, check_support, read_pair, read_vectors
-from engram.parameters import Named
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram import equation
-from engram.equation import WeightedSum
-from engram.errors import ArgumentError, PosteriorError
+from engram.core import equation
+from engram.core.equation import WeightedSum
+from engram.core.errors import ArgumentError, PosteriorError
+from engram.core.parameters import Named
 from engram.families.base import Family, Observations, check_cavities, improper
 from engram.families.densities import normal_log_density
 from engram.families.reading import (
@@ -29,7 +30,6 @@ from engram.families.reading import (
     read_positive,
     read_vectors,
 )
-from engram.parameters import Named
 
 #: of the precision with a diagonal of ones; below it, sums of products have lost seven digits
 SMALLEST_PIVOT = 1e-9

@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram import equation
-from engram.equation import WeightedSum
-from engram.errors import ArgumentError, DataError
+from engram.core import equation
+from engram.core.equation import WeightedSum
+from engram.core.errors import ArgumentError, DataError
+from engram.core.parameters import Named
 from engram.families.base import Family, Observations, check_cavities
 from engram.families.densities import multivariate_normal_log_density
 from engram.families.reading import (
@@ -36,7 +37,6 @@ from engram.families.reading import (
     read_vectors,
 )
 from engram.families.tridiagonal import ChainSolution, solve_chain
-from engram.parameters import Named
 
 
 @dataclass(frozen=True, eq=False)

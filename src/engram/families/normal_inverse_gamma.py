@@ -23,14 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram import equation
-from engram.equation import WeightedSum
+from engram.core import equation
+from engram.core.equation import WeightedSum
+from engram.core.parameters import Named
 from engram.families.base import Family, Observations, check_cavities, improper
 from engram.families.densities import student_log_density
 from engram.families.origin import origin_amid
 from engram.families.reading import read_number, read_numbers, read_positive
 from engram.families.scale_parts import SOME
-from engram.parameters import Named
 
 
 @dataclass(frozen=True)

@@ -23,15 +23,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram import equation
-from engram.equation import WeightedSum
-from engram.errors import ArgumentError
+from engram.core import equation
+from engram.core.equation import WeightedSum
+from engram.core.errors import ArgumentError
+from engram.core.parameters import Named
 from engram.families.base import Family, Observations, check_cavities, improper
 from engram.families.densities import student_log_density
 from engram.families.origin import origin_amid, translated_products
 from engram.families.reading import read_covariance, read_positive, read_vector, read_vectors
 from engram.families.scale_parts import ScaleParts, scale_parts
-from engram.parameters import Named
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram import equation
-from engram.equation import WeightedSum
+from engram.core import equation
+from engram.core.equation import WeightedSum
+from engram.core.parameters import Named
 from engram.families.base import Family, Observations, check_cavities, improper
 from engram.families.densities import normal_log_density
 from engram.families.reading import read_number, read_numbers, read_positive
-from engram.parameters import Named
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engram.parameters import Named
+from engram.core.parameters import Named
 
 FAR = 100.0  # spreads; the squares of smaller distances cost less than four digits
 

@@ -23,14 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram import equation
-from engram.equation import WeightedSum
-from engram.errors import ArgumentError, PosteriorError
+from engram.core import equation
+from engram.core.equation import WeightedSum
+from engram.core.errors import ArgumentError, PosteriorError
+from engram.core.parameters import Named
+from engram.core.progress import progress_over
 from engram.families.base import Family, Observations, check_cavities
 from engram.families.origin import origin_amid, translated_products
 from engram.families.reading import read_vector, read_vectors
-from engram.parameters import Named
-from engram.progress import progress_over
 
 #: eigendecompositions at once: a few megabytes, as many as fit
 CHUNK_ENTRIES = 2**19

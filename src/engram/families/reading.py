@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.errors import ArgumentError, DataError, NonFiniteError, TargetError
+from engram.core.errors import ArgumentError, DataError, NonFiniteError, TargetError
 
 
 def read_array(values: Any, name: str) -> Tensor:

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram import equation
-from engram.equation import WeightedSum
-from engram.errors import ArgumentError, DataError, PosteriorError
+from engram.core import equation
+from engram.core.equation import WeightedSum
+from engram.core.errors import ArgumentError, DataError, PosteriorError
+from engram.core.parameters import Named
+from engram.core.progress import progress_over
+from engram.core.selection import check_group
 from engram.families.base import Family, FamilyPosterior, Observations, check_proper, check_weights
 from engram.families.gaussian_mixture import GaussianMixture
-from engram.parameters import Named
-from engram.progress import progress_over
-from engram.selection import check_group
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engram.errors import LikelihoodError
+from engram.core.errors import LikelihoodError
 from engram.likelihoods.base import Likelihood
 from engram.likelihoods.categorical import Categorical
 from engram.likelihoods.elementwise import Bernoulli, Gaussian, Poisson

@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from engram.errors import TargetError
-from engram.identity.description import Description
+from engram.core.errors import TargetError
+from engram.core.identity.description import Description
 from engram.likelihoods.draws import Draws
 
 

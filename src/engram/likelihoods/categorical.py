@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engram.errors import TargetError
+from engram.core.errors import TargetError
 from engram.likelihoods.base import Likelihood, check_numbers
 from engram.likelihoods.draws import Draws
 

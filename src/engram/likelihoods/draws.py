@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engram.precision import wide
+from engram.core.dtypes import wide
 
 WORD = 2**64
 STREAM, EXAMPLE, PLACE = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7

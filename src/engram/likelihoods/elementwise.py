@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engram.arguments import is_number
-from engram.errors import LikelihoodError, TargetError
+from engram.core.arguments import is_number
+from engram.core.errors import LikelihoodError, TargetError
 from engram.likelihoods.base import Likelihood, check_numbers
 from engram.likelihoods.draws import Draws
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engram.arguments import shown
-from engram.errors import LikelihoodError
+from engram.core.arguments import shown
+from engram.core.errors import LikelihoodError
 from engram.likelihoods.base import Likelihood
 from engram.likelihoods.draws import Draws
 from engram.likelihoods.loss_checks import LossFunction, MeanFunction, check_loss, check_mean

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from engram.errors import LikelihoodError, brief
+from engram.core.errors import LikelihoodError, brief
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 MeanFunction = Callable[[Tensor], Tensor]

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.arguments import truth
-from engram.errors import ArgumentError, PosteriorError, TargetError
+from engram.core.arguments import truth
+from engram.core.errors import ArgumentError, PosteriorError, TargetError
 from engram.likelihoods import Categorical
 from engram.models.predictor.design import as_column, count_of, read_design
 from engram.models.predictor.fit import Fit, fit_at

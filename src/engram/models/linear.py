@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from engram.errors import PosteriorError
+from engram.core.errors import PosteriorError
 from engram.models.predictor.design import as_column, count_of, read_design
 from engram.models.predictor.fit import Fit, fit_at
 from engram.models.predictor.frames import check_rows

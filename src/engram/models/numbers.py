@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.errors import DataError
+from engram.core.errors import DataError
 
 
 def as_numbers(name: str, values: Any) -> Tensor:

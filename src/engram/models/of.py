@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from engram.errors import ArgumentError, UnsupportedModelError
+from engram.core.errors import ArgumentError, UnsupportedModelError
 from engram.models.adapters import scikit_learn, stats_models
 from engram.models.influence.sensitivities import sensitivities_of
 from engram.models.predictor.fit import Fit

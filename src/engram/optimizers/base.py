@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from engram.errors import ArgumentError
+from engram.core.errors import ArgumentError
+from engram.core.parameters import Layout
 from engram.optimizers.curvatures import Draw, Measured
 from engram.optimizers.evaluation import Closure, called
 from engram.optimizers.settings import resolved
 from engram.optimizers.structures import SHARED, Structure
-from engram.parameters import Layout
 
 
 class BayesianOptimizer(Optimizer, ABC):

@@ -13,12 +13,13 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from engram.arguments import MANY, whole
+from engram.core.arguments import MANY, whole
+from engram.core.dtypes import wide
+from engram.core.errors import ArgumentError, brief
 from engram.curvature.batched_gradients import many_gradients
 from engram.curvature.hessian import hessian_rows
 from engram.curvature.kinds import Curvature
 from engram.engine.self_check import no_second_derivative
-from engram.errors import ArgumentError, brief
 from engram.likelihoods import Likelihood, resolve
 from engram.optimizers.evaluation import (
     curved_gradient,
@@ -26,7 +27,6 @@ from engram.optimizers.evaluation import (
     mean_loss,
     outputs_and_targets,
 )
-from engram.precision import wide
 
 ROWS_AT_ONCE = 64
 Parameters = Sequence[Tensor]

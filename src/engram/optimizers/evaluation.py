@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engram.core.errors import ArgumentError, NonFiniteError, brief
+from engram.core.state.kernels import plain_attention
 from engram.engine.self_check import LACKING, doubtful_functions, no_second_derivative
-from engram.errors import ArgumentError, NonFiniteError, brief
-from engram.kernels import plain_attention
 from engram.likelihoods import Likelihood
 
 Closure = Callable[[], Any]

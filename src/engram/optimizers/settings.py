@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from engram.arguments import MANY, is_number, positive, whole
-from engram.errors import ArgumentError
+from engram.core.arguments import MANY, is_number, positive, whole
+from engram.core.errors import ArgumentError
 
 
 def resolved(group: dict[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.errors import ArgumentError, ModelMismatchError, PosteriorError
-from engram.memory import available_bytes
+from engram.core.dtypes import wide
+from engram.core.errors import ArgumentError, ModelMismatchError, PosteriorError
+from engram.core.memory import available_bytes
 from engram.optimizers.curvatures import DiagonalCurvature, Draw, MatrixCurvature, Measured
-from engram.precision import wide
 
 SHARED = "shared"  # the key of what belongs to no single parameter
 COPIES_OF_MATRIX = 7  # old and new, their Cholesky factors, curvature, and temporaries

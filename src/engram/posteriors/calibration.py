@@ -7,18 +7,18 @@ from typing import Any
 
 from torch import nn
 
-from engram.arguments import MANY, fraction, seed_number, whole
-from engram.batches import Data
-from engram.curvature.exact import ExactCurvature
+from engram.core.arguments import MANY, fraction, seed_number, whole
+from engram.core.data.batches import Data
+from engram.core.errors import NonFiniteError, PosteriorError
+from engram.core.memory import backing_off
+from engram.curvature.operators import ExactCurvature
 from engram.engine.session import session
-from engram.errors import NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood
-from engram.memory import backing_off
-from engram.posteriors.blocks import Block, DenseBlock, EigenBlock
+from engram.linalg.blocks import Block, DenseBlock, EigenBlock
+from engram.linalg.low_rank import LowRankBlock
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.low_rank import LowRankBlock
-from engram.posteriors.traces import (
+from engram.posteriors.trace_estimation import (
     Traces,
     check_match,
     covered_layout,

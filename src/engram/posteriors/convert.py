@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from engram.errors import PosteriorError
+from engram.core.errors import PosteriorError
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace_torch import from_laplace_torch, is_laplace_torch
 

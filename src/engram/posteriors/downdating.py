@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engram.posteriors.blocks import Block, EigenBlock
+from engram.core.dtypes import eigh, in_double
+from engram.linalg.blocks import Block, EigenBlock
+from engram.linalg.clustered import Merged
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.merging import Merged
-from engram.precision import eigh, in_double
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engram.core.dtypes import wide
+from engram.core.parameters import trainable
+from engram.core.selection import spread
+from engram.curvature.ggn_roots import seeds
 from engram.curvature.moments import SquareMoments
-from engram.curvature.seeds import seeds
 from engram.engine.pace import Pace
 from engram.engine.session import Observed, Session
-from engram.parameters import trainable
-from engram.posteriors.blocks import EigenBlock, diagonal_block
+from engram.linalg.blocks import EigenBlock, diagonal_block
 from engram.posteriors.tolerance import sampled_share
-from engram.precision import wide
-from engram.selection import spread
 
 SPREAD = 256  # examples by which it is decided how much is sampled
 Gradients = Sequence[Tensor | None]

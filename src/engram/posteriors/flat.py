@@ -10,12 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engram.core.dtypes import wide
+from engram.core.errors import LikelihoodError
 from engram.curvature.kinds import Curvature
 from engram.engine.session import Session
-from engram.errors import LikelihoodError
 from engram.likelihoods.from_loss import LossLikelihood
 from engram.posteriors.gaussian import Posterior
-from engram.precision import wide
 
 LIKE_PRIOR = 1e-6  # relative difference of the precision from the prior's, along one vector
 NO_CURVATURE = 1e-8  # of the residual that it changes by over the size of the outputs

@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.arguments import positive, usable_device
+from engram.core.arguments import positive, usable_device
+from engram.core.errors import LikelihoodError, ModelMismatchError, StorageError
+from engram.core.identity.digests import joined, of_tensors
+from engram.core.parameters import Named, check_finite_weights, trainable
+from engram.core.storage.values import as_read, init_fields, taken_apart
 from engram.curvature.kinds import Curvature
-from engram.errors import LikelihoodError, ModelMismatchError, StorageError
-from engram.identity.digests import joined, of_tensors
 from engram.likelihoods import Likelihood, resolve
 from engram.likelihoods.remembered import Remembered
-from engram.parameters import Named, check_finite_weights, trainable
-from engram.posteriors.blocks import Block, DenseBlock
-from engram.posteriors.low_rank import LowRankBlock
+from engram.linalg.blocks import Block, DenseBlock
+from engram.linalg.low_rank import LowRankBlock
 from engram.posteriors.saving import checked, content_of, read, write
-from engram.storage.values import as_read, init_fields, taken_apart
 
 FACTS = ("structure", "curvature", "exact", "scale", "prior_precision", "num_data", "prior_by_name")
 

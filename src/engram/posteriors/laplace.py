@@ -8,21 +8,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from engram.arguments import one_of, seed_number
-from engram.batches import Data
+from engram.core.arguments import one_of, seed_number
+from engram.core.data.batches import Data
+from engram.core.errors import ArgumentError, PosteriorError
+from engram.core.memory import available_bytes, backing_off
+from engram.core.parameters import Layout, Named, check_module, trainable
+from engram.core.state.model import device_of
+from engram.curvature.ggn_roots import check_curvature, seeds
 from engram.curvature.hessian import hessian
+from engram.curvature.kfac import KroneckerFactors
 from engram.curvature.kinds import Curvature
-from engram.curvature.kronecker import KroneckerFactors
 from engram.curvature.moments import OuterMoments, SquareMoments
-from engram.curvature.seeds import check_curvature, seeds
 from engram.engine.refusals import pass_on
 from engram.engine.session import Observed, session
-from engram.engine.state import device_of
-from engram.errors import ArgumentError, PosteriorError
 from engram.likelihoods import Likelihood
-from engram.memory import available_bytes, backing_off
-from engram.parameters import Layout, Named, check_module, trainable
-from engram.posteriors.affordable import (
+from engram.linalg.blocks import Block, DenseBlock, EigenBlock, diagonal_block
+from engram.posteriors.automatic import (
     SMALLEST_SHARE,
     affordable_directions,
     default_structure,
@@ -30,7 +31,6 @@ from engram.posteriors.affordable import (
     hessian_is_affordable,
     is_safely_definite,
 )
-from engram.posteriors.blocks import Block, DenseBlock, EigenBlock, diagonal_block
 from engram.posteriors.fit import Fit, Gradients
 from engram.posteriors.flat import check_curved
 from engram.posteriors.gaussian import Posterior, check_prior_precision

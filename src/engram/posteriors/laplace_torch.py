@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engram.core.errors import PosteriorError
+from engram.core.parameters import Layout, trainable
 from engram.curvature.kinds import Curvature
-from engram.errors import PosteriorError
 from engram.likelihoods import Categorical, Gaussian, Likelihood
-from engram.parameters import Layout, trainable
-from engram.posteriors.blocks import Block, DenseBlock, EigenBlock, diagonal_block
+from engram.linalg.blocks import Block, DenseBlock, EigenBlock, diagonal_block
 from engram.posteriors.gaussian import Posterior
 
 BACKENDS = {"GGN": Curvature.GGN, "EF": Curvature.EMPIRICAL, "Hessian": Curvature.HESSIAN}

@@ -19,15 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.batches import Batches, call
-from engram.curvature.exact import ExactCurvature
-from engram.curvature.explored import Explored
-from engram.curvature.in_single import InSingle
+from engram.core.data.batches import Batches, call
+from engram.core.dtypes import widest
+from engram.core.parameters import Layout, trainable
+from engram.core.state.model import device_of
+from engram.curvature.float32 import InSingle
+from engram.curvature.operators import ExactCurvature
 from engram.engine.session import LARGEST_BATCH, Observed, Session
-from engram.engine.state import device_of
-from engram.parameters import Layout, trainable
-from engram.posteriors.low_rank import LowRankBlock, check_definite
-from engram.precision import widest
+from engram.linalg.krylov import Explored
+from engram.linalg.low_rank import LowRankBlock, check_definite
 
 WHOLE = 512  # parameters up to which every direction is explored
 LEADING = 256  # directions of the Krylov space

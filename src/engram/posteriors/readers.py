@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.optim import Optimizer
 
-from engram.errors import PosteriorError
+from engram.core.errors import PosteriorError
+from engram.core.parameters import Layout
+from engram.linalg.blocks import Block, DenseBlock, diagonal_block
 from engram.optimizers.ivon import check_restored
 from engram.optimizers.structures import SHARED
-from engram.parameters import Layout
 from engram.posteriors.adapters import ADAPTERS, IN_PAPER, SQUARED, Adapter, Reading, identity
-from engram.posteriors.blocks import Block, DenseBlock, diagonal_block
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from engram.errors import EngramError, PosteriorError, StorageError
+from engram.core.errors import EngramError, PosteriorError, StorageError
+from engram.core.storage.folder import read_folder, write_folder
+from engram.core.storage.typed import read_fields, wrong
+from engram.core.storage.values import init_fields
 from engram.likelihoods import Likelihood
 from engram.likelihoods.remembered import Remembered, described, restored
-from engram.posteriors.blocks import Block, DenseBlock, EigenBlock
-from engram.posteriors.low_rank import LowRankBlock
+from engram.linalg.blocks import Block, DenseBlock, EigenBlock
+from engram.linalg.low_rank import LowRankBlock
 from engram.posteriors.whole import check_blocks, check_mean
-from engram.storage.folder import read_folder, write_folder
-from engram.storage.typed import read_fields, wrong
-from engram.storage.values import init_fields
 
 FORMAT = 2
 KIND = "kind"

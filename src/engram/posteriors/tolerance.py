@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from engram.arguments import is_number, shown
-from engram.errors import ArgumentError
-from engram.parameters import trainable
-from engram.posteriors.blocks import Block, EigenBlock
+from engram.core.arguments import is_number, shown
+from engram.core.errors import ArgumentError
+from engram.core.parameters import trainable
+from engram.linalg.blocks import Block, EigenBlock
 
 TOLERANCE = 0.03  # below what Kronecker factors are off by themselves; see docs/decisions.md
 SAMPLED_SHARE = 3.0  # in tolerances: sampling has no bias

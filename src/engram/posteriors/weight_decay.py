@@ -16,8 +16,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from engram.errors import ArgumentError
-from engram.parameters import count
+from engram.core.errors import ArgumentError
+from engram.core.parameters import count
 from engram.posteriors.gaussian import check_prior_precision
 
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from engram.errors import StorageError
-from engram.parameters import Layout
-from engram.posteriors.blocks import Block, EigenBlock
-from engram.posteriors.low_rank import LowRankBlock
+from engram.core.errors import StorageError
+from engram.core.parameters import Layout
+from engram.linalg.blocks import Block, EigenBlock
+from engram.linalg.low_rank import LowRankBlock
 
 
 def check_mean(mean: Mapping[str, Tensor]) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from engram.report.printable import printable
-from engram.storage.files import write_text
+from engram.core.printable import printable
+from engram.core.storage.files import write_text
 
 RESOLUTION = 140
 STYLE = """

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.batches import Batches, Data
+from engram.core.data.batches import Batches, Data
 from engram.likelihoods import Likelihood
 from engram.retraining.run_folder import Part, RunFolder
 from engram.retraining.task import Task

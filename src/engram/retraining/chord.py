@@ -16,9 +16,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from engram.precision import wide
+from engram.core.dtypes import wide
+from engram.linalg.gcr import LEFT_WAITING, SharedInverse
 from engram.retraining.quasi_newton import Objective, Progress
-from engram.retraining.shared_inverse import LEFT_WAITING, SharedInverse
 
 STEPS = 12
 LARGEST_SHARE = 0.98  # of the gradient norm that a step may leave

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from engram.batches import Batches, Data
-from engram.identity.description import Description
-from engram.identity.digests import joined, of_tensors
-from engram.selection import spread
+from engram.core.data.batches import Batches, Data
+from engram.core.identity.description import Description
+from engram.core.identity.digests import joined, of_tensors
+from engram.core.selection import spread
 
 SAMPLE = 256  # examples of a Dataset that are read to see whether it has changed
 AT_ONCE = 256

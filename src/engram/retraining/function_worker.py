@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
-from engram.batches import Batches, Data, call
+from engram.core.data.batches import Batches, Data, call
+from engram.core.data.inputs import mapped
+from engram.core.errors import NonFiniteError, TrainingError
+from engram.core.state.model import device_of, undisturbed
+from engram.core.state.process import kept_surroundings
 from engram.engine.refusals import named_failures
-from engram.engine.state import device_of, undisturbed
-from engram.errors import NonFiniteError, TrainingError
-from engram.inputs import mapped
 from engram.retraining.recipe import Report
 from engram.retraining.returned import (
     check_finite,
@@ -31,7 +32,6 @@ from engram.retraining.returned import (
 from engram.retraining.run_folder import Part
 from engram.retraining.task import NOTHING, Task
 from engram.retraining.watched import Watched
-from engram.surroundings import kept_surroundings
 
 UNCHANGED_ALLOWED = 3
 

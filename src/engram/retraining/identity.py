@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from engram.batches import Data
+from engram.core.data.batches import Data
+from engram.core.errors import RunFolderError
+from engram.core.identity.description import Description
+from engram.core.identity.digests import of_tensors
+from engram.core.identity.references import referred
 from engram.engine.prepare import training_layers
-from engram.errors import RunFolderError
-from engram.identity.description import Description
-from engram.identity.digests import of_tensors
-from engram.identity.references import referred
 from engram.retraining import fingerprints
 from engram.retraining.prior import Prior
 from engram.retraining.recipe import Recipe

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engram.kernels import plain_attention
-from engram.posteriors.blocks import EigenBlock
+from engram.core.state.kernels import plain_attention
+from engram.linalg.blocks import EigenBlock
+from engram.linalg.lbfgs import Apply
 from engram.posteriors.gaussian import Posterior
 from engram.retraining.folding import Folded
 from engram.retraining.hessian_at import pulled_back
-from engram.retraining.secants import Apply
 from engram.retraining.stack import CACHE_BYTES, Stack
 
 LARGEST = 2048  # entries of a layer, in the kept directions of its inputs

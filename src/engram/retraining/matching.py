@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from engram.batches import Batches, call
+from engram.core.data.batches import Batches, call
+from engram.core.errors import ModelMismatchError
+from engram.core.selection import spread
+from engram.core.state.model import device_of, undisturbed
 from engram.engine.refusals import named_failures
-from engram.engine.state import device_of, undisturbed
-from engram.errors import ModelMismatchError
-from engram.selection import spread
 from engram.sensitivity.result import Result
 
 EXAMPLES = 64

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.batches import Data
+from engram.core.data.batches import Data
 from engram.likelihoods import Likelihood
-from engram.posteriors.blocks import DenseBlock
+from engram.linalg.blocks import DenseBlock
+from engram.linalg.gcr import WIDTH, SharedInverse
+from engram.linalg.lbfgs import Apply, Base, OwnPairs
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import laplace
@@ -27,8 +29,6 @@ from engram.retraining.recipe import (
     check_positive,
     wanted_norms,
 )
-from engram.retraining.secants import Apply, Base, OwnPairs
-from engram.retraining.shared_inverse import WIDTH, SharedInverse
 from engram.retraining.stack import Stack
 
 DENSE_PARAMETERS = 2500  # up to here Newton fits a full precision, beyond a Kronecker one

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from engram.batches import Batches, Data, check_output_rows
+from engram.core.data.batches import Batches, Data, check_output_rows
+from engram.core.data.inputs import tensors_of
+from engram.core.errors import EngineError, NonFiniteError
+from engram.core.parameters import Layout, Named, check_finite_weights, check_one_type, trainable
+from engram.core.state.model import device_of
 from engram.engine.refusals import named_failures
-from engram.engine.state import device_of
-from engram.errors import EngineError, NonFiniteError
-from engram.inputs import tensors_of
 from engram.likelihoods import Likelihood
-from engram.parameters import Layout, Named, check_finite_weights, check_one_type, trainable
 from engram.retraining.prior import Prior, prior_entries
 from engram.retraining.stack import Stack
 
@@ -21,7 +21,7 @@ def open_stack(
 ) -> Stack:
     """Read the data, check it, and find out how the model can be stacked.
 
-    Call inside :func:`engram.engine.state.undisturbed`.
+    Call inside :func:`engram.core.state.model.undisturbed`.
     """
     check_finite_weights(model)
     parameters: Named = {name: p.detach() for name, p in trainable(model).items()}

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from engram.arguments import is_number, shown
-from engram.errors import ArgumentError
-from engram.parameters import Layout
+from engram.core.arguments import is_number, shown
+from engram.core.errors import ArgumentError
+from engram.core.parameters import Layout
 from engram.posteriors.gaussian import check_prior_precision
 
 Prior = float | Mapping[str, float]

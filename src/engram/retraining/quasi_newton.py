@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engram.precision import wide
-from engram.retraining.secants import Base, OwnPairs
+from engram.core.dtypes import wide
+from engram.linalg.lbfgs import Base, OwnPairs
 from engram.retraining.stack import Stack
 
 SUFFICIENT = 1e-4  # share of the linear decrease that a step must reach

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from engram.errors import ArgumentError, RunFolderError
-from engram.progress import Bar
+from engram.core.errors import ArgumentError, RunFolderError
+from engram.core.progress import Bar
+from engram.core.storage.files import write_text
 from engram.retraining.run_folder import RunFolder
-from engram.storage.files import write_text
 
 PAUSE_SECONDS = 0.2
 PATIENCE_SECONDS = 1800.0  # without anything new from processes that have joined

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from engram.arguments import positive, whole
-from engram.batches import Data
+from engram.core.arguments import positive, whole
+from engram.core.data.batches import Data
+from engram.core.dtypes import wide
+from engram.core.selection import spread
 from engram.likelihoods import Likelihood
-from engram.precision import wide
 from engram.retraining.quasi_newton import Objective, left_out_norms
-from engram.selection import spread
 
 Report = Callable[[float], None]
 TYPICAL_EXAMPLES = 64

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engram.batches import Batch, Data
-from engram.errors import TrainingError
+from engram.core.data.batches import Batch, Data
+from engram.core.errors import TrainingError
 from engram.retraining.quasi_newton import Objective
 from engram.retraining.recipe import Recipe, Report, Trained
 from engram.retraining.returned import private_copy

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engram.arguments import is_number, shown
-from engram.errors import ArgumentError
-from engram.precision import wide
+from engram.core.arguments import is_number, shown
+from engram.core.dtypes import wide
+from engram.core.errors import ArgumentError
+from engram.linalg.lbfgs import IDENTITY, OwnPairs
 from engram.retraining.descent import Plan, adam_update, descend, momentum_update
 from engram.retraining.newton import Newton
 from engram.retraining.quasi_newton import Objective, begin, minimise
@@ -25,7 +26,6 @@ from engram.retraining.recipe import (
     check_positive,
     wanted_norms,
 )
-from engram.retraining.secants import IDENTITY, OwnPairs
 
 __all__ = ["LBFGS", "NAMED", "SGD", "Adam", "Newton", "Recipe"]
 

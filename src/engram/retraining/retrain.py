@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.arguments import MANY, seed_number, whole
-from engram.batches import Batch, Batches, Data
+from engram.core.arguments import MANY, seed_number, whole
+from engram.core.data.batches import Batch, Batches, Data
+from engram.core.errors import ArgumentError, NonFiniteError
+from engram.core.parameters import check_module, trainable, uncompiled
+from engram.core.progress import Bar
+from engram.core.state.model import device_of, locked, undisturbed
+from engram.core.state.process import kept_surroundings
 from engram.engine.refusals import named_failures
-from engram.engine.state import device_of, locked, undisturbed
-from engram.errors import ArgumentError, NonFiniteError
 from engram.likelihoods import Likelihood, resolve
-from engram.parameters import check_module, trainable, uncompiled
-from engram.progress import Bar
 from engram.retraining import fingerprints
 from engram.retraining.assembly import assemble
 from engram.retraining.function_worker import FunctionWorker
@@ -34,7 +35,6 @@ from engram.retraining.selection import Indices, Selection, select
 from engram.retraining.stack import Stack
 from engram.retraining.task import Task
 from engram.retraining.truth import Retraining
-from engram.surroundings import kept_surroundings
 
 Function = Callable[[nn.Module, Any], nn.Module | None]
 Train = str | Recipe | Function

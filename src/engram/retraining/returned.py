@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.errors import ArgumentError, ModelMismatchError, TrainingError
-from engram.identity.digests import bytes_of
+from engram.core.errors import ArgumentError, ModelMismatchError, TrainingError
+from engram.core.identity.digests import bytes_of
 
 
 def check_arguments(function: Callable[..., Any], form: str) -> None:

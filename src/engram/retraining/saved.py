@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.errors import StorageError
+from engram.core.errors import StorageError
 from engram.sensitivity.provenance import check_provenance
 
 FORMAT = 3

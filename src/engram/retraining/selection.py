@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from engram.arguments import shown, whole
-from engram.batches import Batches
-from engram.errors import ArgumentError
-from engram.selection import check_indices
+from engram.core.arguments import shown, whole
+from engram.core.data.batches import Batches
+from engram.core.errors import ArgumentError
+from engram.core.selection import check_indices
 from engram.sensitivity.groups import class_numbers
 
 Indices = Sequence[int] | Tensor

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from engram.batches import Batch, as_outputs
-from engram.inputs import handed, mapped
-from engram.kernels import plain_attention
+from engram.core.data.batches import Batch, as_outputs
+from engram.core.data.inputs import handed, mapped
+from engram.core.dtypes import wide, widest
+from engram.core.memory import available_bytes
+from engram.core.parameters import Layout, Named
+from engram.core.state.kernels import plain_attention
 from engram.likelihoods import Likelihood
-from engram.memory import available_bytes
-from engram.parameters import Layout, Named
-from engram.precision import wide, widest
 from engram.retraining.folding import Folded
 
 CACHE_BYTES = 64 * 2**20  # activations of one part of the data, over all copies

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engram.batches import Data
+from engram.core.data.batches import Data
 from engram.likelihoods import Likelihood
 from engram.retraining.selection import Selection
 

@@ -11,15 +11,15 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from engram.arguments import whole
-from engram.errors import ArgumentError
-from engram.parameters import Named, check_module, uncompiled
-from engram.report.printable import printable
+from engram.core.arguments import whole
+from engram.core.errors import ArgumentError
+from engram.core.parameters import Named, check_module, uncompiled
+from engram.core.printable import printable
+from engram.core.storage.folder import read_folder, write_folder
+from engram.core.storage.typed import read_fields
+from engram.core.storage.values import as_read
 from engram.retraining.returned import with_state
 from engram.retraining.saved import FORMAT, check_saved
-from engram.storage.folder import read_folder, write_folder
-from engram.storage.typed import read_fields
-from engram.storage.values import as_read
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engram.batches import Data
-from engram.errors import TrainingError
+from engram.core.data.batches import Data
+from engram.core.errors import TrainingError
 from engram.retraining import fingerprints
 
 

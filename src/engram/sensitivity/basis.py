@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engram.errors import ModelMismatchError
+from engram.core.errors import ModelMismatchError
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
 

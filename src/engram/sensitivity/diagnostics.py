@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engram.core.parameters import Named, square_norm, trainable
+from engram.core.parameters import count as count_entries
+from engram.engine.gradient_accumulator import GradientSum
 from engram.engine.prepare import Coverage
 from engram.engine.session import Observed, Session
-from engram.engine.totals import GradientSum
 from engram.likelihoods.draws import Draws
-from engram.parameters import Named, square_norm, trainable
-from engram.parameters import count as count_entries
+from engram.linalg.low_rank import LowRankBlock
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.low_rank import LowRankBlock
 from engram.sensitivity.estimators import eigen
 
 SHARE_OF_LEVERAGES = 32  # of the examples that a pass could hold

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engram.errors import ArgumentError
+from engram.core.errors import ArgumentError
 from engram.posteriors.downdating import can_be_downdated, downdated
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.estimators import Estimate, Observed, Setting, linear

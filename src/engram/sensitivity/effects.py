@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from engram.batches import Batch, as_outputs
+from engram.core.data.batches import Batch, as_outputs
+from engram.core.data.inputs import handed
+from engram.core.errors import NonFiniteError
+from engram.core.parameters import Named, trainable
+from engram.engine.gradient_accumulator import NoSum
 from engram.engine.session import Observed, Session
-from engram.engine.totals import NoSum
-from engram.errors import NonFiniteError
-from engram.inputs import handed
-from engram.parameters import Named, trainable
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.columns import Columns
 from engram.sensitivity.estimators import Setting, paper

@@ -17,9 +17,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from engram.core.errors import ArgumentError
+from engram.engine.gradient_accumulator import Totals
 from engram.engine.pace import QUICKER, Pace
-from engram.engine.totals import Totals
-from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
 

@@ -18,15 +18,15 @@ from enum import Enum
 
 from torch import Tensor
 
-from engram import equation
+from engram.core import equation
+from engram.core.errors import ArgumentError
+from engram.core.parameters import Named, inner
 from engram.curvature.kinds import Curvature
+from engram.engine.gradient_accumulator import NoSum
 from engram.engine.session import Session
-from engram.engine.totals import NoSum
-from engram.errors import ArgumentError
-from engram.parameters import Named, inner
 from engram.posteriors.downdating import can_be_downdated, without_inputs
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.traces import covered_layout
+from engram.posteriors.trace_estimation import covered_layout
 from engram.sensitivity.choice import DOWNDATED, NEWTON
 from engram.sensitivity.estimators import Setting, corrected
 from engram.sensitivity.newton import (

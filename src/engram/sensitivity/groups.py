@@ -17,16 +17,16 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from engram.arguments import one_of
-from engram.batches import Batches, Data
+from engram.core.arguments import one_of
+from engram.core.data.batches import Batches, Data
+from engram.core.errors import ArgumentError, TargetError
+from engram.core.memory import backing_off
+from engram.core.parameters import Named
+from engram.core.selection import check_group
 from engram.engine.session import Session, session
-from engram.errors import ArgumentError, TargetError
 from engram.likelihoods import Likelihood
-from engram.memory import backing_off
-from engram.parameters import Named
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
-from engram.selection import check_group
 from engram.sensitivity.choice import default_rule
 from engram.sensitivity.effects import Effect, effect, paper_effect
 from engram.sensitivity.group_steps import STEPS, Matrix, group_step

@@ -6,7 +6,7 @@ r"""A fifth rule: the Newton step of the remaining data, for posteriors with the
 Where S is the Hessian of the objective, all of it can be taken out: what is left is the Hessian of
 the remaining data, and the step is Newton's towards their minimum. The system is solved by
 conjugate gradients preconditioned with S, a few products with :math:`H_i` each; where S is known in
-some directions only, as in :mod:`engram.sensitivity.kept_newton`.
+some directions only, as in :mod:`engram.sensitivity.low_rank_newton`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engram.curvature.conjugate_gradients import Solution, conjugate_gradients
-from engram.curvature.single import own_hessians_times
+from engram.core.errors import ArgumentError
+from engram.core.parameters import Layout, Named
+from engram.curvature.per_example import own_hessians_times
 from engram.engine.session import Observed, Session
-from engram.errors import ArgumentError
-from engram.parameters import Layout, Named
-from engram.posteriors.blocks import DenseBlock
+from engram.linalg.blocks import DenseBlock
+from engram.linalg.cg import Solution, conjugate_gradients
+from engram.linalg.low_rank import LowRankBlock
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.low_rank import LowRankBlock
-from engram.posteriors.traces import covered_layout
+from engram.posteriors.trace_estimation import covered_layout
 from engram.sensitivity.estimators import Estimate, Setting, corrected, displaced
-from engram.sensitivity.kept_newton import KeptSystems, Own, cautious_step
+from engram.sensitivity.low_rank_newton import KeptSystems, Own, cautious_step
 
 TOLERANCE = 1e-2  # ten times smaller changed the fourth digit of correlations with the truth
 DOUBLE_TOLERANCE = 1e-9  # who uses double precision wants equality

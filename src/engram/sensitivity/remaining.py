@@ -8,16 +8,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from engram.curvature.exact import ExactCurvature
+from engram.core.dtypes import wide
+from engram.core.parameters import Named, inner, square_norm, trainable
+from engram.curvature.operators import ExactCurvature
 from engram.curvature.products import batch_hessian_times
 from engram.engine.session import Observed, Session
 from engram.engine.steps import is_rank_one
-from engram.parameters import Named, inner, square_norm, trainable
-from engram.posteriors.blocks import EigenBlock
+from engram.linalg.blocks import EigenBlock
+from engram.linalg.low_rank import LowRankBlock
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.low_rank import LowRankBlock
-from engram.posteriors.traces import covered_layout, prior_vector
-from engram.precision import wide
+from engram.posteriors.trace_estimation import covered_layout, prior_vector
 
 LARGEST_ITERATION = 200
 Times = Callable[[Named], Named]

@@ -12,19 +12,19 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from engram.arguments import one_of, path_of, whole
-from engram.errors import ArgumentError, ModelMismatchError
+from engram.core.arguments import one_of, path_of, whole
+from engram.core.errors import ArgumentError, ModelMismatchError
+from engram.core.printable import printable
+from engram.core.storage.folder import read_folder, write_folder
+from engram.core.storage.typed import read_fields
+from engram.core.storage.values import as_read, init_fields
 from engram.likelihoods import Likelihood
-from engram.report.printable import printable
 from engram.sensitivity.basis import Basis
 from engram.sensitivity.diagnostics import Diagnostics
 from engram.sensitivity.page import result_page
-from engram.sensitivity.rules import judge
 from engram.sensitivity.saved import FORMAT, check_saved
-from engram.sensitivity.verdict import Verdict
-from engram.storage.folder import read_folder, write_folder
-from engram.storage.typed import read_fields
-from engram.storage.values import as_read, init_fields
+from engram.trust.thresholds import judge
+from engram.trust.verdict import Verdict
 
 OBTAINED = ("estimate", "solve", "retrain")  # what the numbers in the column stand for
 UNITS = {

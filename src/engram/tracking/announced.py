@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.batches import Batches
+from engram.core.data.batches import Batches
+from engram.core.errors import DataError
+from engram.core.state.process import random_states, restored
 from engram.engine.nested import tensors
 from engram.engine.witness import Witness
-from engram.errors import DataError
-from engram.surroundings import random_states, restored
 
 CHECKED_EVERY = 50  # steps, where looking means to read the examples from a dataset once more
 LARGEST_WIDTH = 512  # entries of a row that are looked at, spread over it

@@ -9,8 +9,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from engram.errors import ArgumentError, DataError
-from engram.storage.typed import read_fields, wrong
+from engram.core.errors import ArgumentError, DataError
+from engram.core.storage.typed import read_fields, wrong
 from engram.tracking.history import Record
 from engram.tracking.visits import Visit
 

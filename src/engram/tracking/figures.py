@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from engram.errors import DataError
+from engram.core.errors import DataError
 from engram.tracking.history import History
 
 INK, ACCENT, PALE = "#1b1b1b", "#c8553d", "#8a8f98"

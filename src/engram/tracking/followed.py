@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from engram.arguments import whole
-from engram.batches import Batches, Data
+from engram.core.arguments import whole
+from engram.core.data.batches import Batches, Data
+from engram.core.errors import ArgumentError, DataError
+from engram.core.storage.typed import objects, typed, wrong
 from engram.engine.witness import Witness
-from engram.errors import ArgumentError, DataError
 from engram.likelihoods import Likelihood
-from engram.storage.typed import objects, typed, wrong
 from engram.tracking.announced import Announced, check_length
 from engram.tracking.history import Record
 from engram.tracking.twin import Twin

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from engram.errors import ArgumentError
-from engram.peers import Peers
+from engram.core.errors import ArgumentError
+from engram.core.processes import Peers
 from engram.tracking.epoch import COLUMNS, Epoch
 
 

@@ -12,12 +12,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from engram.arguments import whole
-from engram.errors import ArgumentError, DataError, FormatError
+from engram.core.arguments import whole
+from engram.core.errors import ArgumentError, DataError, FormatError
+from engram.core.storage.folder import read_folder, write_folder
+from engram.core.storage.typed import objects, typed, wrong
+from engram.core.storage.values import init_fields
 from engram.sensitivity.result import Result
-from engram.storage.folder import read_folder, write_folder
-from engram.storage.typed import objects, typed, wrong
-from engram.storage.values import init_fields
 from engram.tracking.scores import ScoreRows
 
 FORMAT = 3

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from engram.batches import Batches, Data
-from engram.errors import DataError
-from engram.inputs import mapped
+from engram.core.data.batches import Batches, Data
+from engram.core.data.inputs import mapped
+from engram.core.errors import DataError
 
 
 class Indexed(Dataset[Any]):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
-from engram.errors import ArgumentError, EngineError
-from engram.surroundings import end_suspended
+from engram.core.errors import ArgumentError, EngineError
+from engram.core.state.process import end_suspended
 
 
 class OpenStep:
@@ -19,7 +19,7 @@ class OpenStep:
         ...     steps.check("an update")
         Traceback (most recent call last):
         ...
-        engram.errors.EngineError: expected an update outside of a step; got one that is under ...
+        engram.core.errors.EngineError: expected an update outside of a step; got one that is ...
     """
 
     def __init__(self) -> None:

@@ -19,17 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.arguments import MANY, whole
-from engram.batches import Batch, Data
+from engram.core.arguments import MANY, whole
+from engram.core.data.batches import Batch, Data
+from engram.core.errors import ArgumentError
+from engram.core.parameters import Layout, Named, trainable
+from engram.core.state.model import device_of
 from engram.engine.session import Session, session
-from engram.engine.state import device_of
-from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
-from engram.parameters import Layout, Named, trainable
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.columns import Columns
 from engram.sensitivity.estimators import displaced, linearised
-from engram.sensitivity.examples import sensitivities
+from engram.sensitivity.leave_one_out import sensitivities
 from engram.sensitivity.result import Result
 
 GRADIENT, DEVIATION = "gradient", "deviation"

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engram.errors import DataError, StorageError
-from engram.storage.folder import read_folder, write_folder
+from engram.core.errors import DataError, StorageError
+from engram.core.storage.folder import read_folder, write_folder
 from engram.tracking.history import History
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.arguments import path_of
-from engram.errors import DataError, StorageError
-from engram.storage.files import reason_of, replacing
+from engram.core.arguments import path_of
+from engram.core.errors import DataError, StorageError
+from engram.core.storage.files import reason_of, replacing
 
 MEMORY_BYTES = 16 * 2**20  # beyond this the rows go to a file
 FILE = "scores.f32"

@@ -11,23 +11,23 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from engram.arguments import one_of, whole
-from engram.batches import Data
-from engram.errors import (
+from engram.core.arguments import one_of, whole
+from engram.core.data.batches import Data
+from engram.core.errors import (
     ArgumentError,
     DataError,
     ModelMismatchError,
     NonFiniteError,
     PosteriorError,
 )
+from engram.core.parameters import trainable
 from engram.likelihoods import Likelihood
 from engram.optimizers.ivon import at_mean
-from engram.parameters import trainable
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.laplace import STRUCTURES, laplace
-from engram.posteriors.optimizers import Wanted as Readable
-from engram.posteriors.optimizers import check_squares, posterior_of, unwrapped
-from engram.posteriors.running import RunningCurvature
+from engram.posteriors.moving_average import RunningCurvature
+from engram.posteriors.optimizer_state import Wanted as Readable
+from engram.posteriors.optimizer_state import check_squares, posterior_of, unwrapped
 
 EVERY_STEP_UNTIL, READ_EVERY = 20, 8  # streamed steps
 

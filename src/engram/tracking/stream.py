@@ -10,19 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from engram.batches import Batches, Data
+from engram.core.data.batches import Batches, Data
+from engram.core.errors import ArgumentError, ModelMismatchError, NonFiniteError, PosteriorError
+from engram.core.parameters import trainable
+from engram.core.state.model import undisturbed
+from engram.core.state.process import of_the_thread, random_states, restored
+from engram.core.storage.typed import objects, typed
 from engram.engine.prepare import Engine, prepare
 from engram.engine.session import keep_freed_memory
-from engram.engine.state import undisturbed
 from engram.engine.watch import Watch, mixing_layers
-from engram.errors import ArgumentError, ModelMismatchError, NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood
 from engram.optimizers.base import BayesianOptimizer
 from engram.optimizers.ivon import at_mean
-from engram.parameters import trainable
-from engram.posteriors.optimizers import unwrapped
-from engram.storage.typed import objects, typed
-from engram.surroundings import of_the_thread, random_states, restored
+from engram.posteriors.optimizer_state import unwrapped
 from engram.tracking.announced import Announced, check_length
 from engram.tracking.epoch import Epoch
 from engram.tracking.followed import Followed

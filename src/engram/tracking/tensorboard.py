@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from engram.errors import ArgumentError
+from engram.core.errors import ArgumentError
 from engram.tracking.history import Record
 
 LOSSES = {"train": "train_nll", "estimate": "loo_nll", "validation": "validation_nll"}

@@ -13,14 +13,14 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from engram.arguments import path_of, whole
-from engram.batches import Batches, Data
-from engram.errors import NonFiniteError, PosteriorError
+from engram.core.arguments import path_of, whole
+from engram.core.data.batches import Batches, Data
+from engram.core.errors import NonFiniteError, PosteriorError
+from engram.core.parameters import check_module, uncompiled
+from engram.core.processes import Peers
 from engram.likelihoods import Likelihood, resolve
-from engram.parameters import check_module, uncompiled
-from engram.peers import Peers
 from engram.posteriors.gaussian import Posterior
-from engram.sensitivity.examples import check_estimator
+from engram.sensitivity.leave_one_out import check_estimator
 from engram.sensitivity.result import Result
 from engram.tracking.announced import check_length
 from engram.tracking.epoch import Epoch, ended

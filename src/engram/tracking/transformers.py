@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from engram.arguments import whole
-from engram.batches import Data
-from engram.tracking.extras import require
+from engram.core.arguments import whole
+from engram.core.data.batches import Data
+from engram.core.optional import require
 from engram.tracking.tracker import Tracker
 
 if TYPE_CHECKING:

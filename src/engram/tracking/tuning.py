@@ -20,15 +20,16 @@ from matplotlib.figure import Figure
 from torch import nn
 from torch.optim import Optimizer
 
-from engram.arguments import one_of, shown
-from engram.batches import Batches, Data
-from engram.errors import ArgumentError, NonFiniteError, TrainingError
+from engram.core.arguments import one_of, shown
+from engram.core.data.batches import Batches, Data
+from engram.core.errors import ArgumentError, NonFiniteError, TrainingError
+from engram.core.parameters import check_module, trainable
+from engram.core.progress import progress_over
+from engram.core.state.process import kept_surroundings
 from engram.likelihoods import Likelihood, resolve
-from engram.parameters import check_module, trainable
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.laplace import STRUCTURES, laplace
-from engram.posteriors.optimizers import posterior_of
-from engram.progress import progress_over
+from engram.posteriors.optimizer_state import posterior_of
 from engram.retraining.fingerprints import is_steady
 from engram.retraining.returned import (
     check_arguments,
@@ -39,8 +40,7 @@ from engram.retraining.returned import (
     training_copies,
 )
 from engram.retraining.watched import Watched
-from engram.sensitivity.examples import sensitivities
-from engram.surroundings import kept_surroundings
+from engram.sensitivity.leave_one_out import sensitivities
 from engram.tracking.figures import tuning_figure
 from engram.tracking.validation import mean_loss
 

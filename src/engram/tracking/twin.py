@@ -21,16 +21,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import LBFGS, Optimizer
 
-from engram.batches import Batches, as_outputs
-from engram.engine.state import device_of, kept, own_forward, undisturbed
+from engram.core.data.batches import Batches, as_outputs
+from engram.core.data.inputs import handed
+from engram.core.errors import DataError, PosteriorError
+from engram.core.parameters import Named
+from engram.core.state.model import device_of, kept, own_forward, undisturbed
+from engram.core.storage.typed import objects, typed, wrong
 from engram.engine.witness import Witness
-from engram.errors import DataError, PosteriorError
-from engram.inputs import handed
 from engram.likelihoods import Likelihood
 from engram.optimizers.base import BayesianOptimizer
-from engram.parameters import Named
-from engram.posteriors.optimizers import unwrapped
-from engram.storage.typed import objects, typed, wrong
+from engram.posteriors.optimizer_state import unwrapped
 
 TWIN = "a saved twin"
 EVALUATED = 1024  # examples at a time

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from engram.batches import Batches, Data, call
+from engram.core.data.batches import Batches, Data, call
+from engram.core.dtypes import wide
+from engram.core.state.model import device_of, undisturbed
 from engram.engine.refusals import named_failures
-from engram.engine.state import device_of, undisturbed
 from engram.likelihoods import Likelihood
 from engram.optimizers.ivon import at_mean
-from engram.posteriors.optimizers import unwrapped
-from engram.precision import wide
+from engram.posteriors.optimizer_state import unwrapped
 
 BATCH_SIZE = 1024
 

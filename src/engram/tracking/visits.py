@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from engram.arguments import positive
+from engram.core.arguments import positive
+from engram.core.dtypes import wide
+from engram.core.errors import ArgumentError, DataError, LikelihoodError
 from engram.engine.watch import Watch
-from engram.errors import ArgumentError, DataError, LikelihoodError
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
-from engram.precision import wide
 from engram.sensitivity.estimators import displaced
 
 Indices = Tensor | Sequence[int] | None

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import engram
-from engram.errors import (
+from engram.core.errors import (
     ArgumentError,
     DataError,
     EngramError,

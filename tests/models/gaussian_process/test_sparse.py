@@ -17,7 +17,7 @@ from gpytorch.variational import (
     MeanFieldVariationalDistribution,
 )
 
-from engram.errors import (
+from engram.core.errors import (
     PosteriorError,
 )
 from engram.models.gaussian_process import (

@@ -14,7 +14,7 @@ from gpytorch.variational import (
     LMCVariationalStrategy,
 )
 
-from engram.errors import (
+from engram.core.errors import (
     ArgumentError,
     DataError,
     LikelihoodError,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engram.errors import LikelihoodError
+from engram.core.errors import LikelihoodError
 from engram.likelihoods.expected.base import ExpectedLoss
 from engram.likelihoods.expected.gaussian import GaussianNoise
 from engram.likelihoods.expected.nondifferentiable import Absolute, Hinge, Quantile, ZeroOne

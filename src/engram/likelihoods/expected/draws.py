@@ -8,7 +8,7 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from engram.errors import LikelihoodError
+from engram.core.errors import LikelihoodError
 
 FEWEST = 16
 AT_ONCE = 2**18  # numbers in a block of draws for all examples

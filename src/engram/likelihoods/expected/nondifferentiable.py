@@ -19,7 +19,7 @@ import math
 import torch
 from torch import Tensor
 
-from engram.errors import LikelihoodError
+from engram.core.errors import LikelihoodError
 from engram.likelihoods.expected.base import ExpectedLoss
 from engram.likelihoods.expected.targets import one_number, signs
 

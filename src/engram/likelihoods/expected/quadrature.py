@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engram.errors import LikelihoodError
+from engram.core.errors import LikelihoodError
 from engram.likelihoods.expected.base import ExpectedLoss
 from engram.likelihoods.expected.targets import counts, signs
 

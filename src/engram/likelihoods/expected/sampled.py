@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from engram.errors import LikelihoodError, TargetError
+from engram.core.errors import LikelihoodError, TargetError
 from engram.likelihoods.expected.base import ExpectedLoss
 from engram.likelihoods.expected.draws import check_samples, steps
 from engram.likelihoods.loss_checks import LossFunction

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from engram.errors import TargetError
+from engram.core.errors import TargetError
 from engram.likelihoods.expected.base import ExpectedLoss
 from engram.likelihoods.expected.draws import check_samples, steps
 

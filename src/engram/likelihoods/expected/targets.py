@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engram.errors import TargetError
+from engram.core.errors import TargetError
 
 
 def one_number(mean: Tensor, targets: Tensor, kind: str) -> Tensor:

@@ -19,7 +19,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from engram.errors import DataError, TargetError, UnsupportedModelError
+from engram.core.errors import DataError, TargetError, UnsupportedModelError
 from engram.likelihoods import Categorical, Likelihood
 from engram.models.predictor.design import as_column, as_weights, count_of, read_design
 from engram.models.predictor.fit import Fit, fit_at

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.errors import DataError, UnsupportedModelError
+from engram.core.errors import DataError, UnsupportedModelError
 from engram.likelihoods import Categorical
 from engram.models.predictor.design import Design, as_matrix, read_design
 from engram.models.predictor.fit import Fit, fit_at

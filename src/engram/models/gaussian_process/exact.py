@@ -20,14 +20,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from engram.errors import ArgumentError, DataError, NonFiniteError, PosteriorError
+from engram.core.errors import ArgumentError, DataError, NonFiniteError, PosteriorError
+from engram.core.selection import check_group
 from engram.likelihoods.expected import GaussianNoise
 from engram.likelihoods.expected.gaussian import noise_variances
 from engram.models.diagnosis import Convergence
 from engram.models.gaussian_process.covariance import checked_covariance
 from engram.models.latent.marginals import LeftOut, Marginals, leave_one_out, marginal_result
 from engram.models.numbers import as_numbers
-from engram.selection import check_group
 from engram.sensitivity.result import Result
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.errors import LikelihoodError, ModelMismatchError
+from engram.core.errors import LikelihoodError, ModelMismatchError
 from engram.models.gaussian_process.covariance import as_points
 from engram.models.gaussian_process.exact import (
     ExactGaussianProcess,

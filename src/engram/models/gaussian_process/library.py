@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from engram.errors import ArgumentError
+from engram.core.errors import ArgumentError
 
 
 def gpytorch() -> Any:

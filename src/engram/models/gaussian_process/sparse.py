@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.arguments import whole
-from engram.errors import DataError, NonFiniteError
+from engram.core.arguments import whole
+from engram.core.errors import DataError, NonFiniteError
+from engram.core.progress import progress_over
 from engram.models.gaussian_process.sparse_gpytorch import (
     Inducing,
     base_strategy,
@@ -27,7 +28,6 @@ from engram.models.gaussian_process.sparse_gpytorch import (
 )
 from engram.models.gaussian_process.sparse_likelihoods import as_expected_loss
 from engram.models.latent.latent_gaussian import LatentGaussian, at_prior
-from engram.progress import progress_over
 from engram.sensitivity.result import Result
 
 

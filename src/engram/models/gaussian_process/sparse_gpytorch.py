@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.errors import ModelMismatchError, PosteriorError
+from engram.core.errors import ModelMismatchError, PosteriorError
 from engram.models.gaussian_process.covariance import as_points
 from engram.models.gaussian_process.library import gpytorch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from engram.errors import LikelihoodError
+from engram.core.errors import LikelihoodError
 from engram.likelihoods.expected import (
     ExpectedLoss,
     GaussianNoise,

@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from engram.errors import ArgumentError
+from engram.core.errors import ArgumentError
 from engram.models.influence.leverages import remaining
 from engram.models.influence.tables import measures_frame
 from engram.models.predictor.fit import Fit

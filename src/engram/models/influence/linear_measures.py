@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import pandas as pd
 from torch import Tensor
 
-from engram.errors import ArgumentError, PosteriorError
+from engram.core.errors import ArgumentError, PosteriorError
 from engram.models.influence.leverages import remaining
 from engram.models.influence.sensitivities import is_least_squares
 from engram.models.influence.tables import measures_frame

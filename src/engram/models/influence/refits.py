@@ -20,12 +20,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engram.errors import DesignError, SeparationError
+from engram.core.errors import DesignError, SeparationError
+from engram.core.progress import progress_over
 from engram.models.influence.second_step import Look, candidates, first_look, look
 from engram.models.predictor.fit import Fit
 from engram.models.predictor.leaving_out import objective_without
 from engram.models.predictor.newton import minimise
-from engram.progress import progress_over
 from engram.sensitivity.estimators import Estimate
 
 NEGLIGIBLE = 3e-4  # change by the second step, relative to the loss and to the mean loss

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.arguments import one_of
-from engram.errors import DataError, PosteriorError
+from engram.core.arguments import one_of
+from engram.core.errors import DataError, PosteriorError
+from engram.core.selection import check_group
 from engram.models.influence.sensitivities import is_least_squares
 from engram.models.predictor.design import Design
 from engram.models.predictor.factor import curvature
@@ -26,7 +27,6 @@ from engram.models.predictor.fit import Fit
 from engram.models.predictor.frames import check_rows
 from engram.models.predictor.rank import check_rank
 from engram.models.responses.likelihood import Weighted
-from engram.selection import check_group
 from engram.sensitivity.effects import Effect
 from engram.sensitivity.group_steps import Matrix
 from engram.sensitivity.groups import Removal

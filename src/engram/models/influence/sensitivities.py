@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.arguments import MANY, is_number, whole
-from engram.engine.totals import NoSum, Totals
-from engram.errors import ArgumentError
+from engram.core.arguments import MANY, is_number, whole
+from engram.core.errors import ArgumentError
+from engram.engine.gradient_accumulator import NoSum, Totals
 from engram.models.influence.refits import Settled, settle
 from engram.models.predictor.fit import Fit
 from engram.models.responses.likelihood import ResponseLikelihood, Weighted

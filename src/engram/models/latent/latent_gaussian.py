@@ -25,9 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram import equation
-from engram.arguments import is_number
-from engram.errors import ArgumentError, PosteriorError
+from engram.core import equation
+from engram.core.arguments import is_number
+from engram.core.errors import ArgumentError, PosteriorError
+from engram.core.selection import check_group
 from engram.likelihoods.expected import ExpectedLoss
 from engram.models.diagnosis import Convergence
 from engram.models.latent.marginals import (
@@ -39,7 +40,6 @@ from engram.models.latent.marginals import (
     marginal_result,
 )
 from engram.models.latent.response import responded
-from engram.selection import check_group
 from engram.sensitivity.result import Result
 
 CONVERGED = 1e-3  # length of the natural gradient below which leverages are taken at their word

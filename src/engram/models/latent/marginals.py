@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.errors import ArgumentError
+from engram.core.errors import ArgumentError
 from engram.likelihoods.expected import ExpectedLoss
 from engram.models.diagnosis import Convergence, diagnose, finished
 from engram.sensitivity.basis import Basis

@@ -25,7 +25,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engram.errors import ArgumentError
+from engram.core.errors import ArgumentError
 from engram.models.latent.marginals import LeftOut, Marginals, leave_one_out
 
 MOST_EXAMPLES = 4000  # a matrix of twice as many rows is factorised

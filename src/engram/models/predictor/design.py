@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.arguments import truth
-from engram.errors import ArgumentError, DataError, NonFiniteError
+from engram.core.arguments import truth
+from engram.core.errors import ArgumentError, DataError, NonFiniteError
 from engram.models.predictor.frames import (
     check_names,
     check_rows,

@@ -13,11 +13,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from engram import equation
-from engram.arguments import one_of, positive
+from engram.core import equation
+from engram.core.arguments import one_of, positive
+from engram.core.errors import PosteriorError
+from engram.core.parameters import Layout
+from engram.core.selection import check_group
 from engram.curvature.kinds import Curvature
-from engram.errors import PosteriorError
 from engram.likelihoods import Likelihood
+from engram.linalg.blocks import DenseBlock
 from engram.models.predictor.design import as_column, count_of
 from engram.models.predictor.factor import Factor
 from engram.models.predictor.frames import check_rows
@@ -26,10 +29,7 @@ from engram.models.predictor.newton import Minimum, Objective
 from engram.models.predictor.rank import check_rank
 from engram.models.predictor.separation import check_separation, check_separation_elsewhere
 from engram.models.responses.likelihood import ResponseLikelihood, Weighted
-from engram.parameters import Layout
-from engram.posteriors.blocks import DenseBlock
 from engram.posteriors.gaussian import Posterior
-from engram.selection import check_group
 
 HESSIANS = ("observed", "expected")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engram.errors import DataError
+from engram.core.errors import DataError
 
 
 def frame_names(inputs: Any) -> tuple[str, ...] | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from engram.errors import PosteriorError
+from engram.core.errors import PosteriorError
 from engram.models.predictor.newton import Minimum, Objective, minimise
 from engram.models.predictor.separation import check_one_class, check_separation
 

@@ -17,7 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from engram.errors import PosteriorError
+from engram.core.errors import PosteriorError
 from engram.likelihoods import Categorical, Likelihood
 from engram.models.predictor.design import Design
 from engram.models.predictor.factor import Factor, factorise

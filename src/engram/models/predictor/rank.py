@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from scipy.linalg import qr, solve_triangular
 
-from engram.errors import DesignError
+from engram.core.errors import DesignError
 from engram.models.predictor.design import Design
 
 MENTIONED = 4  # columns named in a message

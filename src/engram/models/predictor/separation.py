@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import linprog
 from torch import Tensor
 
-from engram.errors import SeparationError
+from engram.core.errors import SeparationError
 from engram.likelihoods import Categorical
 from engram.models.predictor.newton import Objective
 from engram.models.responses.likelihood import ResponseLikelihood

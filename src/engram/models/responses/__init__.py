@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engram.errors import ArgumentError
+from engram.core.errors import ArgumentError
 from engram.models.responses.base import Response
 from engram.models.responses.bernoulli import Bernoulli
 from engram.models.responses.gaussian import Gaussian

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from engram.errors import ArgumentError, TargetError
+from engram.core.errors import ArgumentError, TargetError
 from engram.models.responses.links import LINKS, Link, link_named
 
 

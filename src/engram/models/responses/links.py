@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from engram.errors import ArgumentError
+from engram.core.errors import ArgumentError
 
 LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
 

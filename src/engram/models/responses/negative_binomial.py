@@ -8,7 +8,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from engram.errors import ArgumentError
+from engram.core.errors import ArgumentError
 from engram.models.responses.links import Link
 from engram.models.responses.positive import PositiveMean
 

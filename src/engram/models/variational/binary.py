@@ -20,9 +20,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from engram import equation
-from engram.arguments import one_of
-from engram.errors import ArgumentError, NonFiniteError
+from engram.core import equation
+from engram.core.arguments import one_of
+from engram.core.errors import ArgumentError, NonFiniteError
+from engram.core.selection import check_group
 from engram.likelihoods.expected import ExpectedLoss, expected_loss
 from engram.models.diagnosis import Convergence, diagnose, finished
 from engram.models.variational.binary_expectations import (
@@ -32,7 +33,6 @@ from engram.models.variational.binary_expectations import (
 )
 from engram.models.variational.linear import checked_inputs
 from engram.models.variational.natural_gradient import fit
-from engram.selection import check_group
 from engram.sensitivity.basis import Basis
 from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import Result

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from engram.arguments import one_of
-from engram.errors import ArgumentError
+from engram.core.arguments import one_of
+from engram.core.errors import ArgumentError
 from engram.likelihoods.expected import ExpectedLoss
 from engram.likelihoods.expected.draws import check_samples
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engram.arguments import positive
-from engram.errors import DataError, NonFiniteError
+from engram.core.arguments import positive
+from engram.core.errors import DataError, NonFiniteError
 from engram.likelihoods.expected import ExpectedLoss, expected_loss
 from engram.models.latent.latent_gaussian import LatentGaussian, at_prior
 from engram.models.numbers import as_numbers

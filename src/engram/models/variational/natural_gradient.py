@@ -6,9 +6,9 @@ import math
 import warnings
 from typing import Protocol, TypeVar
 
-from engram.arguments import is_number, shown, whole
-from engram.errors import ArgumentError, PosteriorError
-from engram.progress import Bar
+from engram.core.arguments import is_number, shown, whole
+from engram.core.errors import ArgumentError, PosteriorError
+from engram.core.progress import Bar
 
 SMALLEST = 2.0**-20
 

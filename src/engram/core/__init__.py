@@ -1,0 +1,1 @@
+"""What everything stands on: the equation, errors, parameters, data, state, storage, progress."""

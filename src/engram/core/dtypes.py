@@ -1,0 +1,50 @@
+"""Sums in the widest precision that a device has, and factorisations in double precision.
+
+Some devices, Apple's among them, have no double precision. There, sums are kept in single, and
+matrices are factorised on the processor.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engram.core.errors import NonFiniteError
+
+WITHOUT_DOUBLE = frozenset({"mps"})
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The type in which sums are kept on a device.
+
+    Example:
+        >>> widest(torch.device("cpu")), widest(torch.device("mps"))
+        (torch.float64, torch.float32)
+    """
+    return torch.float32 if device.type in WITHOUT_DOUBLE else torch.float64
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """The tensor in its device's widest precision."""
+    return tensor.to(widest(tensor.device))
+
+
+def factorisable(tensor: Tensor) -> Tensor:
+    """The tensor where it can be factorised: on the processor if not on its own device."""
+    return tensor.cpu() if tensor.device.type in WITHOUT_DOUBLE else tensor
+
+
+def in_double(tensor: Tensor) -> Tensor:
+    """The tensor in double precision, on the processor where its own device has none."""
+    return factorisable(tensor).double()
+
+
+def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors, found in double precision and given in the widest."""
+    if not matrix.isfinite().all():
+        raise NonFiniteError(
+            "finite sums of squares", "an overflow", "scale the inputs of the model, or its outputs"
+        )
+    values, vectors = torch.linalg.eigh(in_double(matrix))
+    kind = {"device": matrix.device, "dtype": widest(matrix.device)}
+    return values.to(**kind), vectors.to(**kind)

@@ -1,0 +1,25 @@
+"""Optional libraries, imported when they are asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from engram.core.errors import MissingExtraError
+
+
+def require(module: str, extra: str) -> Any:
+    """The module; MissingExtraError with the command that installs it.
+
+    Example:
+        >>> require("math", "anything").floor(2.5)
+        2
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"the library {module.partition('.')[0]!r}",
+            f"{type(error).__name__}: {error}",
+            f"pip install 'engram[{extra}]'",
+        ) from error

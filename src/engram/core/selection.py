@@ -1,0 +1,87 @@
+"""Which examples: those left out, checked once wherever they enter, or some for a look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engram.core.errors import ArgumentError
+
+
+def spread(count: int, most: int) -> Tensor:
+    """Positions spread over so many, both ends among them.
+
+    Example:
+        >>> spread(9, 3), spread(2, 3)
+        (tensor([0, 4, 8]), tensor([0, 1]))
+    """
+    return torch.linspace(0, count - 1, min(count, most)).long().unique()
+
+
+def check_group(
+    indices: Sequence[int] | Tensor | None,
+    weights: Sequence[float] | Tensor | None,
+    num_data: int,
+) -> tuple[Tensor, Tensor]:
+    """The chosen indices and their shares; all examples if no indices, share 1 if no weights."""
+    chosen = check_indices(indices, num_data)
+    if weights is None:
+        return chosen, torch.ones(len(chosen), dtype=torch.float64)
+    try:
+        shares = torch.as_tensor(weights, dtype=torch.float64).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(
+            "a list of weights", repr(weights)[:80], "give one number per index"
+        ) from error
+    if shares.shape != chosen.shape:
+        raise ArgumentError(
+            f"{len(chosen)} finite weights, one per index",
+            f"shape {tuple(shares.shape)}",
+            "give one weight per index",
+        )
+    if not torch.isfinite(shares).all():
+        where = int((~torch.isfinite(shares)).nonzero()[0])
+        raise ArgumentError(
+            f"{len(chosen)} finite weights, one per index",
+            f"{float(shares[where])} for index {int(chosen[where])}",
+            "give a number; 1 takes the example out",
+        )
+    return chosen, shares
+
+
+def check_indices(indices: Sequence[int] | Tensor | None, num_data: int) -> Tensor:
+    """Positions of examples, each once; all of them if none are named."""
+    try:
+        chosen = torch.arange(num_data) if indices is None else torch.as_tensor(indices).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(
+            "a list of integer indices", repr(indices)[:80], "pass a list or a tensor"
+        ) from error
+    if chosen.dtype == torch.bool:
+        raise ArgumentError("indices as integers", "a mask", "pass mask.nonzero()[:, 0]")
+    if chosen.numel() == 0:
+        raise ArgumentError("at least one index", "none", "name the examples to leave out")
+    if chosen.dim() != 1 or chosen.is_floating_point() or chosen.is_complex():
+        raise ArgumentError(
+            "a list of integer indices",
+            f"{chosen.dtype} of shape {tuple(chosen.shape)}",
+            "check it",
+        )
+    chosen = chosen.long()  # torch compares no large unsigned numbers
+    outside = (chosen < 0) | (chosen >= num_data)
+    if outside.any():
+        raise ArgumentError(
+            f"indices from 0 to {num_data - 1}",
+            f"{int(chosen[outside][0])}, out of range",
+            "count examples from 0 in the order of the data",
+        )
+    if len(chosen.unique()) != len(chosen):
+        values, counts = chosen.unique(return_counts=True)
+        raise ArgumentError(
+            "each index once",
+            f"{int(values[counts > 1][0])} repeated",
+            "name each example once; weights, where there are any, take out more or less of it",
+        )
+    return chosen

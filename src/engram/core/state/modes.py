@@ -1,0 +1,142 @@
+"""Train and eval mode of every module, also where switching does more than set a flag.
+
+A layer may override ``train()``: to keep a part frozen, or to merge an update into its weight in
+eval mode (as LoRA does). Merged, the update's own parameters reach no output, so such a layer is
+run in its unmerged form; the values are the same. Going back is by ``train()`` too, and then by
+the values themselves, since merging and taking apart again rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engram.core.state.buffers import same_values
+
+
+@dataclass(frozen=True)
+class Modes:
+    """The modes of a model's modules at one moment, and what switching them may change."""
+
+    model: nn.Module
+    training: list[tuple[nn.Module, bool]]
+    switching: list[Switching]
+
+    @classmethod
+    def now(cls, model: nn.Module) -> Modes:
+        """As they are."""
+        return cls(
+            model,
+            [(module, module.training) for module in model.modules()],
+            [Switching.now(module) for module in model.modules() if _overrides(module)],
+        )
+
+    def evaluate(self) -> None:
+        """Eval mode; modules that would merge weights in it stay in train mode, by themselves."""
+        self.model.eval()
+        merging = self._merging()
+        for part in self.switching:
+            if part.module not in merging:
+                continue
+            part.module.train(True)
+            if part.training:
+                part.put_values()  # as it was, not as it is after taking apart what was merged
+            for child in part.module.children():
+                child.eval()
+
+    def _merging(self) -> set[nn.Module]:
+        """Modules whose own tensors are others in train mode; those inside of them come first."""
+        found: set[nn.Module] = set()
+        explained: set[int] = set()
+        for part in reversed(self.switching):
+            merged = part.values()
+            part.module.train(True)
+            changed = _changed(merged, part.values())
+            part.module.train(False)
+            if changed - explained:
+                found.add(part.module)
+                explained |= changed
+        return found
+
+    def restore(self) -> None:
+        """As they were: parents first, since a parent's mode becomes its children's."""
+        own = {part.module for part in self.switching}
+        for module, training in self.training:
+            if module in own:
+                module.train(training)
+        for part in self.switching:
+            part.put_back()
+        for module, training in self.training:
+            if module.training != training:
+                module.training = training
+
+
+@dataclass(frozen=True)
+class Switching:
+    """A module whose ``train()`` is its own: all that it could change."""
+
+    module: nn.Module
+    training: bool
+    attributes: dict[str, Any]
+    registered: list[tuple[dict[str, Any], dict[str, Any]]]
+    tensors: list[tuple[Tensor, Tensor]]
+
+    @classmethod
+    def now(cls, module: nn.Module) -> Switching:
+        """As it is, with copies of its tensors."""
+        tables = [
+            table for m in module.modules() for table in (m._parameters, m._buffers, m._modules)
+        ]
+        return cls(
+            module,
+            module.training,
+            dict(vars(module)),
+            [(table, dict(table)) for table in tables],
+            [(t, t.detach().clone()) for t in _tensors(module)],
+        )
+
+    def values(self) -> dict[int, Tensor]:
+        """Its tensors now, copied, by identity."""
+        return {id(t): t.detach().clone() for t in _tensors(self.module)}
+
+    def put_values(self) -> None:
+        """Its tensors as they were, bit by bit; ``data``, so that autograd sees no change."""
+        for tensor, value in self.tensors:
+            if not same_values(tensor, value):
+                tensor.data.copy_(value)
+
+    def put_back(self) -> None:
+        """Everything as it was."""
+        for table, before in self.registered:
+            if dict(table) != before:
+                table.clear()
+                table.update(before)
+        attributes = vars(self.module)
+        for name in attributes.keys() - self.attributes.keys():
+            del attributes[name]
+        attributes.update(self.attributes)
+        self.put_values()
+
+
+def _overrides(module: nn.Module) -> bool:
+    if isinstance(module, torch.jit.ScriptModule):
+        return False
+    own = "train" in vars(module) or "eval" in vars(module)
+    kind = type(module)
+    return own or kind.train is not nn.Module.train or kind.eval is not nn.Module.eval
+
+
+def _tensors(module: nn.Module) -> Iterable[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def _changed(left: dict[int, Tensor], right: dict[int, Tensor]) -> set[int]:
+    both = left.keys() & right.keys()
+    return (left.keys() ^ right.keys()) | {
+        key for key in both if not same_values(left[key], right[key])
+    }

@@ -1,0 +1,121 @@
+r"""The sum of all examples' gradients, exact where it is cheap and sketched where it is not.
+
+For a large matrix at one position the exact sum :math:`\sum_i r_i c_i'` costs as much as the weight
+gradients of a training step. Its norm, which is all that the diagnosis needs, is estimated from
+:math:`P' \sum_i r_i c_i'` with a random P of a few columns: unbiased for the squared norm, zero
+when the sum is zero, and within some 30 % otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from engram.core.dtypes import wide
+from engram.core.parameters import Named
+
+SKETCH = 16
+
+
+class Totals(ABC):
+    """Takes gradients, by parameter name, as they come by; ``wanted`` says whether to make them."""
+
+    wanted: bool
+
+    @abstractmethod
+    def add(self, name: str, value: Tensor) -> None:
+        """Add a gradient that is there anyway."""
+
+    @abstractmethod
+    def add_outer(self, name: str, shape: torch.Size, rows: Tensor, columns: Tensor) -> None:
+        """Add sum_i r_i c_i' for rows [B, O] and columns [B, I]."""
+
+
+class GradientSum(Totals):
+    """Collects gradients by parameter name."""
+
+    wanted = True
+
+    def __init__(self, seed: int = 0) -> None:
+        self.exact: Named = {}
+        self.sketched: Named = {}
+        self._probes: Named = {}
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def add(self, name: str, value: Tensor) -> None:
+        self.exact[name] = self.exact[name] + value if name in self.exact else value
+
+    def take_sums(self, summed: Callable[[Mapping[str, Tensor]], Named]) -> None:
+        """Replace what is collected by its sum over processes, as the function gives it."""
+        self.exact, self.sketched = summed(self.exact), summed(self.sketched)
+
+    def add_outer(self, name: str, shape: torch.Size, rows: Tensor, columns: Tensor) -> None:
+        outputs, inputs = rows.shape[1], columns.shape[1]
+        if outputs * inputs <= 4 * SKETCH * (outputs + inputs):
+            self.add(name, (rows.mT @ columns).reshape(shape))
+            return
+        value = (rows @ self._probe(name, rows)).mT @ columns
+        self.sketched[name] = self.sketched[name] + value if name in self.sketched else value
+
+    def _probe(self, name: str, rows: Tensor) -> Tensor:
+        if name not in self._probes:
+            drawn = torch.randn(rows.shape[1], SKETCH, generator=self._generator)
+            self._probes[name] = drawn.to(rows) / math.sqrt(SKETCH)
+        return self._probes[name]
+
+    def square_norms(
+        self, parameters: Mapping[str, Tensor], prior_of: Callable[[str], float]
+    ) -> tuple[float, float]:
+        """Squared norms of the sum, and of the sum plus delta times the parameters."""
+        losses = objective = 0.0
+        for value, regulariser in self._pairs(parameters, prior_of):
+            losses += float(value.square().sum())
+            objective += float((value + regulariser).square().sum())
+        return losses, objective
+
+    def fitting_share(
+        self, parameters: Mapping[str, Tensor], prior_of: Callable[[str], float]
+    ) -> tuple[float, float]:
+        """The c for which the sum plus c delta times the parameters is smallest; its relative norm.
+
+        At a minimum of an objective with another regulariser, c delta is that regulariser's.
+        """
+        square = inner = length = 0.0
+        for value, regulariser in self._pairs(parameters, prior_of):
+            square += float(value.square().sum())
+            inner += float((value * regulariser).sum())
+            length += float(regulariser.square().sum())
+        share = max(-inner / length, 0.0) if length > 0 else 0.0
+        left = max(square + 2 * share * inner + share**2 * length, 0.0)
+        parts = math.sqrt(square) + share * math.sqrt(length)
+        return share, 0.0 if parts == 0 else math.sqrt(left) / parts  # NaN stays
+
+    def _pairs(
+        self, parameters: Mapping[str, Tensor], prior_of: Callable[[str], float]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of each parameter the sum and delta times itself, both exact or in the same sketch."""
+        for name, parameter in parameters.items():
+            delta = prior_of(name)
+            if name in self.sketched:
+                probe, value = self._probes[name], self.sketched[name]
+                regulariser = delta * probe.mT @ parameter.reshape(len(probe), -1)
+            else:
+                value = self.exact.get(name, torch.zeros_like(parameter))
+                regulariser = delta * parameter
+            yield wide(value), wide(regulariser)
+
+
+class NoSum(Totals):
+    """Where nobody asks for the sum: what would be added is dropped, and no product is made."""
+
+    wanted = False
+
+    def add(self, name: str, value: Tensor) -> None:
+        pass
+
+    def add_outer(self, name: str, shape: torch.Size, rows: Tensor, columns: Tensor) -> None:
+        pass

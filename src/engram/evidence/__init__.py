@@ -1,0 +1,1 @@
+"""More certainty than a result has by itself: assessed, refined, held against the truth."""

@@ -1,0 +1,103 @@
+"""The verdict on a result, refined by signals that cost some passes over the data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from engram.core.arguments import MANY, seed_number, whole
+from engram.core.data.batches import Data
+from engram.core.memory import backing_off
+from engram.engine.session import session
+from engram.evidence.assessment import Assessment
+from engram.evidence.objective import Objective
+from engram.evidence.rules import judge
+from engram.evidence.signals import measure
+from engram.likelihoods import Likelihood
+from engram.posteriors.convert import as_posterior
+from engram.posteriors.gaussian import Posterior
+from engram.retraining.matching import check_outputs
+from engram.sensitivity.result import Result, check_result
+from engram.trust.thresholds import PRIOR
+from engram.trust.thresholds import signals as cheap_signals
+from engram.trust.verdict import GOOD
+
+SAMPLE = 24
+SMALLEST_SAMPLE = 3
+
+
+@backing_off
+def assess(
+    model: nn.Module,
+    data: Data,
+    result: Result,
+    posterior: Posterior | Any,
+    *,
+    likelihood: str | Likelihood | None = None,
+    sample: int | None = None,
+    rounds: int = 10,
+    batch_size: int | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> Assessment:
+    r"""How far to believe a result, without retraining.
+
+    On a sample of examples, the posterior's own steps :math:`S^{-1} \nabla \ell_i` are held against
+    the model at :math:`\theta + \Delta\theta` and against steps of the exact Hessian H of the
+    objective; and the spectrum of :math:`S^{-1} H` says how far S is from H and whether H is
+    indefinite. The thresholds come from a study with true retraining: docs/trust.md.
+
+    Args:
+        model: the one that the result is about; it is not changed.
+        data: its training data.
+        result: from :func:`engram.sensitivities`.
+        posterior: that the result was computed with.
+        likelihood: the same as the result's.
+        sample: examples, spread evenly over the ranks of the score; if not given 24, or all.
+        rounds: of conjugate gradients; each costs one product with the Hessian per example of the
+            sample, about ``sample * rounds`` passes over the data in all.
+        batch_size, seed, progress: as in :func:`engram.sensitivities`.
+
+    Returns:
+        ``level``, ``reasons`` with remedies, ``levels`` of the examples, and ``signals``.
+
+    Example:
+        >>> import torch
+        >>> from engram import laplace, sensitivities
+        >>> from engram.likelihoods import Gaussian
+        >>> _ = torch.manual_seed(0)
+        >>> x, model = torch.randn(50, 3).double(), nn.Linear(3, 1, bias=False).double()
+        >>> data = (x, x.sum(1, keepdim=True) + torch.randn(50, 1).double())
+        >>> solution = torch.linalg.solve(x.T @ x + torch.eye(3).double(), x.T @ data[1])
+        >>> _ = model.weight.data.copy_(solution.T)
+        >>> posterior = laplace(model, data, likelihood=Gaussian(), structure="full")
+        >>> result = sensitivities(
+        ...     model, data, posterior, likelihood=Gaussian(), estimator="corrected"
+        ... )
+        >>> assess(model, data, result, posterior, likelihood=Gaussian()).level
+        'good'
+    """
+    rounds = whole("number of rounds", rounds, 1, MANY, "use rounds=10")
+    seed = seed_number(seed)
+    check_result(result)
+    posterior = as_posterior(posterior, model)
+    posterior.check_model(model)
+    used = posterior.likelihood_or(likelihood)
+    with session(model, data, used, batch_size, progress) as opened:
+        num_data = opened.batches.num_data
+        sample = min(SAMPLE, num_data) if sample is None else sample
+        sample = whole("sample", sample, SMALLEST_SAMPLE, num_data, "leave it out")
+        result.check_data(num_data, opened.likelihood)
+        result.basis.check_posterior(posterior)
+        check_outputs(result, opened.model, opened.batches)
+        objective = Objective(opened, posterior, _prior_share(result, posterior))
+        signals = measure(objective, result, sample, rounds, seed, progress)
+    return Assessment(judge(result, signals), signals)
+
+
+def _prior_share(result: Result, posterior: Posterior) -> float:
+    """The training's prior precision over the posterior's, where the weights tell it."""
+    if PRIOR.level(cheap_signals(result)["prior_mismatch"]) == GOOD:
+        return 1.0
+    return result.diagnostics.fitting_prior / posterior.prior_precision

@@ -1,0 +1,235 @@
+"""Some examples of a result again, by exact solves or by training without them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engram.core.arguments import fraction, one_of
+from engram.core.data.batches import Data
+from engram.core.errors import DataError
+from engram.core.memory import backing_off
+from engram.core.parameters import trainable, uncompiled
+from engram.core.selection import check_group
+from engram.curvature.ggn_roots import check_exact
+from engram.curvature.kinds import Curvature
+from engram.engine.session import Session, session
+from engram.evidence.solving import solve_left_out
+from engram.likelihoods import Likelihood
+from engram.linalg.low_rank import LowRankBlock
+from engram.posteriors.convert import as_posterior
+from engram.posteriors.gaussian import Posterior
+from engram.retraining.matching import check_outputs
+from engram.retraining.newton import Newton
+from engram.retraining.prior import Prior
+from engram.retraining.retrain import Train, retrain
+from engram.sensitivity.estimators import displaced
+from engram.sensitivity.result import OBTAINED, Result, check_result
+
+TOP_SHARE = 0.05  # of the examples, by score, that are refined with the flagged ones
+FEWEST_TOP = 20
+SOLVE = "solve"
+METHODS = (SOLVE, "retrain")
+
+
+@backing_off
+def refine(
+    model: nn.Module,
+    data: Data,
+    result: Result,
+    posterior: Posterior | Any,
+    *,
+    likelihood: str | Likelihood | None = None,
+    indices: Sequence[int] | Tensor | None = None,
+    method: str = "solve",
+    curvature: str = "hessian",
+    tolerance: float = 1e-3,
+    train: Train = "newton",
+    batch_size: int | None = None,
+    progress: bool = True,
+) -> Result:
+    r"""Obtain some examples of a result again, exactly, and merge them into it.
+
+    .. math:: d_i = J_i (H + \delta - H_i)^{-1} \nabla \ell_i
+
+    is solved with the exact curvature H of all data, less the example's own, by conjugate
+    gradients preconditioned with the posterior; or the model is trained again without the example.
+
+    Args:
+        model: the trained model that the result is about; it is not changed.
+        data: the training data.
+        result: of :func:`engram.sensitivities` on this model and data, or refined before.
+        posterior: of this model; the better it is, the fewer passes the solves take.
+        likelihood: a name or an object; that of the posterior if not given.
+        indices: which examples; the flagged ones and the 5 % (at least 20) with the highest score
+            if not given.
+        method: ``solve``, or ``retrain`` for the truth itself.
+        curvature: of ``solve``: ``hessian``, or ``ggn``. Where the Hessian without the example is
+            not positive definite, or leads too far, a safer curvature is taken and the example
+            flagged.
+        tolerance: of ``solve``: relative residual.
+        train: of ``retrain``: a recipe or a function, as in :func:`engram.retrain`.
+        batch_size: most examples at a time; chosen from the free memory if not given.
+        progress: show a bar when it takes longer than a few seconds.
+
+    Returns:
+        The result with these examples replaced. Its column ``obtained`` says of every example
+        whether it is an ``estimate`` or comes from a ``solve`` or a ``retrain``.
+
+    Example:
+        >>> from engram import laplace, sensitivities
+        >>> model = nn.Linear(3, 2)
+        >>> data = (torch.randn(30, 3), torch.randint(0, 2, (30,)))
+        >>> posterior = laplace(model, data, structure="kronecker")
+        >>> refined = refine(model, data, sensitivities(model, data, posterior), posterior)
+        >>> refined.to_frame()["obtained"].value_counts().to_dict()
+        {'solve': 20, 'estimate': 10}
+    """
+    method = one_of("method", method, METHODS, 'use "solve"')
+    check_exact(curvature)
+    tolerance = fraction("tolerance", tolerance, "use tolerance=1e-3")
+    posterior = as_posterior(posterior, model)
+    posterior.check_model(model)
+    used = posterior.likelihood_or(likelihood)
+    with session(model, data, used, batch_size, progress) as opened:
+        _check_result(result, opened, posterior)
+        chosen = _default_choice(result) if indices is None else indices
+        chosen = check_group(chosen, None, opened.batches.num_data)[0]
+        request = Request(posterior, chosen, curvature, tolerance)
+        obtained = _solve(opened, request) if method == SOLVE else None
+    if obtained is None:  # a function trains in the modes that the caller's model is in
+        obtained = _retrain(uncompiled(model), data, opened.likelihood, request, train, progress)
+    return _merged(result, opened.likelihood, request, obtained, method)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which examples, and how exactly."""
+
+    posterior: Posterior
+    chosen: Tensor
+    curvature: str
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class Obtained:
+    """Deviations [M, K] of the chosen examples, which of them not to trust, and the record."""
+
+    deviation: Tensor
+    flagged: Tensor
+    record: dict[str, Any]
+
+
+def _solve(opened: Session, request: Request) -> Obtained:
+    posterior, chosen = request.posterior, request.chosen
+    solved = solve_left_out(opened, posterior, chosen, request.curvature, request.tolerance)
+    record = {
+        "curvature": request.curvature,
+        "products": solved.products,
+        "refused": int(solved.refused.sum()),
+        "largest_residual": float(solved.residual.max()),
+    }
+    unsolved = ~(solved.residual <= request.tolerance)
+    return Obtained(solved.deviation, solved.refused | unsolved, record)
+
+
+def _retrain(
+    model: nn.Module,
+    data: Data,
+    likelihood: Likelihood,
+    request: Request,
+    train: Train,
+    progress: bool,
+) -> Obtained:
+    posterior = request.posterior
+    prior: Prior = posterior.prior_precision
+    if posterior.prior_by_name:
+        prior = {name: posterior.prior_of(name) for name in trainable(model)}
+    if train == "newton" and _is_nearly_exact(posterior):
+        train = Newton(posterior=posterior)
+    truth = retrain(
+        model,
+        data,
+        request.chosen,
+        train=train,
+        likelihood=likelihood,
+        prior_precision=prior,
+        refits=2,
+        progress=progress,
+    )
+    record = {
+        "unconverged": int((~truth.converged).sum()),
+        "noise_floor": truth.noise_floor.level,
+        "drift": truth.noise_floor.drift,
+        "evaluations": int(truth.evaluations.sum()),
+    }
+    return Obtained(truth.deviation, ~truth.converged, record)
+
+
+def _is_nearly_exact(posterior: Posterior) -> bool:
+    """Whether steps with it need few products with the Hessian besides."""
+    exact = posterior.curvature is Curvature.HESSIAN
+    return exact and all(isinstance(block, LowRankBlock) for block in posterior.blocks)
+
+
+def _default_choice(result: Result) -> Tensor:
+    """The flagged examples and those with the highest scores."""
+    count = min(result.num_data, max(FEWEST_TOP, round(TOP_SHARE * result.num_data)))
+    top = result.score.topk(count).indices
+    return torch.cat([result.flagged.nonzero()[:, 0], top]).unique()
+
+
+def _check_result(result: Result, opened: Session, posterior: Posterior) -> None:
+    """The result must be about this model on this data, with this loss and these priors."""
+    check_result(result)
+    result.basis.check_likelihood(opened.likelihood)
+    result.basis.check_priors(posterior)
+    batches = opened.batches
+    in_order = torch.equal(result.indices, torch.arange(batches.num_data))
+    if result.num_data != batches.num_data or not in_order:
+        raise DataError(
+            f"a result of all {batches.num_data} examples of this data, in order",
+            f"one of {result.num_data}",
+            "pass the result and the data that belong together",
+        )
+    check_outputs(result, opened.model, batches)
+
+
+def _merged(
+    result: Result, likelihood: Likelihood, request: Request, obtained: Obtained, method: str
+) -> Result:
+    chosen = request.chosen
+    outputs, targets = result.outputs[chosen], result.targets[chosen]
+    deviation = obtained.deviation.to(result.deviation)
+    prepared = likelihood.prepare(outputs, targets)
+    change, loo_loss = displaced(likelihood, outputs, prepared, deviation)
+    rows = {
+        "deviation": deviation,
+        "prediction_deviation": change,
+        "score": change.abs().sum(1),
+        "loo_loss": loo_loss,
+        "flagged": obtained.flagged,
+        "obtained": torch.full((len(chosen),), OBTAINED.index(method), dtype=torch.uint8),
+    }
+    columns = {}
+    for name, values in rows.items():
+        column = getattr(result, name).clone()
+        column[chosen] = values.to(column)
+        columns[name] = column
+    settings = dict(result.provenance.get("settings", {}))
+    step = {"method": method, "examples": len(chosen), **obtained.record}
+    settings["refined"] = [*settings.get("refined", []), step]
+    diagnostics = replace(
+        result.diagnostics, flagged_share=float(columns["flagged"].double().mean())
+    )
+    return replace(
+        result,
+        **columns,
+        diagnostics=diagnostics,
+        provenance={**result.provenance, "settings": settings},
+    )

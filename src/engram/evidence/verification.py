@@ -1,0 +1,201 @@
+"""Estimates beside the truth: the numbers, the picture and the sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from engram.core.storage.folder import read_folder, write_folder
+from engram.core.storage.typed import read_fields
+from engram.core.storage.values import as_read
+from engram.evidence.correlation import Agreement, Interval
+from engram.retraining.saved import check, check_numbers, check_positions
+from engram.retraining.truth import Retraining, read_retraining
+
+FORMAT = 3
+INK, ACCENT, PALE = "#1b1b1b", "#c8553d", "#8a8f98"
+STRATA = ("top", "middle", "bottom")
+NOISY = 0.1  # noise above this share of the median true score takes the ranking away
+DRIFTED = 0.5  # likewise for the way from the given model to its refit
+RANKED, ROUGHLY = 0.95, 0.7
+SIZED = 1.25
+
+
+@dataclass(frozen=True, eq=False)
+class Verification:
+    """Estimated and true scores and loss increases of some examples.
+
+    Attributes:
+        estimated_score, estimated_increase: as the result has them, [n].
+        strata: 0 top, 1 middle, 2 bottom of the estimated score, [n].
+        score, increase: agreement of estimate and truth.
+        truth: the retraining; ``truth.indices`` says which examples.
+    """
+
+    estimated_score: Tensor = field(repr=False)
+    estimated_increase: Tensor = field(repr=False)
+    strata: Tensor = field(repr=False)
+    score: Agreement
+    increase: Agreement
+    truth: Retraining = field(repr=False)
+
+    @property
+    def noise_share(self) -> float:
+        """Noise floor over the median true score."""
+        return self.truth.noise_floor.level / max(float(self.truth.score.median()), 1e-300)
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the same training twice gave nearly the same predictions."""
+        typical = float(self.truth.score.median())
+        return self.truth.noise_floor.repeated <= 0.01 * max(typical, 1e-300)
+
+    @property
+    def sentence(self) -> str:
+        """What came of it, in plain words."""
+        count, ranks = len(self.strata), self.score.spearman
+        start = f"Trained again without each of {count} examples: "
+        lost = int((~self._comparable()).sum())
+        if lost:
+            return start + (
+                f"{lost} of the scores or loss increases are NaN or infinite, so nothing can be "
+                "said; result.verdict names what to do about them."
+            )
+        if not self.deterministic:
+            start += self._apart()
+        if self.noise_share > NOISY:
+            return start + (
+                f"the noise floor is {self.noise_share:.0%} of the median true score, so this "
+                "truth is too noisy to judge the estimates by; train to convergence, or fix what "
+                "is random."
+            )
+        return start + self._ranking(ranks) + "; " + self._size() + self._caveats() + "."
+
+    def _comparable(self) -> Tensor:
+        """Where estimate and truth are both numbers, [n]."""
+        pairs = (self.estimated_score, self.estimated_increase, self.truth.score)
+        return torch.stack([torch.isfinite(v.double()) for v in pairs]).all(0)
+
+    def _apart(self) -> str:
+        moved = f"predictions by {self.truth.noise_floor.repeated:.2g}), "
+        if bool(torch.isfinite(self.truth.wanted_norm).all()):  # they start a little elsewhere
+            return "refits with nothing left out end a little apart (they move " + moved
+        return (
+            "the training is not deterministic (the same training with nothing left out moves "
+            + moved
+        )
+
+    def _ranking(self, ranks: Interval) -> str:
+        if math.isnan(ranks.value):
+            return "their order cannot be compared, since scores do not differ"
+        word = "do not rank" if ranks.value < ROUGHLY else "roughly rank"
+        word = "rank" if ranks.value >= RANKED else word
+        return (
+            f"the estimated scores {word} the examples as retraining does (Spearman {ranks}, "
+            f"Pearson {self.score.pearson.value:.3f})"
+        )
+
+    def _size(self) -> str:
+        slope = self.increase.slope.value
+        if not slope > 0:
+            return "the estimated loss increases have the wrong sign"
+        if 1 / SIZED <= slope <= SIZED:
+            return f"the loss increases have the right size (true over estimated {slope:.2f})"
+        side = "small" if slope > 1 else "large"
+        return f"the loss increases are {max(slope, 1 / slope):.1f} times too {side}"
+
+    def _caveats(self) -> str:
+        text = ""
+        typical = max(float(self.truth.score.median()), 1e-300)
+        drift = self.truth.noise_floor.drift / typical
+        if drift > DRIFTED:
+            text += (
+                f"; the model had not converged (training it further moves predictions by "
+                f"{drift:.1f} times the median score), and truth is measured from the refit"
+            )
+        short = int((~self.truth.converged).sum())
+        if short:
+            text += f"; {short} of the refits did not reach the gradient norm asked for"
+        return text
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per example: estimates beside the truth."""
+        frame = self.truth.to_frame()[["score", "increase", "noise"]]
+        frame = frame.rename(columns={"score": "true_score", "increase": "true_increase"})
+        frame.insert(0, "stratum", [STRATA[int(s)] for s in self.strata])
+        frame.insert(1, "estimated_score", self.estimated_score.numpy())
+        frame.insert(3, "estimated_increase", self.estimated_increase.numpy())
+        return frame
+
+    def figure(self) -> Figure:
+        """Estimated against true: score on the left, loss increase on the right."""
+        figure = Figure(figsize=(8.4, 4.0), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        truth = self.truth
+        _scatter(left, self.estimated_score, truth.score, self.score, "deviation of the prediction")
+        _scatter(
+            right, self.estimated_increase, truth.increase, self.increase, "increase of the loss"
+        )
+        left.axhspan(0, truth.noise_floor.level, color=PALE, alpha=0.3, lw=0)
+        return figure
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``verification.json`` and its tensors, the truth among them, into a folder."""
+        _read(as_read(self))
+        return write_folder(folder, "verification", FORMAT, self)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Verification:
+        """Read what :meth:`save` wrote; StorageError where it is damaged or not finite."""
+        return _read(read_folder(folder, "verification", FORMAT))
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def __repr__(self) -> str:
+        lines = [
+            self.sentence,
+            "                      Spearman                 Pearson                  slope",
+        ]
+        for name, found in (("score", self.score), ("loss increase", self.increase)):
+            cells = [f"{part!s:<24}" for part in (found.spearman, found.pearson, found.slope)]
+            lines.append(f"{name:<22}" + " ".join(cells).rstrip())
+        lines.append(f"noise floor           {self.truth.noise_floor}")
+        lines.append("slope                 true over estimated, through the origin")
+        return "\n".join(lines)
+
+
+def _read(content: Any) -> Verification:
+    values = read_fields(Verification, content, "verification.json", {"truth": read_retraining})
+    check_estimates(values)
+    return Verification(**values)
+
+
+def check_estimates(values: Mapping[str, Any]) -> None:
+    """StorageError unless there is a finite estimate and a stratum of every row of the truth."""
+    rows = len(values["truth"].indices)
+    for name in ("estimated_score", "estimated_increase"):
+        check_numbers(name, values[name], (rows,))
+    check_positions("strata", values["strata"], len(STRATA))
+    check(len(values["strata"]) == rows, f"{rows} strata", str(len(values["strata"])))
+
+
+def _scatter(axes: Axes, estimated: Tensor, true: Tensor, found: Agreement, name: str) -> None:
+    axes.axline((0, 0), slope=1, color=PALE, lw=0.8, ls="--")
+    axes.scatter(estimated.numpy(), true.numpy(), s=18, color=INK, alpha=0.7, lw=0)
+    if math.isfinite(found.slope.value):
+        axes.axline((0, 0), slope=found.slope.value, color=ACCENT, lw=1.0)
+    axes.set(xlabel=f"estimated {name}", ylabel=f"true {name}")
+    axes.set_title(
+        f"Spearman {found.spearman.value:.3f}, Pearson {found.pearson.value:.3f}", fontsize=10
+    )
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,147 @@
+"""Hold a result against the truth, on a sample of its examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from engram.core.arguments import seed_number, whole
+from engram.core.data.batches import Batches, Data
+from engram.core.errors import ArgumentError
+from engram.core.parameters import check_module, trainable, uncompiled
+from engram.evidence.correlation import agreement
+from engram.evidence.verification import Verification
+from engram.likelihoods import Likelihood, resolve
+from engram.retraining.matching import check_outputs
+from engram.retraining.prior import Prior
+from engram.retraining.retrain import Train, retrain
+from engram.sensitivity.result import Result, check_result
+
+OUTER = 0.1  # share of the ranking that counts as its top, and as its bottom
+SMALLEST_SAMPLE = 3
+
+
+def verify(
+    model: nn.Module,
+    data: Data,
+    result: Result,
+    *,
+    train: Train = "newton",
+    sample: int = 30,
+    likelihood: str | Likelihood = "categorical",
+    refits: int = 3,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    trust_folder: bool = False,
+    progress: bool = True,
+) -> Verification:
+    """Train again without a sample of the examples and compare with what was estimated.
+
+    A third of the sample comes from the top tenth of the estimated score, a third from the bottom
+    tenth and the rest from between, drawn by seed.
+
+    Args:
+        model: the one that the result is about; it is not changed.
+        data: its training data.
+        result: from :func:`engram.sensitivities`.
+        train: as in :func:`engram.retrain`; a recipe takes the result's prior precision,
+            or precisions.
+        sample: how many examples; at most as many as there are.
+        likelihood: the same as the result's.
+        refits, seed, folder, trust_folder, progress: as in :func:`engram.retrain`.
+
+    Returns:
+        Spearman, Pearson and slope with bootstrap intervals, of score and of loss increase; the
+        noise floor; ``figure()``; and one sentence, ``str(check)``.
+
+    Example:
+        >>> from engram import laplace, sensitivities
+        >>> from engram.likelihoods import Gaussian
+        >>> _ = torch.manual_seed(0)
+        >>> x, model = torch.randn(50, 3).double(), nn.Linear(3, 1, bias=False).double()
+        >>> data = (x, x.sum(1, keepdim=True) + torch.randn(50, 1).double())
+        >>> solution = torch.linalg.solve(x.T @ x + torch.eye(3).double(), x.T @ data[1])
+        >>> _ = model.weight.data.copy_(solution.T)
+        >>> posterior = laplace(model, data, likelihood=Gaussian(), structure="full")
+        >>> exact = sensitivities(
+        ...     model, data, posterior, likelihood=Gaussian(), estimator="corrected"
+        ... )
+        >>> check = verify(model, data, exact, likelihood=Gaussian(), sample=12)
+        >>> check.score.pearson.value, check.score.slope.value
+        (1.0, 1.0)
+    """
+    check_result(result)
+    check_module(model)
+    batches = Batches(data, 1)
+    num_data = batches.num_data
+    result.check_data(num_data, resolve(likelihood))
+    _check_sample(sample, num_data)
+    seed = seed_number(seed)
+    check_outputs(result, uncompiled(model), batches)
+    chosen, strata = stratified(result.score, sample, seed)
+    truth = retrain(
+        model,
+        data,
+        result.indices[chosen],
+        train=train,
+        likelihood=likelihood,
+        prior_precision=_prior(result, model),
+        refits=refits,
+        seed=seed,
+        folder=folder,
+        trust_folder=trust_folder,
+        progress=progress,
+    )
+    score, increase = result.score[chosen], (result.loo_loss - result.loss)[chosen]
+    return Verification(
+        estimated_score=score,
+        estimated_increase=increase,
+        strata=strata,
+        score=agreement(score, truth.score, strata, seed),
+        increase=agreement(increase, truth.increase, strata, seed),
+        truth=truth,
+    )
+
+
+def _prior(result: Result, model: nn.Module) -> Prior:
+    """The result's, by name where parameters have different ones."""
+    mean, by_name = result.basis.prior_precision, result.basis.prior_by_name
+    if mean is None:
+        return 1.0
+    return {n: by_name.get(n, mean) for n in trainable(model)} if by_name else mean
+
+
+def stratified(score: Tensor, sample: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Positions from top (0), middle (1) and bottom (2) of a score, and which they are from.
+
+    Example:
+        >>> positions, strata = stratified(torch.arange(100.0), 6, seed=0)
+        >>> strata
+        tensor([0, 0, 1, 1, 2, 2])
+        >>> bool((positions[:2] >= 90).all()), bool((positions[4:] < 10).all())
+        (True, True)
+    """
+    order = score.argsort(descending=True, stable=True)
+    third = sample // 3
+    outer = max(third, round(OUTER * len(order)))
+    outer = min(outer, (len(order) - (sample - 2 * third)) // 2)
+    pools = (order[:outer], order[outer : len(order) - outer], order[len(order) - outer :])
+    counts = (third, sample - 2 * third, third)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [
+        pool[torch.randperm(len(pool), generator=generator)[:count]]
+        for pool, count in zip(pools, counts, strict=True)
+    ]
+    return torch.cat(drawn), torch.arange(3).repeat_interleave(torch.tensor(counts))
+
+
+def _check_sample(sample: int, num_data: int) -> None:
+    if num_data < SMALLEST_SAMPLE:
+        raise ArgumentError(
+            f"data with at least {SMALLEST_SAMPLE} examples, so that estimates can be compared",
+            f"{num_data} examples",
+            "use engram.retrain for the left-out models themselves",
+        )
+    whole("sample", sample, SMALLEST_SAMPLE, num_data, "use sample=30, or fewer for small data")

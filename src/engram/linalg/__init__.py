@@ -1,0 +1,1 @@
+"""Matrices and solvers that know no model: blocks of a precision, Krylov methods, Gram matrices."""

@@ -1,0 +1,87 @@
+r"""Sums of outer products, :math:`\sum_t x_t x_t'`, gathered over many calls.
+
+Only the blocks on and above the diagonal are computed. They are gathered in the precision of the
+vectors for a few thousand of them and then added to a sum in double precision: adding a large
+matrix in double precision after every call would cost as much as the products.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engram.core.dtypes import widest
+
+LEAF = 200  # narrower blocks are not worth splitting: measured
+GATHERED = 8192  # vectors summed in their own precision before they are added to the total
+
+
+class SquareSum:
+    """The sum of x x' over vectors [B, G, T, I], for each of G groups.
+
+    Args:
+        total: [G, I, I] in double precision, where the sum begins.
+    """
+
+    def __init__(self, total: Tensor | None = None) -> None:
+        self._total = total
+        self._recent: Tensor | None = None
+        self._gathered = 0
+
+    def add(self, vectors: Tensor) -> None:
+        """Add the squares of vectors [B, G, T, I]."""
+        batch, groups, positions, width = vectors.shape
+        if self._recent is None:
+            self._recent = vectors.new_zeros(groups, width, width)
+        if groups > 1:
+            flat = vectors.transpose(0, 1).flatten(1, 2)
+            self._recent.baddbmm_(flat.mT, flat)
+        # patches come with positions last; above this width a copy is cheaper than a product each
+        elif positions == 1 or vectors.stride(-1) == 1 or width >= 128:
+            _add_upper(self._recent[0], vectors.reshape(-1, width))
+        else:
+            self._recent += torch.bmm(vectors[:, 0].mT, vectors[:, 0]).sum(0, keepdim=True)
+        self._gather(batch * positions)
+
+    def add_square(self, square: Tensor, num_vectors: int) -> None:
+        """Add the sum [I, I] over some vectors that was found in another way; one group."""
+        if self._recent is None:
+            self._recent = torch.zeros_like(square)[None]
+        self._recent[0] += square
+        self._gather(num_vectors)
+
+    @property
+    def matrix(self) -> Tensor | None:
+        """The sum so far, [G, I, I] in double precision; None before the first call."""
+        self._flush()
+        if self._total is None:
+            return None
+        return torch.triu(self._total) + torch.triu(self._total, diagonal=1).mT
+
+    def _gather(self, num_vectors: int) -> None:
+        self._gathered += num_vectors
+        if self._gathered >= GATHERED:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._recent is None or self._gathered == 0:
+            return
+        if self._total is None:
+            self._total = self._recent.to(widest(self._recent.device), copy=True)
+        else:
+            self._total += self._recent
+        self._recent.zero_()
+        self._gathered = 0
+
+
+def _add_upper(total: Tensor, vectors: Tensor) -> None:
+    """total += X' X on and above the diagonal; what is below is left undefined."""
+    width = vectors.shape[1]
+    if width <= LEAF:
+        total.addmm_(vectors.mT, vectors)
+        return
+    half = width // 2
+    left, right = vectors[:, :half], vectors[:, half:]
+    total[:half, half:].addmm_(left.mT, right)
+    _add_upper(total[:half, :half], left)
+    _add_upper(total[half:, half:], right)

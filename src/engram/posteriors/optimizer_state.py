@@ -1,0 +1,242 @@
+r"""The posterior that an optimizer already holds: its preconditioner is a precision.
+
+Every optimizer of the Bayesian-learning-rule family steps by :math:`S_t^{-1} \nabla`, so its own
+state gives S_t, with no pass over the data. Which state, and how, is in
+:mod:`engram.posteriors.adapters` (entry by entry) and :mod:`engram.posteriors.readers` (IVON, and
+our own full matrices).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from engram.core.arguments import one_of, whole
+from engram.core.errors import ArgumentError, ModelMismatchError
+from engram.core.parameters import check_module, trainable
+from engram.curvature.kinds import Curvature
+from engram.optimizers.base import BayesianOptimizer
+from engram.optimizers.structures import FullMatrix
+from engram.posteriors.gaussian import Posterior
+from engram.posteriors.readers import (
+    Source,
+    blocks_of,
+    check_known,
+    in_paper,
+    is_identity,
+    keeps_squares,
+    takes_mean_loss,
+)
+from engram.posteriors.tolerance import chosen_tolerance
+from engram.posteriors.weight_decay import Prior, prior_of
+
+SQUARES = ("batch", "example", "paper")  # readings of an average of squared gradients
+
+
+def posterior_of(
+    optimizer: Optimizer,
+    model: nn.Module,
+    *,
+    num_data: int,
+    prior_precision: float | None = None,
+    reduction: str = "mean",
+    batch_size: int | None = None,
+    squares: str = "batch",
+    tolerance: float | None = None,
+) -> Posterior:
+    r"""The Gaussian posterior in an optimizer's state, at the model's present weights.
+
+    Args:
+        optimizer: after at least one step.
+        model: whose parameters it trains.
+        num_data: N, the number of training examples.
+        prior_precision: delta; if not given, what the optimizer's weight decay means, for each
+            group of parameters: N times it for a loss averaged over the batch, N / batch_size
+            times it for a sum.
+        reduction: of the training loss over a batch, ``mean`` or ``sum``.
+        batch_size: of training; needed for ``sum`` and for ``squares="example"``.
+        squares: what an average s of squared gradients, as Adam keeps, is taken for. ``batch``:
+            S = N sqrt(s_hat) + delta, with the start of Adam's average corrected as in its step,
+            s_hat = s / (1 - beta2^t). ``example``: scaled to single examples,
+            S = N sqrt(B s_hat) + delta; a batch's gradient is a mean of B, so its square is about
+            1/B of an example's, and S would depend on B. ``paper``: Table 1 of the paper as its
+            authors compute it, S = N sqrt(s) + delta, with s as it is kept; delta may be 0 there.
+            See docs/optimizers.md.
+        tolerance: how far an average example's sensitivity may change for speed: wide diagonals at
+            one position are taken as a short sum of products. If not given, 0.03 in single
+            precision and 0, everything exact, in double.
+
+    Returns:
+        The posterior; ``settings`` has the prior precision that was used and where it came from.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Linear(2, 1)
+        >>> optimizer = torch.optim.Adam(model.parameters(), weight_decay=0.01)
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> _ = optimizer.step()
+        >>> posterior_of(optimizer, model, num_data=100)
+        Posterior(Adam, 3 parameters, N=100, prior_precision=1)
+
+    Reference:
+        Nickl et al., *The Memory-Perturbation Equation*, NeurIPS 2023, Table 1.
+    """
+    wanted = Wanted(num_data, prior_precision, reduction, batch_size, squares, tolerance)
+    source, prior = wanted.applied(optimizer, model)
+    blocks = blocks_of(source)
+    mean = {name: p.detach().clone() for name, p in source.parameters.items()}
+    settings = _settings(source.optimizer, prior, reduction, batch_size)
+    covered = {name for block in blocks for name in block.names}
+    settings["squares"] = squares
+    settings["tolerance"] = source.tolerance
+    settings["not_stepped"] = [name for name in source.parameters if name not in covered]
+    return Posterior(
+        type(source.optimizer).__name__,
+        mean,
+        blocks,
+        prior.mean(source.parameters),
+        num_data,
+        settings,
+        prior.by_name if prior.differs else {},
+        **_facts(source.optimizer),
+    )
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The settings of :func:`posterior_of`."""
+
+    num_data: int
+    prior_precision: float | None
+    reduction: str
+    batch_size: int | None
+    squares: str
+    tolerance: float | None = None
+
+    @property
+    def as_kept(self) -> bool:
+        """Whether running averages are taken as the paper's table has them."""
+        return self.squares == "paper"
+
+    def applied(self, optimizer: Optimizer, model: nn.Module) -> tuple[Source, Prior]:
+        """What is to be read, all checked; works before the first step as well."""
+        check_module(model)
+        optimizer = unwrapped(optimizer)
+        check_known(optimizer)
+        parameters = trainable(model)
+        _check_owner(optimizer, parameters)
+        scale = loss_scale(optimizer, self.num_data, self.reduction, self.batch_size)
+        root = _root(optimizer, self.squares, self.batch_size, self.num_data)
+        needed = not (self.as_kept or is_identity(optimizer))
+        given = (self.prior_precision, scale, self.num_data, needed)
+        prior = prior_of(optimizer, parameters, *given)
+        tolerance = chosen_tolerance(self.tolerance, model)
+        read = (scale * root, prior.by_name, tolerance, self.as_kept)
+        return Source(optimizer, parameters, *read), prior
+
+
+def unwrapped(optimizer: Optimizer) -> Optimizer:
+    """The optimizer inside those that only pass its steps on, such as accelerate's."""
+    inner = getattr(optimizer, "optimizer", None)
+    return unwrapped(inner) if isinstance(inner, Optimizer) else optimizer
+
+
+def loss_scale(
+    optimizer: Optimizer, num_data: int, reduction: str, batch_size: int | None
+) -> float:
+    """N for a loss averaged over the batch, N / batch size for a sum."""
+    num_data = whole("num_data", num_data, remedy="count the training examples")
+    own = {group["num_data"] for group in optimizer.param_groups if "num_data" in group}
+    if own and own != {num_data}:
+        raise ArgumentError(
+            f"the num_data that the optimizer was made with, {own.pop():,}",
+            f"{num_data:,}",
+            "pass the same number to both",
+        )
+    one_of("reduction", reduction, ("mean", "sum"), "see your loss function")
+    if reduction == "mean":
+        return float(num_data)
+    if takes_mean_loss(optimizer):
+        raise ArgumentError(
+            f'reduction="mean" with {type(optimizer).__name__}, whose equations are those of the '
+            "mean loss",
+            '"sum"',
+            "train with the mean loss of a batch",
+        )
+    return num_data / _checked_batch_size(batch_size, num_data, 'reduction="sum"')
+
+
+def _root(optimizer: Optimizer, squares: str, batch_size: int | None, num_data: int) -> float:
+    """The square root of B where averages of squared gradients are scaled to single examples."""
+    check_squares(squares)
+    if squares == "batch":
+        return 1.0
+    if not (in_paper(optimizer) if squares == "paper" else keeps_squares(optimizer)):
+        raise ArgumentError(
+            'squares="batch" with an optimizer that keeps no average of squared gradients',
+            f'{type(optimizer).__name__} with "{squares}"',
+            "leave squares out",
+        )
+    if squares == "paper":
+        return 1.0
+    return math.sqrt(_checked_batch_size(batch_size, num_data, 'squares="example"'))
+
+
+def check_squares(squares: str) -> None:
+    """ArgumentError for a reading that is not known."""
+    one_of("squares", squares, SQUARES, 'use "batch"')
+
+
+def _checked_batch_size(batch_size: int | None, num_data: int, purpose: str) -> int:
+    remedy = f"pass the batch size of the training with {purpose}"
+    return whole("batch_size", batch_size, 1, num_data, remedy)
+
+
+def _check_owner(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> None:
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not own & {id(p) for p in parameters.values()}:
+        raise ModelMismatchError(
+            "an optimizer of this model's parameters",
+            f"a {type(optimizer).__name__} that trains none of them",
+            "pass the optimizer that was made with model.parameters()",
+        )
+
+
+def _settings(
+    optimizer: Optimizer, prior: Prior, reduction: str, batch_size: int | None
+) -> dict[str, Any]:
+    """How it was made, for the record of every result."""
+    settings: dict[str, Any] = {
+        "method": "optimizer",
+        "optimizer": type(optimizer).__name__,
+        "prior_precision": dict(prior.by_name) if prior.differs else prior.mean({}),
+        "prior_from": prior.source,
+        "reduction": reduction,
+        "batch_size": batch_size,
+    }
+    if isinstance(optimizer, BayesianOptimizer):
+        settings["curvature"] = repr(optimizer.curvature)
+    return settings
+
+
+def _facts(optimizer: Optimizer) -> dict[str, Any]:
+    """What the precision is made of, and the likelihood where the optimizer knows it.
+
+    Every example's own Hessian is in it where nothing of earlier steps is left and nothing was
+    sampled, as after a step of Newton's method on all data.
+    """
+    if not isinstance(optimizer, BayesianOptimizer):
+        return {"curvature": Curvature.OPTIMIZER}
+    kind: Curvature = getattr(optimizer.curvature, "kind", Curvature.OPTIMIZER)
+    fresh = all(group["precision_lr"] == 1 for group in optimizer.param_groups)
+    whole = fresh and not optimizer.num_samples and isinstance(optimizer.structure, FullMatrix)
+    return {
+        "curvature": kind,
+        "exact": kind is Curvature.HESSIAN and whole,
+        "likelihood": getattr(optimizer.curvature, "likelihood", None),
+    }

@@ -1,1 +1,0 @@
-"""Some examples of a result again, by dearer and better means."""

@@ -1,0 +1,86 @@
+r"""Which training example pulls on which test example.
+
+.. math:: \nabla \ell_j' \, S^{-1} \, \nabla \ell_i
+
+is how much the loss of i grows, to first order, when j is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engram.core.data.batches import Batches, Data
+from engram.core.memory import backing_off, check_room
+from engram.core.parameters import Layout, trainable
+from engram.engine.gradients import per_example_gradients
+from engram.engine.session import Session, session
+from engram.likelihoods import Likelihood
+from engram.posteriors.convert import as_posterior
+from engram.posteriors.gaussian import Posterior
+from engram.sensitivity.columns import finite
+
+CHUNK_BYTES = 128 * 2**20
+
+
+@backing_off
+def influence(
+    model: nn.Module,
+    train: Data,
+    test: Data,
+    posterior: Posterior | Any,
+    *,
+    likelihood: str | Likelihood | None = None,
+    batch_size: int | None = None,
+    progress: bool = True,
+) -> Tensor:
+    """Influence of every training example on the loss of every test example, [N_train, N_test].
+
+    Positive: leaving the training example out makes the test example's loss worse.
+
+    Args:
+        model: trained; it is not changed.
+        train, test: two data sets.
+        posterior: of this model at its present weights.
+    """
+    posterior = as_posterior(posterior, model)
+    posterior.check_model(model)
+    layout = Layout.of({n: p for n, p in trainable(model).items() if n in posterior.block_of})
+    used = posterior.likelihood_or(likelihood)
+    with session(model, train, used, batch_size, progress) as opened:
+        columns = []
+        _check_room(opened, Batches(test, 1).num_data)
+        for gradient in _gradients(opened, test, layout):
+            step = layout.flatten(posterior.solve(layout.unflatten(gradient)))
+            rows = [own @ step.mT for own in _gradients(opened, None, layout)]
+            columns.append(torch.cat(rows).cpu())
+        return finite("influences", torch.cat(columns, dim=1))
+
+
+def _check_room(opened: Session, num_test: int) -> None:
+    """The matrix, and a copy of it while its columns are put together, must fit into memory."""
+    rows = opened.batches.num_data
+    size = 2 * rows * num_test * torch.finfo(next(opened.model.parameters()).dtype).bits // 8
+    what = f"{rows:,} x {num_test:,} influences"
+    check_room(size, torch.device("cpu"), what, "take fewer test examples in one call")
+
+
+def _gradients(opened: Session, data: Data | None, layout: Layout) -> Iterator[Tensor]:
+    """Flat per-example gradients of the losses, [b, P], of the session's or of other data."""
+    source = opened
+    if data is not None:
+        source = replace(opened, batches=Batches(data, opened.batches.batch_size))
+    names = set(layout.names)
+    for observed in source.passes("influence"):
+        arranged = observed.trace.arranged(observed.residual)  # no graph hangs on any of these
+        for found in per_example_gradients(observed.trace.sites, arranged, names, CHUNK_BYTES):
+            lead = len(next(iter(found.values())))
+            filled = {
+                name: found[name] if name in found else observed.residual.new_zeros(lead, *shape)
+                for name, shape in zip(layout.names, layout.shapes, strict=True)
+            }
+            yield layout.flatten(filled)

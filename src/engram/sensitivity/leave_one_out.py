@@ -1,0 +1,155 @@
+"""The sensitivity of every example to being left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from engram.core.arguments import MANY, seed_number, whole
+from engram.core.data.batches import Data
+from engram.core.memory import backing_off
+from engram.core.processes import Peers
+from engram.engine.gradient_accumulator import GradientSum
+from engram.engine.prepare import training_layers
+from engram.engine.session import Session, session
+from engram.likelihoods import Likelihood
+from engram.posteriors.convert import as_posterior
+from engram.posteriors.gaussian import Posterior
+from engram.sensitivity.basis import Basis
+from engram.sensitivity.choice import DOWNDATED, NEWTON, default_rule
+from engram.sensitivity.columns import Columns
+from engram.sensitivity.diagnostics import Leverages, diagnose, sampled_leverages
+from engram.sensitivity.downdated import DowndatedStep
+from engram.sensitivity.estimators import Estimator, Setting, estimator_named
+from engram.sensitivity.newton import NewtonStep
+from engram.sensitivity.provenance import provenance
+from engram.sensitivity.result import Result
+
+FITTING = (NEWTON, DOWNDATED)  # rules that ask for a kind of posterior
+
+
+@backing_off
+def sensitivities(
+    model: nn.Module,
+    data: Data,
+    posterior: Posterior | Any,
+    *,
+    likelihood: str | Likelihood | None = None,
+    estimator: str | None = None,
+    rounds: int = 3,
+    batch_size: int | None = None,
+    seed: int = 0,
+    progress: bool = True,
+    across_ranks: bool = False,
+) -> Result:
+    """How far each example's outputs, prediction and loss would move without it.
+
+    Args:
+        model: trained, or in training; it is not changed.
+        data: the training data.
+        posterior: of this model at its present weights; a fitted laplace-torch object works too.
+        likelihood: a name or an object; that of the posterior if not given, and ``categorical``
+            where it has none, as one read off an optimizer.
+        estimator: ``linear``, ``corrected``, ``iterated``, ``paper``, ``newton`` for posteriors
+            with the exact Hessian, or ``downdated`` for those with Kronecker factors. If not given,
+            ``newton`` and ``downdated`` with these, ``corrected`` with other dense precisions
+            (``full``, ``last_layer``), else ``linear``.
+        rounds: of ``iterated``.
+        batch_size: most examples at a time; chosen from the free memory if not given.
+        seed: of the choice of examples whose leverage is computed.
+        progress: show a bar when it takes longer than a few seconds.
+        across_ranks: divide the examples among the processes of ``torch.distributed``, which must
+            all make the call; each gets the whole result.
+
+    Example:
+        >>> import torch
+        >>> from engram import laplace
+        >>> model = nn.Linear(3, 2)
+        >>> data = (torch.randn(20, 3), torch.randint(0, 2, (20,)))
+        >>> result = sensitivities(model, data, laplace(model, data, structure="full"))
+        >>> result.loo_nll > result.train_nll
+        True
+    """
+    rounds = whole("number of rounds", rounds, 0, MANY, "use rounds=3")
+    seed = seed_number(seed)
+    check_estimator(estimator)
+    posterior = as_posterior(posterior, model)
+    posterior.check_model(model)
+    chosen, used = estimator or default_rule(posterior), posterior.likelihood_or(likelihood)
+    switched, peers = training_layers(model), Peers.found(across_ranks)
+    with session(model, data, used, batch_size, progress) as opened:
+        total = GradientSum()
+        peers.meet(opened.model, opened.batches.num_data, buffers=True)
+        setting = Setting(opened.likelihood, posterior, rounds, total)
+        rule = _rule(chosen, opened, posterior)
+        tensors = _estimates(opened, rule, setting, peers)
+        total.take_sums(peers.summed)
+        eigenvalues = tensors.pop("eigenvalues", None)
+        if eigenvalues is None:
+            leverages = sampled_leverages(opened, posterior, seed)
+        else:
+            leverages = Leverages.of_all(eigenvalues)
+        diagnostics = diagnose(
+            model, posterior, opened.engine.coverage, total, leverages, tensors["flagged"]
+        )
+        settings = {
+            "estimator": chosen,
+            "rounds": rounds if chosen == "iterated" else None,
+            "structure": posterior.structure,
+            "posterior": dict(posterior.settings),
+            "prior_precision": posterior.prior_precision,
+            "likelihood": repr(opened.likelihood),
+            "batch_size": opened.batches.batch_size,
+            "seed": seed,
+            "num_data": opened.batches.num_data,
+            "in_eval_mode": switched,
+            "ranks": peers.count,
+        }
+        return Result(
+            **tensors,
+            leverage=leverages.trace,
+            diagnostics=diagnostics,
+            coverage=opened.engine.coverage.ways,
+            provenance=provenance(model, settings),
+            basis=Basis.of(chosen, posterior, opened.likelihood),
+        )
+
+
+def check_estimator(estimator: str | None) -> None:
+    """ArgumentError for a rule that is not known; None is the posterior's own."""
+    if not (estimator is None or (isinstance(estimator, str) and estimator in FITTING)):
+        estimator_named(estimator, also=FITTING)
+
+
+def _rule(name: str, opened: Session, posterior: Posterior) -> Estimator | NewtonStep:
+    """The rule with this name, made ready for the posterior where it needs that."""
+    if name == NEWTON:
+        return NewtonStep(opened, posterior)
+    return DowndatedStep(posterior) if name == DOWNDATED else estimator_named(name)
+
+
+def _estimates(
+    opened: Session, rule: Estimator | NewtonStep, setting: Setting, peers: Peers
+) -> dict[str, Tensor]:
+    """The columns of the result, in the order of the data, from all processes that share them."""
+    number = opened.batches.num_data
+    own = peers.rows(number) if peers.count > 1 else None
+    columns = Columns(number if own is None else len(own))
+    for observed in opened.passes("sensitivities", own):
+        estimate = rule(observed, setting)
+        rows = {
+            "indices": observed.batch.indices,
+            "targets": observed.batch.targets,
+            "outputs": observed.outputs,
+            "deviation": estimate.deviation,
+            "prediction_deviation": estimate.prediction_deviation,
+            "score": estimate.prediction_deviation.abs().sum(1),
+            "loss": observed.loss,
+            "loo_loss": estimate.loo_loss,
+            "flagged": estimate.flagged,
+        }
+        if estimate.eigenvalues is not None:
+            rows["eigenvalues"] = estimate.eigenvalues
+        columns.add(rows)
+    return peers.joined(columns.complete(), number)

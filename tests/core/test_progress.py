@@ -1,0 +1,53 @@
+"""Progress bars: made only when there is something to show, so that no lock is left taken."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from tqdm import tqdm
+
+import engram.core.progress
+from engram.core.progress import Bar, progress_over
+
+
+def locks_are_free() -> bool:
+    """Whether another thread could make a bar: tqdm's locks belong to the process."""
+    taken = [lock._is_owned() for lock in tqdm.get_lock().locks if hasattr(lock, "_is_owned")]
+    return bool(taken) and not any(taken)
+
+
+class Interrupted:
+    """Raises where a bar that is not due would take the locks of the process."""
+
+    def __init__(self, *args: object, **settings: object) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_short_loop_makes_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engram.core.progress, "tqdm", Interrupted)
+    assert list(progress_over(range(5), "short", shown=True)) == [0, 1, 2, 3, 4]
+    assert locks_are_free()
+
+
+def test_a_bar_that_is_not_shown_is_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engram.core.progress, "tqdm", Interrupted)
+    monkeypatch.setattr(engram.core.progress, "DELAY", 0.0)
+    assert list(progress_over(iter("ab"), "hidden", shown=False, total=2)) == ["a", "b"]
+
+
+def test_a_long_loop_shows_all_that_is_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(engram.core.progress, "DELAY", 0.0)
+    with Bar(4, "counting", shown=True) as bar:
+        for _ in range(3):
+            time.sleep(0.11)  # tqdm draws ten times a second
+            bar.update()
+        bar.describe("still counting")
+        bar.update()
+    drawn = capsys.readouterr().err
+    assert "counting:  50%" in drawn
+    assert "2/4" in drawn
+    assert bar.count == 4
+    assert locks_are_free()

@@ -1,0 +1,149 @@
+"""verify: the sample, the numbers, the noise, the picture and the sentence."""
+
+import copy
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+import engram
+from engram.core.errors import ArgumentError, ModelMismatchError
+from engram.evidence.correlation import agreement
+from engram.evidence.verify import stratified
+from engram.likelihoods import Gaussian
+from retraining_problems import classifier, minimised, ridge_fit, ridge_problem
+
+DELTA = 1.0
+
+
+@pytest.fixture(scope="module")
+def digits_like():
+    """A converged classifier, its data, and a result that should agree with retraining."""
+    model, x, y = classifier()
+    minimised(model, x, y, torch.ones(36), DELTA)
+    posterior = engram.laplace(
+        model, (x, y), structure="full", prior_precision=DELTA, progress=False
+    )
+    result = engram.sensitivities(
+        model, (x, y), posterior, estimator="iterated", rounds=5, progress=False
+    )
+    return model, (x, y), result
+
+
+def test_a_good_result_is_said_to_be_good(digits_like, tmp_path):
+    model, data, result = digits_like
+    check = engram.verify(model, data, result, sample=18, progress=False)
+    assert check.score.spearman.value > 0.95
+    assert check.score.spearman.low <= check.score.spearman.value <= check.score.spearman.high
+    assert "rank the examples as retraining does" in check.sentence
+    assert str(check) == check.sentence
+    assert check.deterministic
+    assert check.noise_share < 0.01
+    again = engram.Verification.load(check.save(tmp_path / "check"))
+    assert repr(again) == repr(check)
+    assert len(check.to_frame()) == 18
+    figure = check.figure()
+    assert len(figure.axes) == 2
+    figure.savefig(tmp_path / "check.png")
+
+
+def test_a_wrong_result_is_said_to_be_wrong(digits_like):
+    model, data, result = digits_like
+    shuffled = torch.randperm(36, generator=torch.Generator().manual_seed(0))
+    wrong = replace(result, score=result.score[shuffled], loo_loss=result.loss + 0.0)
+    check = engram.verify(model, data, wrong, sample=18, progress=False)
+    assert check.score.spearman.value < 0.7
+    assert "do not rank" in check.sentence
+
+
+def test_noise_is_named():
+    model, x, y = ridge_problem(30)
+    likelihood = Gaussian()
+    posterior = engram.laplace(
+        model, (x, y), likelihood=likelihood, structure="full", progress=False
+    )
+    result = engram.sensitivities(model, (x, y), posterior, likelihood=likelihood, progress=False)
+    outside = random.Random(1)  # not reset by any seed
+
+    def fit(own, data):
+        with torch.no_grad():
+            own.weight.copy_(ridge_fit(*data).T).add_(outside.gauss(0, 1))
+
+    check = engram.verify(
+        model, (x, y), result, train=fit, likelihood=likelihood, sample=6, progress=False
+    )
+    assert not check.deterministic
+    assert "not deterministic" in check.sentence
+    assert "too noisy" in check.sentence
+
+
+def test_refits_that_end_apart_are_not_called_random(digits_like):
+    model, data, result = digits_like
+    check = engram.verify(model, data, result, sample=6, progress=False)
+    floor = replace(check.truth.noise_floor, repeated=0.05 * float(check.truth.score.median()))
+    apart = replace(check, truth=replace(check.truth, noise_floor=floor))
+    assert not apart.deterministic
+    assert "not deterministic" not in apart.sentence
+    assert "end a little apart" in apart.sentence
+
+
+def test_agreement_equals_scipy():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(25, generator=generator)
+    y = x + 0.5 * torch.randn(25, generator=generator)
+    y[3] = y[4]
+    found = agreement(x, y, torch.zeros(25, dtype=torch.long), seed=0)
+    assert found.spearman.value == pytest.approx(stats.spearmanr(x, y).statistic)
+    assert found.pearson.value == pytest.approx(stats.pearsonr(x, y).statistic, abs=1e-6)
+    slope = np.linalg.lstsq(x.numpy()[:, None], y.numpy(), rcond=None)[0][0]
+    assert found.slope.value == pytest.approx(slope, rel=1e-5)
+
+
+def test_agreement_of_constants_is_undefined_and_not_an_error():
+    found = agreement(torch.ones(5), torch.arange(5.0), torch.zeros(5, dtype=torch.long), 0)
+    assert np.isnan(found.spearman.value)
+
+
+@pytest.mark.parametrize(("num_data", "sample"), [(3, 3), (7, 7), (50, 30), (1000, 30), (31, 30)])
+def test_the_sample_has_its_size_and_no_repeats(num_data, sample):
+    score = torch.rand(num_data, generator=torch.Generator().manual_seed(1))
+    chosen, strata = stratified(score, sample, seed=2)
+    assert len(chosen) == len(strata) == sample == len(chosen.unique())
+    lowest_top, highest_bottom = score[chosen[strata == 0]].min(), score[chosen[strata == 2]].max()
+    assert lowest_top >= highest_bottom
+
+
+def test_wrong_arguments(digits_like):
+    model, data, result = digits_like
+    with pytest.raises(ArgumentError, match=r"3 to 36; got 37"):
+        engram.verify(model, data, result, sample=37, progress=False)
+    with pytest.raises(ModelMismatchError, match="these 35 examples"):
+        engram.verify(model, (data[0][1:], data[1][1:]), result, progress=False)
+    with pytest.raises(ModelMismatchError, match="likelihood of the result"):
+        engram.verify(model, data, result, likelihood="gaussian", sample=3, progress=False)
+    with pytest.raises(ModelMismatchError, match="other targets"):
+        engram.verify(model, (data[0], data[1].flip(0)), result, sample=3, progress=False)
+    moved = copy.deepcopy(model)
+    next(moved.parameters()).data.mul_(1.01)
+    with pytest.raises(ModelMismatchError, match="other outputs"):
+        engram.verify(moved, data, result, sample=3, progress=False)
+
+
+def test_data_too_small_to_compare():
+    model, data = torch.nn.Linear(3, 2), (torch.randn(2, 3), torch.tensor([0, 1]))
+    result = engram.sensitivities(model, data, engram.laplace(model, data))
+    with pytest.raises(ArgumentError, match=r"at least 3 examples.*got 2 examples"):
+        engram.verify(model, data, result, sample=2, progress=False)
+
+
+def test_an_early_stopped_model_is_named(digits_like):
+    _, data, _ = digits_like
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    posterior = engram.laplace(model, data, structure="full", progress=False)
+    result = engram.sensitivities(model, data, posterior, progress=False)
+    check = engram.verify(model, data, result, sample=6, progress=False)
+    assert "had not converged" in check.sentence
