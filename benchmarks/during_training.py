@@ -143,7 +143,7 @@ def follow(name: str, seed: int) -> dict[str, Any]:
             train.first(num_data),
             prior_precision=run.prior_precision,
             batch_size=run.batch_size,
-            squares="example" if kind == BOTH[1] else "batch",
+            second_moment="example" if kind == BOTH[1] else "batch",
             follow=max(FOLLOWED, num_data // SHARE) if kind == PATH else None,
         )
         for kind in run.posteriors

@@ -169,9 +169,11 @@ def early_stops() -> list[dict[str, Any]]:
     records = []
     for name, (model, rows, targets) in tables.items():
         model.set_params(max_iter=10_000, tol=1e-10)
-        best = engram.of(model.fit(rows, targets), rows, targets)
+        best = engram.from_estimator(model.fit(rows, targets), rows, targets)
         for steps in (1, 2, 3, 5, 8, 12, 20, 50):
-            result = engram.of(model.set_params(max_iter=steps).fit(rows, targets), rows, targets)
+            result = engram.from_estimator(
+                model.set_params(max_iter=steps).fit(rows, targets), rows, targets
+            )
             records.append(
                 {
                     "problem": name,

@@ -42,14 +42,14 @@ def fits(inputs: np.ndarray, targets: np.ndarray, classes: np.ndarray) -> dict[s
             "fit": lambda: models.fit_linear(inputs, targets, penalty=1.0, dispersion=1.0),
             "leave-one-out": lambda: models.sensitivities_of(replace(ridge)),
             "scikit-learn's fit": lambda: Ridge().fit(inputs, targets),
-            "engram.of": lambda: engram.of(peers[0], inputs, targets),
+            "engram.from_estimator": lambda: engram.from_estimator(peers[0], inputs, targets),
         },
         "logistic": {
             "fit": lambda: models.fit_glm(inputs, classes, penalty=1.0),
             "leave-one-out": lambda: models.sensitivities_of(replace(logistic)),
             "scikit-learn's fit": lambda: LogisticRegression(solver=newton).fit(inputs, classes),
             "scikit-learn's fit, lbfgs": lambda: LogisticRegression().fit(inputs, classes),
-            "engram.of": lambda: engram.of(peers[1], inputs, classes),
+            "engram.from_estimator": lambda: engram.from_estimator(peers[1], inputs, classes),
         },
     }
 
@@ -87,10 +87,10 @@ def page(record: dict[str, Any]) -> str:
     for name, found in record["fits"].items():
         rows += [
             [name, "leave-one-out / own fit", against(found["loo"], 1.0)],
-            [name, "engram.of / scikit-learn's fit", against(found["of"], 1.0)],
+            [name, "from_estimator / scikit-learn's fit", against(found["of"], 1.0)],
         ]
         if "of_lbfgs" in found:
-            rows.append([name, "engram.of / its lbfgs fit", against(found["of_lbfgs"], 1.0)])
+            rows.append([name, "from_estimator / its lbfgs fit", against(found["of_lbfgs"], 1.0)])
     influence = [[name, times(found["speedup"])] for name, found in record["influences"].items()]
     small = record["influence_size"]
     return f"""# Leave-one-out of linear and generalised linear models
@@ -106,9 +106,9 @@ Written by `python -m benchmarks.glm_speed`.
 {table(["model", "ratio of", "times"], rows)}
 
 `leave-one-out` is `sensitivities_of` on a fit of engram, which holds the factor of its precision.
-`engram.of` has only the coefficients and makes the precision first: one more product X'WX. lbfgs
-needs six steps on these inputs, which are independent and of equal scale, and never makes that
-product.
+`engram.from_estimator` has only the coefficients and makes the precision first: one more product
+X'WX. lbfgs needs six steps on these inputs, which are independent and of equal scale, and never
+makes that product.
 
 For logistic regression `estimator="exact"`, the default, looks where a second Newton step would
 lead, with a pass over all data for each: for eight examples at this size, and for more where one of
@@ -137,12 +137,12 @@ def measure(chosen: argparse.Namespace) -> dict[str, Any]:
         seconds = interleaved(tasks, chosen.repeats, chosen.clock)
         found: dict[str, Any] = {
             "loo": ratio(seconds["leave-one-out"], seconds["fit"]),
-            "of": ratio(seconds["engram.of"], seconds["scikit-learn's fit"]),
+            "of": ratio(seconds["engram.from_estimator"], seconds["scikit-learn's fit"]),
             "seconds": seconds,
         }
         if "scikit-learn's fit, lbfgs" in seconds:
             lbfgs = seconds["scikit-learn's fit, lbfgs"]
-            found["of_lbfgs"] = ratio(seconds["engram.of"], lbfgs)
+            found["of_lbfgs"] = ratio(seconds["engram.from_estimator"], lbfgs)
         record["fits"][name] = found
     for name, tasks in influences(*problem(*record["influence_size"], chosen.seed)).items():
         tasks["engram"]()  # first calls load kernels

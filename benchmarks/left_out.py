@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from engram.core.state.model import undisturbed
+from engram.core.state.model import state_preserved
 from engram.likelihoods import Likelihood
 from engram.retraining.open_stack import open_stack
 from engram.retraining.quasi_newton import Objective
@@ -24,7 +24,7 @@ def stop_early(
 ) -> None:
     """Train by the recipe of the truth, with nothing left out."""
     nothing = torch.empty(0, dtype=torch.long)
-    with undisturbed(model):
+    with state_preserved(model):
         stack = open_stack(model, data, likelihood, prior_precision)
         objective = Objective(stack, (nothing,))
         trained = recipe.train(objective, stack.start[None], seed, lambda count: None)

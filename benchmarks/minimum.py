@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.nets import small_mlp
-from engram.core.state.model import undisturbed
+from engram.core.state.model import state_preserved
 from engram.likelihoods import Categorical
 from engram.retraining.open_stack import open_stack
 from engram.retraining.quasi_newton import Objective
@@ -30,7 +30,7 @@ def trained(data: tuple[Tensor, Tensor], seed: int) -> tuple[nn.Module, float]:
             optimizer.step()
     norm = float("inf")
     for tolerance in (1e-2, 1e-2, 1e-3):  # the posterior is fitted again nearer to the minimum
-        with undisturbed(model):
+        with state_preserved(model):
             stack = open_stack(model, data, Categorical(), PRIOR_PRECISION)
             recipe = Newton(tolerance=tolerance, iterations=600, history=40)
             recipe = recipe.bind(model, data, Categorical(), PRIOR_PRECISION, False)

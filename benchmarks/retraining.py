@@ -19,7 +19,7 @@ from benchmarks.records import RESULTS, conditions, table, times, write
 from benchmarks.timing import environment
 from engram import retrain
 from engram.core.data.batches import Data
-from engram.core.state.model import undisturbed
+from engram.core.state.model import state_preserved
 from engram.likelihoods import Categorical
 from engram.retraining.open_stack import open_stack
 from engram.retraining.quasi_newton import Objective
@@ -96,7 +96,7 @@ def measure(
     few = members[:FEW]
     torch.set_num_threads(way.threads)
     newton = Newton(tolerance=setting.tolerance)
-    with undisturbed(model):
+    with state_preserved(model):
         stack = open_stack(model, data, Categorical(), PRIOR_PRECISION)
         fits = []
         for _ in range(REPEATS):

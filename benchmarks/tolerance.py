@@ -113,7 +113,7 @@ def compare(found: dict[str, Any], exact: dict[str, Any]) -> dict[str, float]:
 
 
 def measure(net: str, count: int, epochs: int, delta: float, seed: int) -> dict[str, Any]:
-    """Merged eigenvalues, and the default as a whole, one row a way."""
+    """ClusteredSpectrum eigenvalues, and the default as a whole, one row a way."""
     train, test = train_and_test("fmnist")
     others = train_and_test("mnist")[1]
     model = build(net, seed=seed)
@@ -185,7 +185,7 @@ def page(record: dict[str, Any]) -> str:
 `engram.laplace(..., tolerance=...)` on Fashion-MNIST in single precision.
 {conditions(record["environment"])} Written by `python -m benchmarks.tolerance`.
 
-## Merged eigenvalues
+## ClusteredSpectrum eigenvalues
 
 Against the same factors (sampled Fisher) with nothing merged: the multiplications left in rotating
 vectors into the eigenbasis (one position), the rank correlation and relative difference of the

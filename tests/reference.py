@@ -221,5 +221,5 @@ class DensePrecision:
         masked = vectors * self.mask
         return (masked @ self.matrix) * self.mask
 
-    def log_determinant(self) -> float:
+    def log_det(self) -> float:
         return float(torch.linalg.slogdet(self._covered).logabsdet)

@@ -81,7 +81,7 @@ def others(model: nn.Module, folder: Path) -> Any:
     scaled = engram.calibrate(model, data(), posterior, curvature="ggn")
     result = engram.sensitivities(model, data(), posterior, progress=False)
     better = engram.refine(model, data(), result, posterior, method="solve", curvature="ggn")
-    return [pairs, spread, scaled.log_determinant(), better.loo_loss]
+    return [pairs, spread, scaled.log_det(), better.loo_loss]
 
 
 def updated(**settings: Any) -> Callable[[nn.Module, Path], Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parent.parent / "src" / "engram"
 MODES = {
     *("no_grad", "enable_grad", "set_grad_enabled", "inference_mode", "autocast", "fork_rng"),
-    *("dual_level", "sdpa_kernel", "plain_attention", "undisturbed", "functional_call"),
+    *("dual_level", "sdpa_kernel", "plain_attention", "state_preserved", "functional_call"),
 }
 
 

@@ -154,7 +154,7 @@ ARGUMENTS = {
     refine: "tolerance batch_size method curvature indices",
     verify: "sample seed refits train",
     retrain: "indices groups classes train refits seed prior_precision evaluate_on likelihood",
-    posterior_of: "num_data prior_precision reduction batch_size squares tolerance",
+    posterior_of: "num_data prior_precision reduction batch_size second_moment tolerance",
     tracker: "prior_precision posterior average estimator samples reduction validation follow",
     patient: "patience",
     update: "samples step seed rounds batch_size",

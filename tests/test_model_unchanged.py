@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import engram
 from cases import CASES, MLP
-from engram.core.state.model import undisturbed
+from engram.core.state.model import state_preserved
 from fitted import posterior
 from snapshot import differences, snapshot
 
@@ -165,6 +165,6 @@ def test_a_mode_of_torch_that_was_left_open_does_not_see_the_restoring():
 
     model = MLP.model
     before = snapshot(model)
-    with pytest.raises(KeyboardInterrupt), undisturbed(model):
+    with pytest.raises(KeyboardInterrupt), state_preserved(model):
         interrupted(model)
     assert differences(before, snapshot(model)) == []

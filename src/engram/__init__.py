@@ -13,7 +13,7 @@ from engram.evidence.assessment import Assessment
 from engram.evidence.refine import refine
 from engram.evidence.verification import Verification
 from engram.evidence.verify import verify
-from engram.models.of import of
+from engram.models.from_estimator import from_estimator
 from engram.posteriors.calibration import calibrate
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import laplace
@@ -47,12 +47,12 @@ __all__ = [
     "calibrate",
     "errors",
     "families",
+    "from_estimator",
     "influence",
     "laplace",
     "likelihoods",
     "load",
     "models",
-    "of",
     "optimizers",
     "posterior_of",
     "prediction_variance",

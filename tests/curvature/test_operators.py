@@ -6,8 +6,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cases import CASES
 from engram.core.parameters import Layout, trainable
-from engram.curvature.operators import ExactCurvature
-from engram.curvature.per_example import _one_by_one, own_hessians_times
+from engram.curvature.operators import CurvatureOperator
+from engram.curvature.per_example import _one_by_one, per_example_hessian_products
 from engram.engine.session import session
 from fitted import assert_close
 from single_examples import one_example, outputs_of
@@ -36,7 +36,7 @@ def test_products_equal_the_dense_matrix(name, kind):
     vectors = random_vectors(layout, 3)
     matrix = case.dense.ggn() if kind == "ggn" else dense_hessian(case)
     with opened(case) as ready:
-        exact = ExactCurvature(ready, layout, kind)
+        exact = CurvatureOperator(ready, layout, kind)
         assert_close(exact.times(vectors), vectors @ matrix)
     assert exact.products == 3
 
@@ -74,12 +74,12 @@ def test_own_hessians_add_up_to_that_of_all_data(name):
     layout = Layout.of(trainable(case.model))
     vector = random_vectors(layout, 1)
     with opened(case) as ready:
-        expected = ExactCurvature(ready, layout, "hessian").times(vector)[0]
+        expected = CurvatureOperator(ready, layout, "hessian").times(vector)[0]
         total = torch.zeros_like(expected)
         for observed in ready.passes("own"):
             named = layout.unflatten(vector.expand(len(observed.batch), -1))
             arguments = (ready.model, ready.likelihood, observed.batch, observed.targets, named)
-            own = own_hessians_times(*arguments)
+            own = per_example_hessian_products(*arguments)
             assert own.shape == (len(observed.batch), layout.num_params)
             with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
                 assert_close(own, layout.flatten(_one_by_one(*arguments)))

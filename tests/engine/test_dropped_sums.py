@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import engram
-from engram.engine.gradient_accumulator import GradientSum, NoSum
+from engram.engine.gradient_accumulator import GradientAccumulator, NoSum
 from engram.engine.session import session
 from engram.likelihoods import Categorical
 from engram.sensitivity.estimators import ESTIMATORS, Setting
@@ -39,7 +39,7 @@ def test_a_sum_costs_and_none_does_not(seen):
     (trace, seed), posterior = (seen[0].trace, seen[0].residual), seen[1]
     bare = operations(lambda: trace.deviation(seed, posterior))
     none = operations(lambda: trace.deviation(seed, posterior, NoSum()))
-    summed = operations(lambda: trace.deviation(seed, posterior, GradientSum()))
+    summed = operations(lambda: trace.deviation(seed, posterior, GradientAccumulator()))
     assert bare == none < summed
     assert operations(lambda: trace.add_gradient(seed, posterior, NoSum())) == 0
 
@@ -53,11 +53,14 @@ def test_every_round_costs_what_a_deviation_does(seen, name):
     def rule(total):
         ESTIMATORS[name](observed, Setting(Categorical(), posterior, 5, total))
 
-    with_sum, without = operations(lambda: rule(GradientSum())), operations(lambda: rule(NoSum()))
+    with_sum, without = (
+        operations(lambda: rule(GradientAccumulator())),
+        operations(lambda: rule(NoSum())),
+    )
     once = operations(lambda: trace.deviation(seed, posterior))
     if name == "corrected":
-        extra = operations(lambda: trace.add_gradient(seed, posterior, GradientSum()))
+        extra = operations(lambda: trace.add_gradient(seed, posterior, GradientAccumulator()))
     else:
-        extra = operations(lambda: trace.deviation(seed, posterior, GradientSum())) - once
+        extra = operations(lambda: trace.deviation(seed, posterior, GradientAccumulator())) - once
     assert with_sum - without == extra > 0
     assert without % once == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engram.engine.gradient_accumulator import GradientSum
+from engram.engine.gradient_accumulator import GradientAccumulator
 
 SHAPE = torch.Size((300, 400))
 
@@ -17,7 +17,7 @@ def vectors(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_small_sums_are_exact() -> None:
     rows, columns = torch.randn(5, 3), torch.randn(5, 4)
-    total = GradientSum()
+    total = GradientAccumulator()
     total.add_outer("w", torch.Size((3, 4)), rows, columns)
     torch.testing.assert_close(total.exact["w"], rows.mT @ columns)
 
@@ -27,7 +27,7 @@ def test_a_sketch_estimates_the_norm_without_bias() -> None:
     exact = float((rows.mT @ columns).square().sum())
     estimates = []
     for seed in range(40):
-        total = GradientSum(seed)
+        total = GradientAccumulator(seed)
         total.add_outer("w", SHAPE, rows, columns)
         assert "w" in total.sketched
         estimates.append(total.square_norms({"w": torch.zeros(SHAPE)}, lambda name: 1.0)[0])
@@ -39,7 +39,7 @@ def test_a_sketch_estimates_the_norm_without_bias() -> None:
 def test_a_sum_that_cancels_has_norm_zero() -> None:
     rows, columns = vectors(1)
     weight = rows.mT @ columns
-    total = GradientSum()
+    total = GradientAccumulator()
     total.add_outer("w", SHAPE, rows, columns)
     losses, objective = total.square_norms({"w": -weight}, lambda name: 1.0)
     assert objective < 1e-8 * losses

@@ -73,7 +73,7 @@ def _ask_fit(record: Record, name: str, fit: models.Fit) -> None:
     for estimator in ESTIMATORS:
 
         def ask(estimator: str = estimator) -> None:
-            record.result(f"{name}/{estimator}", engram.of(fit, estimator=estimator))
+            record.result(f"{name}/{estimator}", engram.from_estimator(fit, estimator=estimator))
 
         record.attempt(f"{name}/{estimator}", ask)
     for group, chosen in GROUPS.items():

@@ -1,4 +1,4 @@
-"""Merged eigenvalues: the error they bring, and the short ways against the plain solve."""
+"""Clustered eigenvalues: the error they bring, and the short ways against the plain solve."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import engram
 from engram.core.parameters import Layout
 from engram.engine import functional, merged
 from engram.linalg.blocks import EigenBlock
-from engram.linalg.clustered import Merged
+from engram.linalg.clustered import ClusteredSpectrum
 
 OUTPUTS, INPUTS = 70, 90
 
@@ -114,7 +114,7 @@ def test_a_smaller_tolerance_keeps_more(generator: torch.Generator) -> None:
 
 def test_small_layers_are_left_alone() -> None:
     table = torch.ones(10, 20, dtype=torch.float64)
-    assert Merged.of(table, torch.eye(10), torch.eye(20)) is None
+    assert ClusteredSpectrum.of(table, torch.eye(10), torch.eye(20)) is None
 
 
 def wide_net(dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor, Tensor]]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engram.linalg.lbfgs import OwnPairs
+from engram.linalg.lbfgs import LBFGSMemory
 
 COPIES, SIZE, DEPTH = 3, 7, 4
 
@@ -29,7 +29,7 @@ class Recorded:
 
     def __init__(self) -> None:
         self.base, self.hessian = definite(0), [definite(1 + copy) for copy in range(COPIES)]
-        self.pairs = OwnPairs(torch.zeros(COPIES, SIZE, dtype=torch.float64), DEPTH)
+        self.pairs = LBFGSMemory(torch.zeros(COPIES, SIZE, dtype=torch.float64), DEPTH)
         self.places: list[dict[int, tuple[Tensor, Tensor]]] = []
 
     def add(self, copies: list[int], sign: float = 1.0) -> None:
@@ -81,7 +81,7 @@ def test_last_pair_is_met_exactly(recorded: Recorded) -> None:
 
 
 def test_without_pairs_the_base_stays() -> None:
-    pairs = OwnPairs(torch.zeros(COPIES, SIZE, dtype=torch.float64), DEPTH)
+    pairs = LBFGSMemory(torch.zeros(COPIES, SIZE, dtype=torch.float64), DEPTH)
     vectors = torch.randn(COPIES, SIZE, dtype=torch.float64)
     rows, scale = torch.arange(COPIES), torch.full((COPIES,), 0.5, dtype=torch.float64)
     solved = vectors @ definite(0)

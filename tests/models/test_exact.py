@@ -78,11 +78,11 @@ def test_a_weak_penalty_is_no_sign_of_an_early_stop(scale):
     labels = RANDOM.random(200) < 1 / (1 + np.exp(-inputs[:, 0] / scale))
     model = LogisticRegression(C=1e9 / scale**2, tol=1e-10, max_iter=1000, solver="newton-cholesky")
     model.fit(inputs, labels)
-    result = engram.of(model, inputs, labels)
+    result = engram.from_estimator(model, inputs, labels)
     assert result.diagnostics.relative_gradient < 1e-5
     assert result.verdict.level == "good"
     early = LogisticRegression(C=1.0, max_iter=1).fit(INPUTS, LABELS)
-    assert engram.of(early, INPUTS, LABELS).verdict.level == "unreliable"
+    assert engram.from_estimator(early, INPUTS, LABELS).verdict.level == "unreliable"
 
 
 def overlapping():
@@ -140,7 +140,7 @@ def test_rounds_that_grow_apart_stay_at_the_best():
 
 def test_what_was_read_from_elsewhere_is_refitted_too():
     model = LogisticRegression(C=100.0, tol=1e-8, max_iter=5000).fit(INPUTS, LABELS)
-    assert engram.of(model, INPUTS, LABELS).loo_nll == pytest.approx(0.21226, abs=2e-4)
+    assert engram.from_estimator(model, INPUTS, LABELS).loo_nll == pytest.approx(0.21226, abs=2e-4)
     assert read(model, INPUTS, LABELS).objective.design.penalty[1] == pytest.approx(0.01)
 
 

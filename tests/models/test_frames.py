@@ -46,9 +46,9 @@ def test_rows_of_another_index_are_refused(change, text):
     pipeline = make_pipeline(StandardScaler(), linear_model.Ridge()).fit(FRAME, TARGETS)
     for model in (ridge, pipeline):
         with pytest.raises(DataError, match=text):
-            engram.of(model, FRAME, change(TARGETS))
+            engram.from_estimator(model, FRAME, change(TARGETS))
         with pytest.raises(DataError, match=text):
-            engram.of(model, FRAME, TARGETS, sample_weight=change(ones))
+            engram.from_estimator(model, FRAME, TARGETS, sample_weight=change(ones))
 
 
 def test_the_remedy_aligns():
@@ -72,7 +72,9 @@ def test_repeated_column_names_are_refused():
     with pytest.raises(DataError, match=r"repeated names .first: a"):
         fit_linear(twice, TARGETS)
     with pytest.raises(DataError, match="repeated names"):
-        engram.of(linear_model.LinearRegression().fit(twice.to_numpy(), Y), twice, TARGETS)
+        engram.from_estimator(
+            linear_model.LinearRegression().fit(twice.to_numpy(), Y), twice, TARGETS
+        )
     named = FRAME.set_axis(["intercept", "(intercept)", "b"], axis=1)
     with pytest.raises(DataError, match="repeated names"):
         fit_linear(named, TARGETS)

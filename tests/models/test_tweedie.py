@@ -108,5 +108,5 @@ def test_what_is_no_density_is_not_called_nats(power, tmp_path):
 
 def test_a_quasi_likelihood_is_called_so():
     results = sm.GLM(TARGETS.round(), sm.add_constant(X), family=sm.families.Poisson())
-    assert "quasi" in engram.of(results.fit(scale="X2")).basis.loss_unit
-    assert engram.of(results.fit()).basis.loss_unit == "nats"
+    assert "quasi" in engram.from_estimator(results.fit(scale="X2")).basis.loss_unit
+    assert engram.from_estimator(results.fit()).basis.loss_unit == "nats"

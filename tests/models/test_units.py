@@ -44,7 +44,7 @@ def test_a_perfect_fit_has_no_dispersion_in_any_unit():
 def test_a_penalty_beside_a_mean_of_losses_is_held():
     settings = {"tol": 1e-10, "max_iter": 1000}
     model = PoissonRegressor(alpha=0.3, **settings).fit(X, COUNTS)
-    result = engram.of(model, X, COUNTS)
+    result = engram.from_estimator(model, X, COUNTS)
     held = 0.3 * 40 / 39  # the same times 39 as 0.3 times 40
     again = PoissonRegressor(alpha=held, **settings).fit(X[1:], COUNTS[1:])
     mean = float((result.outputs + result.deviation)[0].exp())
@@ -92,4 +92,4 @@ def test_labels_without_an_order():
     labels = (COUNTS > 1).astype(int)
     model = LogisticRegression().fit(X, labels)
     with pytest.raises(TargetError, match="got None"):
-        engram.of(model, X, np.where(labels == 1, 1, None))
+        engram.from_estimator(model, X, np.where(labels == 1, 1, None))

@@ -87,7 +87,7 @@ def test_a_checkpoint_goes_on_bit_by_bit(name: str) -> None:
         engram.posterior_of(o, m, num_data=NUM_DATA)
         for o, m in ((optimizer, model), (resumed, other))
     ]
-    assert posteriors[0].log_determinant() == posteriors[1].log_determinant()
+    assert posteriors[0].log_det() == posteriors[1].log_det()
 
 
 @pytest.mark.parametrize("name", MAKERS)

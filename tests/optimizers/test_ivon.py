@@ -119,7 +119,7 @@ def test_a_resumed_optimizer_can_be_read_at_once() -> None:
     resumed = make(model)
     load_state_dict(resumed, state_dict(optimizer))
     read = [engram.posterior_of(o, model, num_data=NUM_DATA) for o in (optimizer, resumed)]
-    assert read[0].log_determinant() == read[1].log_determinant()
+    assert read[0].log_det() == read[1].log_det()
     assert read[0].settings["prior_from"] == "ess times weight decay"
 
 

@@ -243,7 +243,7 @@ def test_a_summed_loss_gives_the_same_posterior() -> None:
             )
         )
     assert found[0].prior_precision == pytest.approx(found[1].prior_precision)
-    assert found[0].log_determinant() == pytest.approx(found[1].log_determinant())
+    assert found[0].log_det() == pytest.approx(found[1].log_det())
     with pytest.raises(ArgumentError, match="batch_size"):
         engram.posterior_of(optimizer, model, num_data=NUM_DATA, reduction="sum")
 

@@ -72,7 +72,7 @@ def test_adam_in_both_readings_under_every_switch(kind: Any, switches: dict[str,
     given = {"betas": (0.9, BETA), "weight_decay": DECAY, **switches}
     model, optimizer, squares = trained(kind, kind is torch.optim.Adam, **given)
     corrected = precision(optimizer, model)
-    as_in_paper = precision(optimizer, model, squares="paper")
+    as_in_paper = precision(optimizer, model, second_moment="paper")
     for name, square in squares.items():
         s = averages(square, BETA)
         s = s.amax(0) if switches.get("amsgrad") else s[-1]
@@ -85,7 +85,7 @@ def test_adam_in_both_readings_under_every_switch(kind: Any, switches: dict[str,
 def test_the_two_readings_of_adam_are_fourteen_times_apart_at_step_five() -> None:
     model, optimizer, _ = trained(torch.optim.Adam, True, betas=(0.9, BETA))
     found = precision(optimizer, model, prior_precision=1e-12)["0.weight"]
-    as_in_paper = precision(optimizer, model, squares="paper")["0.weight"]
+    as_in_paper = precision(optimizer, model, second_moment="paper")["0.weight"]
     ratio = (1 - BETA**STEPS) ** -0.5
     assert 14 < ratio < 15
     torch.testing.assert_close(found / as_in_paper, torch.full_like(found, ratio))
@@ -98,7 +98,7 @@ def test_the_two_readings_of_adam_are_fourteen_times_apart_at_step_five() -> Non
 def test_rmsprop_is_the_same_in_both_readings(switches: dict[str, Any], squares: str) -> None:
     given = {"alpha": 0.9, "weight_decay": DECAY, **switches}
     model, optimizer, kept = trained(torch.optim.RMSprop, True, **given)
-    found = precision(optimizer, model, squares=squares)
+    found = precision(optimizer, model, second_moment=squares)
     for name, square in kept.items():
         expected = NUM_DATA * averages(square, 0.9)[-1].sqrt() + NUM_DATA * DECAY
         torch.testing.assert_close(found[name], expected)
@@ -108,12 +108,12 @@ def test_the_papers_reading_needs_no_prior() -> None:
     model, optimizer, squares = trained(torch.optim.Adam, True, betas=(0.9, BETA))
     with pytest.raises(ArgumentError, match="pass prior_precision"):
         precision(optimizer, model)
-    found = precision(optimizer, model, squares="paper")
+    found = precision(optimizer, model, second_moment="paper")
     expected = NUM_DATA * averages(squares["2.weight"], BETA)[-1].sqrt()
     torch.testing.assert_close(found["2.weight"], expected)
     adagrad = torch.optim.Adagrad(model.parameters(), weight_decay=DECAY)
     with pytest.raises(ArgumentError, match=r"Adagrad with .paper."):
-        precision(adagrad, model, squares="paper")
+        precision(adagrad, model, second_moment="paper")
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_sgd_is_the_gradient_with_and_without_weight_decay(switches: dict[str, A
 
 def test_the_tracker_passes_the_reading_on() -> None:
     model, optimizer, _ = trained(torch.optim.Adam, True, weight_decay=DECAY)
-    tracker = engram.Tracker(model, optimizer, data(), squares="paper")
-    expected = engram.posterior_of(optimizer, model, num_data=NUM_DATA, squares="paper")
+    tracker = engram.Tracker(model, optimizer, data(), second_moment="paper")
+    expected = engram.posterior_of(optimizer, model, num_data=NUM_DATA, second_moment="paper")
     assert tracker.posterior().blocks[0].precision.equal(expected.blocks[0].precision)
 
 
@@ -154,9 +154,9 @@ def test_the_tracker_passes_the_reading_on() -> None:
 def test_a_batch_size_is_a_whole_number_of_examples(wrong: Any) -> None:
     model, optimizer, _ = trained(torch.optim.Adam, True, weight_decay=DECAY)
     with pytest.raises(ArgumentError, match="batch_size"):
-        precision(optimizer, model, squares="example", batch_size=wrong)
-    one = precision(optimizer, model, squares="example", batch_size=np.int64(8))
-    other = precision(optimizer, model, squares="example", batch_size=8)
+        precision(optimizer, model, second_moment="example", batch_size=wrong)
+    one = precision(optimizer, model, second_moment="example", batch_size=np.int64(8))
+    other = precision(optimizer, model, second_moment="example", batch_size=8)
     assert one["0.bias"].equal(other["0.bias"])
 
 

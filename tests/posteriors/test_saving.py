@@ -42,7 +42,7 @@ def test_read_posterior_gives_the_same_sensitivities(
     assert read.settings == written.settings
     assert read.names == written.names
     assert read.digest == written.digest
-    assert read.log_determinant() == written.log_determinant()
+    assert read.log_det() == written.log_det()
     before, after = (
         engram.sensitivities(*problem, posterior, progress=False) for posterior in (written, read)
     )
@@ -299,4 +299,4 @@ def test_a_posterior_that_could_not_be_read_is_not_saved(
     ):
         with pytest.raises((StorageError, PosteriorError)):
             bad.save(tmp_path)
-    assert engram.Posterior.load(tmp_path).log_determinant() == good.log_determinant()
+    assert engram.Posterior.load(tmp_path).log_det() == good.log_det()

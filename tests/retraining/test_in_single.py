@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from engram.core.state.model import undisturbed
+from engram.core.state.model import state_preserved
 from engram.likelihoods import Categorical, from_loss
 from engram.retraining.hessian_at import HessianAt
 from engram.retraining.in_single import in_single
@@ -32,7 +32,7 @@ def data():
 def test_products_differ_by_rounding_alone(data):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-    with undisturbed(net):
+    with state_preserved(net):
         stack = open_stack(net, data, Categorical(), 0.5)
         single = in_single(stack)
         vectors = torch.randn(6, len(stack.start), dtype=torch.float64)
@@ -51,7 +51,7 @@ def test_a_loss_with_double_written_into_it_keeps_the_stack(data):
         return nn.functional.cross_entropy(outputs, targets, weight=weight, reduction="none")
 
     net = nn.Linear(4, 3).double()
-    with undisturbed(net):
+    with state_preserved(net):
         stack = open_stack(net, data, from_loss(loss), 0.5)
         assert in_single(stack) is stack
 
@@ -60,6 +60,6 @@ def test_a_loss_with_double_written_into_it_keeps_the_stack(data):
 def test_a_stack_that_has_no_other_is_its_own(net, data):
     x, y = data
     kept = x.to(next(net.parameters()).dtype)
-    with undisturbed(net):
+    with state_preserved(net):
         stack = open_stack(net, (kept, y), Categorical(), 0.5)
         assert in_single(stack) is stack

@@ -6,9 +6,9 @@ from torch import nn
 from torch.func import functional_call
 
 import engram
-from engram.core.state.model import undisturbed
+from engram.core.state.model import state_preserved
 from engram.likelihoods import Categorical
-from engram.linalg.gcr import SharedInverse
+from engram.linalg.gcr import BlockGCR
 from engram.retraining import layer_hessians as module
 from engram.retraining.hessian_at import HessianAt
 from engram.retraining.layer_hessians import layer_hessians, sharpened
@@ -43,7 +43,7 @@ def test_layers_equal_their_part_of_the_dense_hessian(cut, monkeypatch):
     bases = {
         n: torch.eye(p.shape[1] + 1).double() for n, p in net.named_parameters() if p.dim() > 1
     }
-    with undisturbed(net):
+    with state_preserved(net):
         stack = open_stack(net, (x, y), Categorical(), DELTA)
         found = layer_hessians(stack, stack.start, bases)
         dense = dense_hessian(net, stack, x, y)
@@ -52,7 +52,7 @@ def test_layers_equal_their_part_of_the_dense_hessian(cut, monkeypatch):
         expected = of_layer(dense, stack, name, name.replace("weight", "bias"))
         assert (hessian - expected).abs().max() < 1e-9
         turn = torch.linalg.qr(torch.randn(len(bases[name]), 2).double()).Q.contiguous()
-        with undisturbed(net):
+        with state_preserved(net):
             turned = layer_hessians(stack, stack.start, {name: turn})[name]
         whole = torch.kron(torch.eye(len(expected) // len(turn)).double(), turn)
         assert (turned - whole.T @ expected @ whole).abs().max() < 1e-9
@@ -62,7 +62,7 @@ def test_layers_that_read_several_rows_an_example_have_none():
     net = nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Linear(2, 3), nn.Flatten(), nn.Linear(6, 3))
     _, x, y = classifier()
     net = net.double()
-    with undisturbed(net):
+    with state_preserved(net):
         stack = open_stack(net, (x, y), Categorical(), DELTA)
         bases = {"1.weight": torch.eye(3).double(), "3.weight": torch.eye(7).double()}
         assert set(layer_hessians(stack, stack.start, bases)) == {"3.weight"}
@@ -80,7 +80,7 @@ def test_a_single_layer_is_inverted_as_far_as_it_is_known(largest, monkeypatch):
         progress=False,
     )  # fmt: skip
     (block,) = posterior.blocks
-    with undisturbed(net):
+    with state_preserved(net):
         stack = open_stack(net, (x, y), Categorical(), DELTA)
         solve = Newton(posterior=posterior)._solve_with(stack)
         found = sharpened(stack, stack.start, posterior, solve)(torch.eye(15).double())
@@ -119,14 +119,14 @@ def test_systems_take_fewer_products():
         progress=False,
     )  # fmt: skip
     products = []
-    with undisturbed(net):
+    with state_preserved(net):
         stack = open_stack(net, (x, y), Categorical(), DELTA)
         solve = Newton(posterior=posterior)._solve_with(stack)
         members = [torch.tensor([i]) for i in range(30)]
         right = stack.left_out(stack.start.expand(30, -1), members)[1]
         for apply in (solve, sharpened(stack, stack.start, posterior, solve)):
             hessian = HessianAt(stack, stack.start, 24)
-            shared = SharedInverse(apply, hessian, right, right.shape[1])
+            shared = BlockGCR(apply, hessian, right, right.shape[1])
             found, left = shared.solve(right, 0.05 * right.norm(dim=1))
             assert (hessian(found) + left - right).abs().max() < 1e-8
             products.append(shared.count)

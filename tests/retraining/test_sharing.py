@@ -8,9 +8,9 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 import engram
-from engram.core.state.model import undisturbed
+from engram.core.state.model import state_preserved
 from engram.likelihoods import Categorical, Gaussian
-from engram.linalg.gcr import SharedInverse
+from engram.linalg.gcr import BlockGCR
 from engram.retraining import hessian_at, newton
 from engram.retraining.chord import foreseen_step
 from engram.retraining.folding import Folded, product
@@ -76,7 +76,7 @@ def test_hessian_products_equal_the_dense_hessian(name, keep, monkeypatch):
     torch.manual_seed(0)
     _, x, y = classifier()
     net = NETS[name]().double()
-    with undisturbed(net):
+    with state_preserved(net):
         stack = open_stack(net, (x, y), Categorical(), DELTA)
 
         def value(flat):
@@ -108,7 +108,7 @@ def test_systems_share_their_directions():
     right = random(3, 60, seed=1)
     right = torch.cat([right, random(9, 3, seed=2) @ right])  # twelve systems of rank three
     multiply, seen = counted(matrix)
-    shared = SharedInverse(torch.clone, multiply, right, 60)
+    shared = BlockGCR(torch.clone, multiply, right, 60)
     goals = torch.full((12,), 1e-8, dtype=torch.float64)
     found, left = shared.solve(right, goals)
     assert (found @ matrix - right).norm(dim=1).max() < 1e-7
@@ -125,7 +125,7 @@ def test_the_residual_is_the_least_that_the_directions_allow():
     root = random(40, 40)
     matrix, right = root @ root.T / 40 + torch.eye(40).double(), random(5, 40, seed=1)
     multiply, _ = counted(matrix)
-    shared = SharedInverse(torch.clone, multiply, right, 10)
+    shared = BlockGCR(torch.clone, multiply, right, 10)
     found, left = shared.solve(right, torch.full((5,), 1e-9, dtype=torch.float64))
     assert shared.full
     images = shared.directions @ matrix
@@ -178,7 +178,7 @@ def test_near_copies_take_few_gradients():
     x, y = torch.cat([x + 0.3 * random(36, 4, seed=s) for s in range(4)]), y.repeat(4)
     minimised(model, x, y, torch.ones(144), DELTA)
     members = tuple(torch.tensor([i]) for i in range(0, 144, 12))
-    with undisturbed(model):
+    with state_preserved(model):
         stack = open_stack(model, (x, y), Categorical(), DELTA)
         recipe = Newton(tolerance=1e-3).bind(model, (x, y), Categorical(), DELTA, False)
         start = stack.start.expand(len(members), -1)
@@ -196,10 +196,10 @@ def test_a_step_foresees_what_its_copy_leaves_out():
     with torch.no_grad():
         model.weight.copy_(torch.linalg.solve(gram, x.T @ y).T)
     members = tuple(torch.tensor([i]) for i in range(5))
-    with undisturbed(model):
+    with state_preserved(model):
         stack = open_stack(model, (x, y), Gaussian(1.0), DELTA)
         objective, start = Objective(stack, members), stack.start.expand(5, -1)
-        shared = SharedInverse(torch.clone, lambda rows: rows @ gram, start, 4)
+        shared = BlockGCR(torch.clone, lambda rows: rows @ gram, start, 4)
         gradient, goals = begin(objective, start).gradient, torch.full((5,), 1e-8).double()
         step = foreseen_step(objective, start, gradient, goals, shared)
     for i in range(5):
@@ -211,7 +211,7 @@ def test_a_step_foresees_what_its_copy_leaves_out():
 
 def test_a_start_that_all_share_is_visited_once():
     model, x, y = classifier()
-    with undisturbed(model):
+    with state_preserved(model):
         stack = open_stack(model, (x, y), Categorical(), DELTA)
         members = torch.tensor([3]), torch.tensor([1, 7]), torch.tensor([], dtype=torch.long)
         objective = Objective(stack, members)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import engram
-from engram.engine.gradient_accumulator import GradientSum
+from engram.engine.gradient_accumulator import GradientAccumulator
 from engram.trust.thresholds import FINITE
 from trust_problems import DELTA, judged, trained
 
@@ -76,7 +76,7 @@ def test_a_verification_says_that_nothing_can_be_compared(good):
 
 
 def test_the_relative_gradient_of_no_number_is_none():
-    total = GradientSum()
+    total = GradientAccumulator()
     total.add("w", torch.tensor([NAN]))
     weights = {"w": torch.ones(1)}
     share, left = total.fitting_share(weights, lambda name: 1.0)

@@ -30,7 +30,7 @@ def test_ridge_is_good():
 def test_an_exact_model_may_have_any_leverage():
     x = np.random.default_rng(0).normal(size=(20, 16))
     y = x.sum(1) + np.random.default_rng(1).normal(size=20)
-    result = engram.of(Ridge(alpha=0.01).fit(x, y), x, y)
+    result = engram.from_estimator(Ridge(alpha=0.01).fit(x, y), x, y)
     assert result.diagnostics.effective_parameters > 16
     assert result.verdict.level == "good"
     assert result.verdict.counts["good"] == 20

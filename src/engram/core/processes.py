@@ -18,13 +18,13 @@ SAME = 1e-6  # relative difference of squared norms that is taken for rounding
 
 
 @dataclass(frozen=True)
-class Peers:
+class Processes:
     """Which process this is, and of how many; alone without ``torch.distributed``.
 
     Example:
-        >>> Peers.found(together=True)
-        Peers(rank=0, count=1)
-        >>> Peers(rank=1, count=3).rows(8).tolist()
+        >>> Processes.found(together=True)
+        Processes(rank=0, count=1)
+        >>> Processes(rank=1, count=3).rows(8).tolist()
         [3, 4, 5]
     """
 
@@ -32,7 +32,7 @@ class Peers:
     count: int = 1
 
     @classmethod
-    def found(cls, together: bool) -> Peers:
+    def found(cls, together: bool) -> Processes:
         """The processes of the default group, where they work together."""
         if together and dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size())

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from engram.core.data.batches import as_outputs
 
 
-class InSingle(nn.Module):
+class Float32Copy(nn.Module):
     """A copy of a model in single precision that takes and returns what the model does.
 
     Example:
         >>> import torch
         >>> model = nn.Linear(2, 1).double()
-        >>> InSingle(model)(torch.ones(3, 2, dtype=torch.float64)).dtype, model.weight.dtype
+        >>> Float32Copy(model)(torch.ones(3, 2, dtype=torch.float64)).dtype, model.weight.dtype
         (torch.float64, torch.float64)
     """
 

@@ -25,7 +25,7 @@ from engram.engine.passes import Trace
 from engram.engine.recorder import Site
 from engram.engine.steps import CHUNK_BYTES
 from engram.linalg.blocks import EigenBlock
-from engram.linalg.gram import SquareSum
+from engram.linalg.gram import GramSum
 
 WIDE = 6000  # rows of a factor from which on its eigenvectors take a minute and more on two cores
 
@@ -38,8 +38,8 @@ class Factors:
     """
 
     layout: Layout
-    rows: SquareSum = field(default_factory=SquareSum)
-    columns: SquareSum = field(default_factory=SquareSum)
+    rows: GramSum = field(default_factory=GramSum)
+    columns: GramSum = field(default_factory=GramSum)
     column_sum: Tensor | None = None
     counts: Tensor | None = None
     positions: int = 0

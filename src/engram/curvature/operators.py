@@ -21,7 +21,7 @@ from engram.engine.session import Session
 VECTORS_AT_ONCE = 64
 
 
-class ExactCurvature:
+class CurvatureOperator:
     """Products with the curvature at the model's present weights, over some parameters.
 
     Args:
@@ -111,7 +111,7 @@ class ExactCurvature:
         )
 
 
-PRODUCTS: dict[str, Callable[[ExactCurvature, Batch, Sequence[Tensor]], list[Tensor]]] = {
-    "ggn": ExactCurvature.gauss_newton,
-    "hessian": ExactCurvature.hessian,
+PRODUCTS: dict[str, Callable[[CurvatureOperator, Batch, Sequence[Tensor]], list[Tensor]]] = {
+    "ggn": CurvatureOperator.gauss_newton,
+    "hessian": CurvatureOperator.hessian,
 }

@@ -16,7 +16,7 @@ from engram.core.state.kernels import plain_attention
 from engram.likelihoods import Likelihood
 
 
-def own_hessians_times(
+def per_example_hessian_products(
     model: nn.Module, likelihood: Likelihood, batch: Batch, targets: Tensor, vectors: Named
 ) -> Tensor:
     """(d2 loss_i / d theta2) v_i, [B, P], over the parameters named in the vectors.

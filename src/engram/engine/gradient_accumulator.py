@@ -35,7 +35,7 @@ class Totals(ABC):
         """Add sum_i r_i c_i' for rows [B, O] and columns [B, I]."""
 
 
-class GradientSum(Totals):
+class GradientAccumulator(Totals):
     """Collects gradients by parameter name."""
 
     wanted = True

@@ -18,10 +18,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engram.linalg.clustered import Merged
+from engram.linalg.clustered import ClusteredSpectrum
 
 
-def move_by_positions(parts: Merged, rows: Tensor, columns: Tensor, with_bias: bool) -> Tensor:
+def move_by_positions(
+    parts: ClusteredSpectrum, rows: Tensor, columns: Tensor, with_bias: bool
+) -> Tensor:
     """From rows [b, T, O] and columns [b, T, I] without the bias's, the move [b, T, O]."""
     seen, turned = _seen(parts, columns, with_bias), rows @ parts.rows
     inner = turned.mT @ seen
@@ -39,7 +41,7 @@ def move_by_positions(parts: Merged, rows: Tensor, columns: Tensor, with_bias: b
     return torch.baddbmm(moved, by_columns if near is None else near + by_columns, rows)
 
 
-def products_by_positions(parts: Merged, positions: int) -> int:
+def products_by_positions(parts: ClusteredSpectrum, positions: int) -> int:
     """Multiplications per example of :func:`move_by_positions`."""
     outputs, p = parts.rows.shape
     inputs, q = parts.columns.shape
@@ -48,15 +50,15 @@ def products_by_positions(parts: Merged, positions: int) -> int:
     return positions * (2 * outputs * p + inputs * q + 2 * p * q) + gram + near
 
 
-def products_by_matrix(parts: Merged) -> int:
-    """Multiplications per example of :meth:`engram.linalg.clustered.Merged.step`."""
+def products_by_matrix(parts: ClusteredSpectrum) -> int:
+    """Multiplications per example of :meth:`engram.linalg.clustered.ClusteredSpectrum.step`."""
     outputs, p = parts.rows.shape
     inputs, q = parts.columns.shape
     by_columns = 2 * outputs * inputs * q if parts.merged_rows else 0
     return 2 * p * inputs * (outputs + q) + by_columns
 
 
-def _seen(parts: Merged, columns: Tensor, with_bias: bool) -> Tensor:
+def _seen(parts: ClusteredSpectrum, columns: Tensor, with_bias: bool) -> Tensor:
     if not with_bias:
         return columns @ parts.columns
     flat = columns.reshape(-1, columns.shape[-1])

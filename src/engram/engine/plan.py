@@ -27,7 +27,7 @@ Scaling = tuple[int, int]  # (dimension that counts examples, entries per exampl
 
 
 @dataclass(frozen=True)
-class Touch:
+class ParameterUse:
     """One operation that a parameter enters, and how to handle it."""
 
     function: Function
@@ -45,7 +45,7 @@ class Plan:
     ``twice`` whether its backward pass can itself be differentiated.
     """
 
-    touches: tuple[Touch, ...]
+    touches: tuple[ParameterUse, ...]
     units: dict[str, Unit] = field(default_factory=dict)
     own_kernels: bool = True
     twice: bool = True

@@ -75,7 +75,7 @@ class Engine:
 def prepare(model: nn.Module, batches: Batches) -> Engine:
     """Plan the passes on the first examples and check the plan against plain autograd.
 
-    Call inside :func:`engram.core.state.model.undisturbed`.
+    Call inside :func:`engram.core.state.model.state_preserved`.
     """
     with named_failures("on the first examples of the data and can be differentiated twice"):
         return _prepare(model, batches)

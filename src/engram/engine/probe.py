@@ -14,7 +14,7 @@ from engram.core.parameters import trainable
 from engram.engine.alignment import Alignment
 from engram.engine.nested import tensors
 from engram.engine.paths import Paths
-from engram.engine.plan import Interceptor, Scaling, Touch
+from engram.engine.plan import Interceptor, ParameterUse, Scaling
 from engram.engine.registry import bind
 from engram.engine.rules import Function
 from engram.engine.units import Unit
@@ -89,7 +89,7 @@ class Probe(Interceptor):
         self.known = _input_scaling(inputs, three)
         self.alive: list[Any] = []  # ids stay unique while their tensors live
         self.position = 0
-        self.touches: list[Touch] = []
+        self.touches: list[ParameterUse] = []
         self.unhandled: list[tuple[str, ...]] = []
 
     def operation(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -170,7 +170,7 @@ class Probe(Interceptor):
                 if tensor.requires_grad:  # else no derivative goes through it
                     self.followed.setdefault(id(tensor), seen.names)
         output = seen.found[0] if seen.found else None
-        self.touches.append(Touch(seen.function, kind, seen.inputs, output, seen.names))
+        self.touches.append(ParameterUse(seen.function, kind, seen.inputs, output, seen.names))
 
     def _kind(self, seen: Operation) -> str | None:
         if any(scale is not None and scale[0] < 0 for scale in (*seen.inputs, *seen.found)):

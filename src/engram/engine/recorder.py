@@ -21,7 +21,7 @@ from engram.engine.extremes import own_extreme
 from engram.engine.layers import Convolution
 from engram.engine.mean_square import own_moment
 from engram.engine.nested import tensors
-from engram.engine.plan import Interceptor, Plan, Scaling, Touch
+from engram.engine.plan import Interceptor, ParameterUse, Plan, Scaling
 from engram.engine.pooling import average_pool
 from engram.engine.registry import RULES, bind
 from engram.engine.rules import Bound, Call, Copies, Function, Rule
@@ -124,7 +124,7 @@ class Recorder(Interceptor):
         )
 
     def _by_rule(
-        self, touch: Touch, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, touch: ParameterUse, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor:
         bound = bind(function, args, kwargs)
         assert bound is not None
@@ -251,7 +251,7 @@ class Recorder(Interceptor):
         return vmap(single, in_dims=tuple(dims), out_dims=out_dim)(*values)
 
     def _by_copies(
-        self, touch: Touch, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, touch: ParameterUse, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         quicker = self._quicker(function, args, kwargs)
         if function in elementwise.FUNCTIONS and not kwargs and touch.output == elementwise.FIRST:
@@ -261,7 +261,7 @@ class Recorder(Interceptor):
         return self._mapped(quicker, args, kwargs, touch.inputs, touch.output)
 
     def _derive(
-        self, touch: Touch, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, touch: ParameterUse, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         result = function(*args, **kwargs)
         for index, tensor in enumerate(tensors(result)):
@@ -272,7 +272,7 @@ class Recorder(Interceptor):
         return result
 
     def _expand(
-        self, touch: Touch, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, touch: ParameterUse, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor:
         source = next(
             t for t in tensors((args, kwargs)) if id(t) in self.name_of or id(t) in self.derived

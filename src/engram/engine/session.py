@@ -16,7 +16,7 @@ from engram.core.errors import NonFiniteError
 from engram.core.memory import available_bytes, short_of_memory
 from engram.core.parameters import Named, check_module, uncompiled
 from engram.core.progress import progress_over
-from engram.core.state.model import device_of, undisturbed
+from engram.core.state.model import device_of, state_preserved
 from engram.engine.passes import Trace
 from engram.engine.prepare import Engine, prepare
 from engram.engine.refusals import named_failures
@@ -192,7 +192,7 @@ def opened_passes(
     check_module(model)
     model, batches = uncompiled(model), Batches(data, batch_size or 1, labelled)
     batch_size = batch_size and min(batch_size, batches.num_data)
-    with undisturbed(model), short_of_memory() as examples:
+    with state_preserved(model), short_of_memory() as examples:
         keep_freed_memory()
         batches.check_repeatable()
         engine = prepare(model, batches)

@@ -229,7 +229,7 @@ def block_columns(
 ) -> Iterator[tuple[EigenBlock, Tensor]]:
     """The columns that each block sees: inputs, a constant 1 for the bias, or both.
 
-    Merged blocks know of the constant by themselves.
+    ClusteredSpectrum blocks know of the constant by themselves.
     """
     one = columns.new_ones(columns.shape[0], 1)
     for block in blocks:

@@ -18,8 +18,8 @@ from engram.core.dtypes import wide
 from engram.core.memory import available_bytes
 from engram.core.parameters import Layout
 from engram.core.state.model import device_of
-from engram.curvature.operators import ExactCurvature
-from engram.curvature.per_example import own_hessians_times
+from engram.curvature.operators import CurvatureOperator
+from engram.curvature.per_example import per_example_hessian_products
 from engram.engine.session import Observed, Session
 from engram.evidence.agreement import Agreement
 from engram.linalg.cg import Solution, conjugate_gradients
@@ -109,7 +109,7 @@ def _solve_as(
 ) -> Solved:
     """Block by block."""
     layout = objective.layout
-    exact = ExactCurvature(opened, layout, remaining.whole)
+    exact = CurvatureOperator(opened, layout, remaining.whole)
     deviations, found, refused = [], [], []
     for block in chosen.split(_examples_at_once(opened, layout)):
         own = _Own(opened.observe(opened.batches.take(block)), opened, layout, remaining.own)
@@ -148,7 +148,7 @@ class _Own:
     def _hessian(self, vectors: Tensor) -> Tensor:
         """H_i v_i, [B, P]."""
         observed, named = self.observed, self.layout.unflatten(vectors)
-        return own_hessians_times(
+        return per_example_hessian_products(
             self.model, self.likelihood, observed.batch, observed.targets, named
         )
 
@@ -160,7 +160,7 @@ class _Own:
 
 
 def _solve_block(
-    exact: ExactCurvature, posterior: Posterior, own: _Own, tolerance: float
+    exact: CurvatureOperator, posterior: Posterior, own: _Own, tolerance: float
 ) -> Solution:
     layout = own.layout
     right = own.gradients(own.observed.residual)

@@ -18,7 +18,7 @@ from torch import Tensor
 from engram.core.dtypes import in_double, wide
 from engram.core.errors import PosteriorError
 from engram.core.parameters import Layout, Named
-from engram.linalg.clustered import Merged, merge
+from engram.linalg.clustered import ClusteredSpectrum, merge
 from engram.linalg.factorised_diagonal import thin
 from engram.linalg.low_rank import LowRankBlock
 
@@ -116,7 +116,7 @@ class EigenBlock:
         """S v."""
         return self._scaled(vectors, self.precision)
 
-    def square_root_solve(self, vectors: Mapping[str, Tensor]) -> Named:
+    def root_solve(self, vectors: Mapping[str, Tensor]) -> Named:
         """S^-1/2 v, with v as coordinates in the eigenbasis: turns white noise into samples."""
         return self.named(self.from_basis(self.matrix(vectors) * self.covariance.sqrt()))
 
@@ -128,7 +128,7 @@ class EigenBlock:
     def _scaled(self, vectors: Mapping[str, Tensor], scale: Tensor) -> Named:
         return self.named(self.from_basis(self.to_basis(self.matrix(vectors)) * scale))
 
-    def log_determinant(self) -> float:
+    def log_det(self) -> float:
         """log |S|."""
         return float(wide(self.precision).log().sum())
 
@@ -149,11 +149,11 @@ class EigenBlock:
         return self if block.parts is None else block
 
     @cached_property
-    def parts(self) -> Merged | None:
+    def parts(self) -> ClusteredSpectrum | None:
         """The covariance by kept and merged directions; None where none are merged."""
         if self.rows is None or self.columns is None or self.precision.shape[0] > 1:
             return None
-        return Merged.of(self.covariance[0], self.rows[0], self.columns[0])
+        return ClusteredSpectrum.of(self.covariance[0], self.rows[0], self.columns[0])
 
     def rank_one_move(self, rows: Tensor, columns: Tensor) -> Tensor:
         """S^-1 (r c') c for rows [B, O] and columns [B, I], [B, O]."""
@@ -183,7 +183,7 @@ class EigenBlock:
         left, right = self.gain_factors
         return (squares @ right) @ left.mT
 
-    def merged_gains(self, parts: Merged, columns: Tensor) -> tuple[Tensor, Tensor]:
+    def merged_gains(self, parts: ClusteredSpectrum, columns: Tensor) -> tuple[Tensor, Tensor]:
         """The same where eigenvalues are merged: of all rows [B, 1], and what kept ones add."""
         return parts.gains(columns)
 
@@ -289,11 +289,11 @@ class DenseBlock:
         flat = self.layout.flatten(vectors)
         return flat @ self.layout.flatten(self.solve(vectors)).mT
 
-    def square_root_solve(self, vectors: Mapping[str, Tensor]) -> Named:
+    def root_solve(self, vectors: Mapping[str, Tensor]) -> Named:
         """C^-T v with S = C C': turns white noise into samples."""
         return self._apply(vectors, "root")
 
-    def log_determinant(self) -> float:
+    def log_det(self) -> float:
         """log |S|."""
         return 2 * float(self.cholesky.diagonal().log().sum())
 

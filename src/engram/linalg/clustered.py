@@ -27,7 +27,7 @@ ANY_DIRECTION = 10.0  # how much larger an error may be for vectors unlike the d
 
 
 @dataclass(frozen=True)
-class Merged:
+class ClusteredSpectrum:
     """The parts of a table of covariances with merged tails; None for a side that has no tail.
 
     Args:
@@ -47,7 +47,7 @@ class Merged:
     merged_columns: bool
 
     @classmethod
-    def of(cls, covariance: Tensor, rows: Tensor, columns: Tensor) -> Merged | None:
+    def of(cls, covariance: Tensor, rows: Tensor, columns: Tensor) -> ClusteredSpectrum | None:
         """The parts of a table [O, I] whose last rows or columns are equal; None if they are not.
 
         Args:
@@ -133,7 +133,7 @@ def merge(covariance: Tensor, energy: Tensor, tolerance: float) -> tuple[Tensor,
     covariance, energy = _with_tail(covariance, energy, kept)
     kept_rows = _num_kept(covariance.mT, energy.mT, _row_errors(covariance, energy), tolerance)
     covariance = _with_tail(covariance.mT, energy.mT, kept_rows)[0].mT.clone()
-    covariance[:, kept:] = covariance[:, -1:]  # equal to the last bit, as Merged.of expects
+    covariance[:, kept:] = covariance[:, -1:]  # equal to the last bit, as `of` expects
     return covariance, row_order, column_order
 
 

@@ -51,7 +51,7 @@ class _Residuals:
         return parts
 
 
-class SharedInverse:
+class BlockGCR:
     """Directions and their images, the images orthonormal.
 
     Args:

@@ -16,7 +16,7 @@ LEAF = 200  # narrower blocks are not worth splitting: measured
 GATHERED = 8192  # vectors summed in their own precision before they are added to the total
 
 
-class SquareSum:
+class GramSum:
     """The sum of x x' over vectors [B, G, T, I], for each of G groups.
 
     Args:

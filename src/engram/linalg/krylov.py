@@ -19,7 +19,7 @@ NOTHING_NEW = 1e-6  # share of a direction outside the basis, below which it is 
 WIDTH = 64  # given directions that are added at a time
 
 
-class Explored:
+class BlockKrylov:
     """Orthonormal rows and what a matrix makes of them.
 
     Args:

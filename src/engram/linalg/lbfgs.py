@@ -43,7 +43,7 @@ class Base:
 IDENTITY = Base(torch.clone, known=False, memory=1)
 
 
-class OwnPairs:
+class LBFGSMemory:
     """The last pairs of each copy: limited-memory BFGS on top of any inverse Hessian.
 
     Args:

@@ -112,7 +112,7 @@ class LowRankBlock:
         """E'E, [r, r]."""
         return self.outside.mT @ self.outside
 
-    def square_root_solve(self, vectors: Mapping[str, Tensor]) -> Named:
+    def root_solve(self, vectors: Mapping[str, Tensor]) -> Named:
         """R v with R R' = S^-1: turns white noise into samples."""
         rows = self.rows(vectors)
         kept = rows @ self.basis
@@ -120,7 +120,7 @@ class LowRankBlock:
         known = kept * self.inside.rsqrt() - (beyond @ self.outside) / self.inside
         return self._named(known @ self.basis.mT + beyond, vectors)
 
-    def log_determinant(self) -> float:
+    def log_det(self) -> float:
         """log |S|."""
         beyond = (self.layout.num_params - self.rank) * math.log(self.rest)
         return float(wide(self.inside).log().sum()) + beyond

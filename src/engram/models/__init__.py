@@ -1,13 +1,13 @@
 """Models for which leaving out is exact, or one Newton step from it."""
 
 from engram.models import responses
+from engram.models.from_estimator import from_estimator, read
 from engram.models.glm import fit_glm, fit_multinomial
 from engram.models.influence.glm_measures import GlmMeasures, glm_measures
 from engram.models.influence.linear_measures import LinearMeasures, linear_measures
 from engram.models.influence.removal import remove_group
 from engram.models.influence.sensitivities import sensitivities_of
 from engram.models.linear import fit_linear
-from engram.models.of import of, read
 from engram.models.predictor.fit import Fit
 
 __all__ = [
@@ -17,9 +17,9 @@ __all__ = [
     "fit_glm",
     "fit_linear",
     "fit_multinomial",
+    "from_estimator",
     "glm_measures",
     "linear_measures",
-    "of",
     "read",
     "remove_group",
     "responses",

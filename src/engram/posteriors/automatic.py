@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from engram.core.data.batches import Batches, Data, call
 from engram.core.memory import available_bytes
 from engram.core.parameters import trainable
-from engram.core.state.model import device_of, undisturbed
+from engram.core.state.model import device_of, state_preserved
 from engram.engine.refusals import named_failures
 from engram.engine.session import Session
 from engram.posteriors.low_rank_fit import LEADING, MOST_OWN
@@ -86,7 +86,7 @@ def _forward_operations(model: nn.Module, batches: Batches) -> int:
     """Multiplications and additions that the model takes for one example."""
     one = batches.take(torch.zeros(1, dtype=torch.long)).to(device_of(model))
     with (
-        undisturbed(model),
+        state_preserved(model),
         torch.no_grad(),
         named_failures("on the first example of the data"),
         FlopCounterMode(display=False) as counter,

@@ -11,7 +11,7 @@ from engram.core.arguments import MANY, fraction, seed_number, whole
 from engram.core.data.batches import Data
 from engram.core.errors import NonFiniteError, PosteriorError
 from engram.core.memory import backing_off
-from engram.curvature.operators import ExactCurvature
+from engram.curvature.operators import CurvatureOperator
 from engram.engine.session import session
 from engram.likelihoods import Likelihood
 from engram.linalg.blocks import Block, DenseBlock, EigenBlock
@@ -96,7 +96,7 @@ def calibrate(
     layout = covered_layout(posterior)
     used = posterior.likelihood_or(likelihood)
     with session(model, data, used, batch_size, progress) as opened:
-        exact = ExactCurvature(opened, layout, curvature)
+        exact = CurvatureOperator(opened, layout, curvature)
         vectors = probe_vectors(opened, layout, match, probes, seed)
         if not vectors.isfinite().all():
             raise NonFiniteError(

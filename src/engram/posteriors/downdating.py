@@ -22,7 +22,7 @@ from torch import Tensor
 
 from engram.core.dtypes import eigh, in_double
 from engram.linalg.blocks import Block, EigenBlock
-from engram.linalg.clustered import Merged
+from engram.linalg.clustered import ClusteredSpectrum
 from engram.posteriors.gaussian import Posterior
 
 
@@ -44,7 +44,7 @@ class DowndatedBlock(EigenBlock):
         length = columns.square().sum(1, keepdim=True)
         return self._without_own(super().rank_one_gain(columns), self.row_share, length)
 
-    def merged_gains(self, parts: Merged, columns: Tensor) -> tuple[Tensor, Tensor]:
+    def merged_gains(self, parts: ClusteredSpectrum, columns: Tensor) -> tuple[Tensor, Tensor]:
         """The same for the merged rows together, [B, 1], and what kept ones add, [B, p]."""
         assert self.row_share is not None
         length = columns.square().sum(1, keepdim=True)

@@ -141,9 +141,9 @@ class Posterior:
             result |= getattr(block, method)({name: vectors[name] for name in block.names})
         return result
 
-    def log_determinant(self) -> float:
+    def log_det(self) -> float:
         """log |S|."""
-        return sum(block.log_determinant() for block in self.blocks)
+        return sum(block.log_det() for block in self.blocks)
 
     def sample(self, num: int, generator: torch.Generator | None = None) -> Named:
         """Draws from the posterior, [num, *shape] per name; fixed parameters stay at the mean."""
@@ -159,7 +159,7 @@ class Posterior:
                 )
                 for name in block.names
             }
-            for name, step in block.square_root_solve(noise).items():
+            for name, step in block.root_solve(noise).items():
                 draws[name] = draws[name] + step
         return draws
 

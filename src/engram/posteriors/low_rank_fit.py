@@ -23,10 +23,10 @@ from engram.core.data.batches import Batches, call
 from engram.core.dtypes import widest
 from engram.core.parameters import Layout, trainable
 from engram.core.state.model import device_of
-from engram.curvature.float32 import InSingle
-from engram.curvature.operators import ExactCurvature
+from engram.curvature.float32 import Float32Copy
+from engram.curvature.operators import CurvatureOperator
 from engram.engine.session import LARGEST_BATCH, Observed, Session
-from engram.linalg.krylov import Explored
+from engram.linalg.krylov import BlockKrylov
 from engram.linalg.low_rank import LowRankBlock, check_definite
 
 WHOLE = 512  # parameters up to which every direction is explored
@@ -53,7 +53,7 @@ def fit_low_rank(
     device, size = device_of(opened.model), layout.num_params
     like = torch.empty(0, size, dtype=widest(device), device=device)
     multiply = _products(opened, layout, kind)
-    explored = Explored(multiply, like, max(most, min(size, WHOLE)), opened.progress)
+    explored = BlockKrylov(multiply, like, max(most, min(size, WHOLE)), opened.progress)
     generator = torch.Generator().manual_seed(seed)
     probes = torch.randn(2 * PROBES, size, generator=generator).to(like)
     if size <= WHOLE:
@@ -85,7 +85,7 @@ def _products(opened: Session, layout: Layout, kind: str) -> Callable[[Tensor], 
     size = min(opened.largest_part, LARGEST_BATCH)
     batches = Batches(opened.batches.data, max(1, size))
     quiet = replace(opened, progress=False, batches=batches, largest_part=VECTORS * size)
-    exact = ExactCurvature(quiet, layout, kind)
+    exact = CurvatureOperator(quiet, layout, kind)
     if layout.num_params > WHOLE and any(
         p.dtype == torch.float64 for p in trainable(opened.model).values()
     ):
@@ -94,20 +94,22 @@ def _products(opened: Session, layout: Layout, kind: str) -> Callable[[Tensor], 
     return lambda rows: exact.times(rows.to(kept)).to(rows)
 
 
-def _in_single(opened: Session, kind: str) -> ExactCurvature | None:
+def _in_single(opened: Session, kind: str) -> CurvatureOperator | None:
     """None for a model that cannot be run in single precision."""
     first = opened.batches.take(torch.zeros(1, dtype=torch.long)).to(device_of(opened.model))
     try:
-        model = InSingle(opened.model)
+        model = Float32Copy(opened.model)
         call(model, first.inputs)
     except (RuntimeError, TypeError):  # it cannot be copied, or double precision is written into it
         return None
     layout = Layout.of({name: p.detach() for name, p in trainable(model).items()})
-    return ExactCurvature(replace(opened, engine=replace(opened.engine, model=model)), layout, kind)
+    return CurvatureOperator(
+        replace(opened, engine=replace(opened.engine, model=model)), layout, kind
+    )
 
 
 def _own_directions(
-    opened: Session, layout: Layout, explored: Explored, prior_precision: float
+    opened: Session, layout: Layout, explored: BlockKrylov, prior_precision: float
 ) -> Tensor:
     """What single examples add outside the basis, largest first, [A, P]."""
     kept, room = explored.rows.new_empty(0, layout.num_params), explored.room

@@ -24,7 +24,7 @@ from engram.curvature.kinds import Curvature
 from engram.curvature.moments import SquareMoments
 from engram.engine.session import session
 from engram.likelihoods import Likelihood
-from engram.linalg.gram import SquareSum
+from engram.linalg.gram import GramSum
 from engram.posteriors.fit import Fit
 from engram.posteriors.flat import check_curved
 from engram.posteriors.gaussian import Posterior, check_prior_precision
@@ -160,7 +160,7 @@ class _Averages:
             for side in SQUARES:
                 matrix = getattr(layer, side).matrix
                 if matrix is not None:
-                    setattr(layer, side, SquareSum(self._averaged(f"{side}/{name}", matrix)))
+                    setattr(layer, side, GramSum(self._averaged(f"{side}/{name}", matrix)))
             for side in SUMS:
                 value = getattr(layer, side)
                 if value is not None:

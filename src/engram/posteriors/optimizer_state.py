@@ -35,7 +35,7 @@ from engram.posteriors.readers import (
 from engram.posteriors.tolerance import chosen_tolerance
 from engram.posteriors.weight_decay import Prior, prior_of
 
-SQUARES = ("batch", "example", "paper")  # readings of an average of squared gradients
+SECOND_MOMENTS = ("batch", "example", "paper")  # readings of an average of squared gradients
 
 
 def posterior_of(
@@ -46,7 +46,7 @@ def posterior_of(
     prior_precision: float | None = None,
     reduction: str = "mean",
     batch_size: int | None = None,
-    squares: str = "batch",
+    second_moment: str = "batch",
     tolerance: float | None = None,
 ) -> Posterior:
     r"""The Gaussian posterior in an optimizer's state, at the model's present weights.
@@ -59,10 +59,10 @@ def posterior_of(
             group of parameters: N times it for a loss averaged over the batch, N / batch_size
             times it for a sum.
         reduction: of the training loss over a batch, ``mean`` or ``sum``.
-        batch_size: of training; needed for ``sum`` and for ``squares="example"``.
-        squares: what an average s of squared gradients, as Adam keeps, is taken for. ``batch``:
-            S = N sqrt(s_hat) + delta, with the start of Adam's average corrected as in its step,
-            s_hat = s / (1 - beta2^t). ``example``: scaled to single examples,
+        batch_size: of training; needed for ``sum`` and for ``second_moment="example"``.
+        second_moment: what an average s of squared gradients, as Adam keeps, is taken for.
+            ``batch``: S = N sqrt(s_hat) + delta, with the start of Adam's average corrected as in
+            its step, s_hat = s / (1 - beta2^t). ``example``: scaled to single examples,
             S = N sqrt(B s_hat) + delta; a batch's gradient is a mean of B, so its square is about
             1/B of an example's, and S would depend on B. ``paper``: Table 1 of the paper as its
             authors compute it, S = N sqrt(s) + delta, with s as it is kept; delta may be 0 there.
@@ -86,13 +86,13 @@ def posterior_of(
     Reference:
         Nickl et al., *The Memory-Perturbation Equation*, NeurIPS 2023, Table 1.
     """
-    wanted = Wanted(num_data, prior_precision, reduction, batch_size, squares, tolerance)
+    wanted = Wanted(num_data, prior_precision, reduction, batch_size, second_moment, tolerance)
     source, prior = wanted.applied(optimizer, model)
     blocks = blocks_of(source)
     mean = {name: p.detach().clone() for name, p in source.parameters.items()}
     settings = _settings(source.optimizer, prior, reduction, batch_size)
     covered = {name for block in blocks for name in block.names}
-    settings["squares"] = squares
+    settings["second_moment"] = second_moment
     settings["tolerance"] = source.tolerance
     settings["not_stepped"] = [name for name in source.parameters if name not in covered]
     return Posterior(
@@ -115,13 +115,13 @@ class Wanted:
     prior_precision: float | None
     reduction: str
     batch_size: int | None
-    squares: str
+    second_moment: str
     tolerance: float | None = None
 
     @property
     def as_kept(self) -> bool:
         """Whether running averages are taken as the paper's table has them."""
-        return self.squares == "paper"
+        return self.second_moment == "paper"
 
     def applied(self, optimizer: Optimizer, model: nn.Module) -> tuple[Source, Prior]:
         """What is to be read, all checked; works before the first step as well."""
@@ -131,7 +131,7 @@ class Wanted:
         parameters = trainable(model)
         _check_owner(optimizer, parameters)
         scale = loss_scale(optimizer, self.num_data, self.reduction, self.batch_size)
-        root = _root(optimizer, self.squares, self.batch_size, self.num_data)
+        root = _root(optimizer, self.second_moment, self.batch_size, self.num_data)
         needed = not (self.as_kept or is_identity(optimizer))
         given = (self.prior_precision, scale, self.num_data, needed)
         prior = prior_of(optimizer, parameters, *given)
@@ -171,25 +171,25 @@ def loss_scale(
     return num_data / _checked_batch_size(batch_size, num_data, 'reduction="sum"')
 
 
-def _root(optimizer: Optimizer, squares: str, batch_size: int | None, num_data: int) -> float:
+def _root(optimizer: Optimizer, second_moment: str, batch_size: int | None, num_data: int) -> float:
     """The square root of B where averages of squared gradients are scaled to single examples."""
-    check_squares(squares)
-    if squares == "batch":
+    check_second_moment(second_moment)
+    if second_moment == "batch":
         return 1.0
-    if not (in_paper(optimizer) if squares == "paper" else keeps_squares(optimizer)):
+    if not (in_paper(optimizer) if second_moment == "paper" else keeps_squares(optimizer)):
         raise ArgumentError(
-            'squares="batch" with an optimizer that keeps no average of squared gradients',
-            f'{type(optimizer).__name__} with "{squares}"',
-            "leave squares out",
+            'second_moment="batch" with an optimizer that keeps no average of squared gradients',
+            f'{type(optimizer).__name__} with "{second_moment}"',
+            "leave second_moment out",
         )
-    if squares == "paper":
+    if second_moment == "paper":
         return 1.0
-    return math.sqrt(_checked_batch_size(batch_size, num_data, 'squares="example"'))
+    return math.sqrt(_checked_batch_size(batch_size, num_data, 'second_moment="example"'))
 
 
-def check_squares(squares: str) -> None:
+def check_second_moment(second_moment: str) -> None:
     """ArgumentError for a reading that is not known."""
-    one_of("squares", squares, SQUARES, 'use "batch"')
+    one_of("second_moment", second_moment, SECOND_MOMENTS, 'use "batch"')
 
 
 def _checked_batch_size(batch_size: int | None, num_data: int, purpose: str) -> int:

@@ -25,7 +25,7 @@ from engram.core.dtypes import wide
 from engram.core.errors import NonFiniteError, PosteriorError
 from engram.core.parameters import Layout, trainable
 from engram.curvature.batched_gradients import many_gradients
-from engram.curvature.operators import ExactCurvature
+from engram.curvature.operators import CurvatureOperator
 from engram.engine.session import Observed, Session
 from engram.likelihoods import Likelihood
 from engram.linalg.cg import conjugate_gradients
@@ -138,7 +138,7 @@ MATCHED: dict[str, Callable[[Observed, Likelihood], Tensor]] = {
 
 
 def quadratic_forms(
-    exact: ExactCurvature, posterior: Posterior, probes: Tensor, tolerance: float
+    exact: CurvatureOperator, posterior: Posterior, probes: Tensor, tolerance: float
 ) -> tuple[Tensor, Tensor, float]:
     """g' S^-1 g for every probe, exact and fitted, [M], and the largest relative residual.
 

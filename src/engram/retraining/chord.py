@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engram.core.dtypes import wide
-from engram.linalg.gcr import LEFT_WAITING, SharedInverse
+from engram.linalg.gcr import LEFT_WAITING, BlockGCR
 from engram.retraining.quasi_newton import Objective, Progress
 
 STEPS = 12
@@ -64,7 +64,7 @@ def follow(
     objective: Objective,
     state: Progress,
     targets: Tensor,
-    shared: SharedInverse,
+    shared: BlockGCR,
     report: Callable[[int], None],
 ) -> list[tuple[Tensor, Tensor]]:
     """Move the copies until their gradient norms are below their targets, or steps do not pay.
@@ -108,7 +108,7 @@ def follow(
 
 
 def foreseen_step(
-    objective: Objective, flat: Tensor, gradient: Tensor, goals: Tensor, shared: SharedInverse
+    objective: Objective, flat: Tensor, gradient: Tensor, goals: Tensor, shared: BlockGCR
 ) -> Tensor:
     """Steps d [C, P] after which g + H d, less the change of the left-out gradient, is small.
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Subset
 from engram.core.data.batches import Batches, Data, call
 from engram.core.data.inputs import mapped
 from engram.core.errors import NonFiniteError, TrainingError
-from engram.core.state.model import device_of, undisturbed
+from engram.core.state.model import device_of, state_preserved
 from engram.core.state.process import kept_surroundings
 from engram.engine.refusals import named_failures
 from engram.retraining.recipe import Report
@@ -121,7 +121,7 @@ class FunctionWorker:
         """Outputs of a model on all or some examples, in eval mode."""
         batches = Batches(data, 256)
         source = batches if members is None else batches.subset(members)
-        with undisturbed(trained), torch.no_grad(), named_failures("on the data"):
+        with state_preserved(trained), torch.no_grad(), named_failures("on the data"):
             rows = [call(trained, b.to(device_of(trained)).inputs).cpu() for b in source]
         outputs = torch.cat(rows)
         if not torch.isfinite(outputs).all():

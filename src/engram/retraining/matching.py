@@ -8,7 +8,7 @@ from torch import nn
 from engram.core.data.batches import Batches, call
 from engram.core.errors import ModelMismatchError
 from engram.core.selection import spread
-from engram.core.state.model import device_of, undisturbed
+from engram.core.state.model import device_of, state_preserved
 from engram.engine.refusals import named_failures
 from engram.sensitivity.result import Result
 
@@ -25,7 +25,7 @@ def check_outputs(result: Result, model: nn.Module, batches: Batches) -> None:
         raise ModelMismatchError(
             "a result of this model on this data", "other targets", "pass the data it is about"
         )
-    with undisturbed(model), torch.no_grad(), named_failures("on the data"):
+    with state_preserved(model), torch.no_grad(), named_failures("on the data"):
         found = call(model, batch.to(device_of(model)).inputs).cpu()
     expected = result.outputs[chosen]
     limit = MATCHING.get(found.dtype, MATCHING_ELSE) * (1 + result.outputs.abs().max())

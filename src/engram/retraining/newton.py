@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from engram.core.data.batches import Data
 from engram.likelihoods import Likelihood
 from engram.linalg.blocks import DenseBlock
-from engram.linalg.gcr import WIDTH, SharedInverse
-from engram.linalg.lbfgs import Apply, Base, OwnPairs
+from engram.linalg.gcr import WIDTH, BlockGCR
+from engram.linalg.lbfgs import Apply, Base, LBFGSMemory
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import laplace
@@ -96,7 +96,7 @@ class Newton(Recipe):
                 state = begin(objective, start)
         behind = state.moving.nonzero()[:, 0]
         if len(behind):
-            part, own = state.only(behind), OwnPairs(start[: len(behind)], self.history)
+            part, own = state.only(behind), LBFGSMemory(start[: len(behind)], self.history)
             for move, change in pairs:
                 every = torch.arange(len(behind))
                 own.add(every, move[behind], change[behind], solve(change[behind]))
@@ -112,7 +112,7 @@ class Newton(Recipe):
         start = state.flat.clone()
         allowed = max(PRODUCTS_PER_COPY * len(start), FEWEST_PRODUCTS)
         capacity = min(allowed, start.shape[1])
-        shared = SharedInverse(solve, _products(objective.stack, start), start, capacity)
+        shared = BlockGCR(solve, _products(objective.stack, start), start, capacity)
         return follow(objective, state, wanted, shared, report)
 
     def _sharpened(self, stack: Stack, start: Tensor, solve: Apply) -> Apply:

@@ -21,7 +21,7 @@ def open_stack(
 ) -> Stack:
     """Read the data, check it, and find out how the model can be stacked.
 
-    Call inside :func:`engram.core.state.model.undisturbed`.
+    Call inside :func:`engram.core.state.model.state_preserved`.
     """
     check_finite_weights(model)
     parameters: Named = {name: p.detach() for name, p in trainable(model).items()}

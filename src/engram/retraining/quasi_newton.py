@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engram.core.dtypes import wide
-from engram.linalg.lbfgs import Base, OwnPairs
+from engram.linalg.lbfgs import Base, LBFGSMemory
 from engram.retraining.stack import Stack
 
 SUFFICIENT = 1e-4  # share of the linear decrease that a step must reach
@@ -111,7 +111,7 @@ def minimise(
     state: Progress,
     targets: Tensor,
     iterations: int,
-    own: OwnPairs,
+    own: LBFGSMemory,
     base: Base,
     report: Callable[[int], None],
 ) -> Progress:
@@ -146,7 +146,9 @@ def minimise(
     return state
 
 
-def _direction(state: Progress, rows: Tensor, own: OwnPairs, base: Base, solved: Tensor) -> Tensor:
+def _direction(
+    state: Progress, rows: Tensor, own: LBFGSMemory, base: Base, solved: Tensor
+) -> Tensor:
     """-B^-1 g; where that does not lead down, the base's own direction."""
     gradient = state.gradient[rows]
     first = torch.ones_like(gradient[:, 0])

@@ -14,7 +14,7 @@ from torch import Tensor
 from engram.core.arguments import is_number, shown
 from engram.core.dtypes import wide
 from engram.core.errors import ArgumentError
-from engram.linalg.lbfgs import IDENTITY, OwnPairs
+from engram.linalg.lbfgs import IDENTITY, LBFGSMemory
 from engram.retraining.descent import Plan, adam_update, descend, momentum_update
 from engram.retraining.newton import Newton
 from engram.retraining.quasi_newton import Objective, begin, minimise
@@ -104,7 +104,7 @@ class LBFGS(Recipe):
 
     def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
         wanted = wanted_norms(objective, start, self.tolerance)
-        own = OwnPairs(start, self.history)
+        own = LBFGSMemory(start, self.history)
         state = begin(objective, start)
         minimise(objective, state, wanted, self.iterations, own, IDENTITY, report)
         return Trained(state.flat, state.norm, wanted, state.evaluations)

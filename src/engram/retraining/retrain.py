@@ -15,7 +15,7 @@ from engram.core.data.batches import Batch, Batches, Data
 from engram.core.errors import ArgumentError, NonFiniteError
 from engram.core.parameters import check_module, trainable, uncompiled
 from engram.core.progress import Bar
-from engram.core.state.model import device_of, locked, undisturbed
+from engram.core.state.model import device_of, locked, state_preserved
 from engram.core.state.process import kept_surroundings
 from engram.engine.refusals import named_failures
 from engram.likelihoods import Likelihood, resolve
@@ -165,7 +165,7 @@ def _worker(
 ) -> Iterator[tuple[RecipeWorker | FunctionWorker, Tensor]]:
     """The worker on a private model, and that model's outputs on all data."""
     if isinstance(ways, Recipe):
-        with undisturbed(model):
+        with state_preserved(model):
             stack = open_stack(model, data, task.likelihood, delta)
             bound = ways.bind(model, data, task.likelihood, stack.mean_prior, progress)
             given = stack.predict(stack.start[None])[0].detach().cpu()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from engram.core.parameters import Named, square_norm, trainable
 from engram.core.parameters import count as count_entries
-from engram.engine.gradient_accumulator import GradientSum
+from engram.engine.gradient_accumulator import GradientAccumulator
 from engram.engine.prepare import Coverage
 from engram.engine.session import Observed, Session
 from engram.likelihoods.draws import Draws
@@ -177,7 +177,7 @@ def diagnose(
     model: nn.Module,
     posterior: Posterior,
     coverage: Coverage,
-    total_gradient: GradientSum,
+    total_gradient: GradientAccumulator,
     leverages: Leverages,
     flagged: Tensor,
 ) -> Diagnostics:
@@ -223,7 +223,7 @@ def _covered(model: nn.Module, posterior: Posterior) -> Named:
 
 
 def _convergence(
-    model: nn.Module, posterior: Posterior, total_gradient: GradientSum
+    model: nn.Module, posterior: Posterior, total_gradient: GradientAccumulator
 ) -> tuple[float, float]:
     parameters = _covered(model, posterior)
     losses, objective = total_gradient.square_norms(parameters, posterior.prior_of)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from engram.core.arguments import MANY, seed_number, whole
 from engram.core.data.batches import Data
 from engram.core.memory import backing_off
-from engram.core.processes import Peers
-from engram.engine.gradient_accumulator import GradientSum
+from engram.core.processes import Processes
+from engram.engine.gradient_accumulator import GradientAccumulator
 from engram.engine.prepare import training_layers
 from engram.engine.session import Session, session
 from engram.likelihoods import Likelihood
@@ -77,9 +77,9 @@ def sensitivities(
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
     chosen, used = estimator or default_rule(posterior), posterior.likelihood_or(likelihood)
-    switched, peers = training_layers(model), Peers.found(across_ranks)
+    switched, peers = training_layers(model), Processes.found(across_ranks)
     with session(model, data, used, batch_size, progress) as opened:
-        total = GradientSum()
+        total = GradientAccumulator()
         peers.meet(opened.model, opened.batches.num_data, buffers=True)
         setting = Setting(opened.likelihood, posterior, rounds, total)
         rule = _rule(chosen, opened, posterior)
@@ -130,7 +130,7 @@ def _rule(name: str, opened: Session, posterior: Posterior) -> Estimator | Newto
 
 
 def _estimates(
-    opened: Session, rule: Estimator | NewtonStep, setting: Setting, peers: Peers
+    opened: Session, rule: Estimator | NewtonStep, setting: Setting, peers: Processes
 ) -> dict[str, Tensor]:
     """The columns of the result, in the order of the data, from all processes that share them."""
     number = opened.batches.num_data

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engram.core.errors import ArgumentError
 from engram.core.parameters import Layout, Named
-from engram.curvature.per_example import own_hessians_times
+from engram.curvature.per_example import per_example_hessian_products
 from engram.engine.session import Observed, Session
 from engram.linalg.blocks import DenseBlock
 from engram.linalg.cg import Solution, conjugate_gradients
@@ -171,7 +171,7 @@ class NewtonStep:
         right = observed.trace.own_gradient_rows(observed.residual, self.layout)
 
         def own(vectors: Tensor, rows: Tensor) -> Tensor:
-            return own_hessians_times(
+            return per_example_hessian_products(
                 self.opened.model,
                 self.opened.likelihood,
                 observed.batch.select(rows.cpu()),

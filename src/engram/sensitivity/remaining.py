@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engram.core.dtypes import wide
 from engram.core.parameters import Named, inner, square_norm, trainable
-from engram.curvature.operators import ExactCurvature
+from engram.curvature.operators import CurvatureOperator
 from engram.curvature.products import batch_hessian_times
 from engram.engine.session import Observed, Session
 from engram.engine.steps import is_rank_one
@@ -106,7 +106,7 @@ class LeftOut:
         layout = covered_layout(self.posterior)
         flat = layout.flatten(vector)
         prior = prior_vector(self.posterior, layout).to(flat)
-        exact = ExactCurvature(self.opened, layout, "ggn")
+        exact = CurvatureOperator(self.opened, layout, "ggn")
         return layout.unflatten(self.posterior.scale * (exact.times(flat[None])[0] + prior * flat))
 
     def inputs(self) -> dict[tuple[str, ...], Tensor]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import nn
 
 from engram.core.errors import ArgumentError
-from engram.core.processes import Peers
+from engram.core.processes import Processes
 from engram.tracking.epoch import COLUMNS, Epoch
 
 
-def whole_epoch(epoch: Epoch, model: nn.Module, peers: Peers) -> Epoch:
+def whole_epoch(epoch: Epoch, model: nn.Module, peers: Processes) -> Epoch:
     """What all processes have seen, the same on each: the latest visit of every example."""
     if peers.count == 1:
         return epoch
@@ -21,7 +21,7 @@ def whole_epoch(epoch: Epoch, model: nn.Module, peers: Peers) -> Epoch:
     return Epoch(**{**chosen, "visits": every["visits"].sum(0)})
 
 
-def check_alone(peers: Peers) -> None:
+def check_alone(peers: Processes) -> None:
     """A twin takes this process's gradients, and DDP's steps are means over all of them."""
     if peers.count > 1:
         raise ArgumentError(

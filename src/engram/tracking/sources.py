@@ -27,7 +27,7 @@ from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.laplace import STRUCTURES, laplace
 from engram.posteriors.moving_average import RunningCurvature
 from engram.posteriors.optimizer_state import Wanted as Readable
-from engram.posteriors.optimizer_state import check_squares, posterior_of, unwrapped
+from engram.posteriors.optimizer_state import check_second_moment, posterior_of, unwrapped
 
 EVERY_STEP_UNTIL, READ_EVERY = 20, 8  # streamed steps
 
@@ -209,14 +209,14 @@ class Wanted:
     average: float | None
     reduction: str
     batch_size: int | None
-    squares: str
+    second_moment: str
 
     def check(self) -> None:
         """ArgumentError for settings that mean nothing together."""
         known = ("optimizer", *STRUCTURES)
         one_of("posterior", self.kind, known, 'use "optimizer"')
         one_of("reduction", self.reduction, ("mean", "sum"), "see your loss function")
-        check_squares(self.squares)
+        check_second_moment(self.second_moment)
         if self.batch_size is not None:
             whole("batch_size", self.batch_size, remedy="pass the batch size of the training")
         if self.prior_precision is not None:
@@ -227,11 +227,11 @@ class Wanted:
                 'average with posterior="optimizer", which averages by itself',
                 'leave out average, or use posterior="kronecker"',
             )
-        if self.kind != "optimizer" and self.squares != "batch":
+        if self.kind != "optimizer" and self.second_moment != "batch":
             raise ArgumentError(
-                'squares with posterior="optimizer"',
-                f"squares={self.squares!r} with posterior={self.kind!r}",
-                "leave squares out",
+                'second_moment with posterior="optimizer"',
+                f"second_moment={self.second_moment!r} with posterior={self.kind!r}",
+                "leave second_moment out",
             )
         if self.kind != "optimizer" and self.prior_precision is None:
             raise ArgumentError(
@@ -261,7 +261,7 @@ def source_of(
             "prior_precision": wanted.prior_precision,
             "reduction": wanted.reduction,
             "batch_size": wanted.batch_size,
-            "squares": wanted.squares,
+            "second_moment": wanted.second_moment,
         }
         return FromOptimizer(model, optimizer, settings)
     assert wanted.prior_precision is not None

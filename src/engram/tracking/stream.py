@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from engram.core.data.batches import Batches, Data
 from engram.core.errors import ArgumentError, ModelMismatchError, NonFiniteError, PosteriorError
 from engram.core.parameters import trainable
-from engram.core.state.model import undisturbed
+from engram.core.state.model import state_preserved
 from engram.core.state.process import of_the_thread, random_states, restored
 from engram.core.storage.typed import objects, typed
 from engram.engine.prepare import Engine, prepare
@@ -133,7 +133,7 @@ class Stream:
         if self._engine is None or found != self._trained:
             if self.epoch.seen and self._trained:
                 raise _changed(self._trained, found)
-            with undisturbed(self.model):
+            with state_preserved(self.model):
                 keep_freed_memory()
                 self._engine = prepare(self.model, self.batches)
             self._mixing, self._trained = mixing_layers(self.model), found

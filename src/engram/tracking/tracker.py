@@ -17,7 +17,7 @@ from engram.core.arguments import path_of, whole
 from engram.core.data.batches import Batches, Data
 from engram.core.errors import NonFiniteError, PosteriorError
 from engram.core.parameters import check_module, uncompiled
-from engram.core.processes import Peers
+from engram.core.processes import Processes
 from engram.likelihoods import Likelihood, resolve
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.leave_one_out import check_estimator
@@ -57,9 +57,9 @@ class Tracker:
             at the mean.
         expectation: what is averaged over the samples: each example's ``gradient``, as the equation
             has it, J(m) S^-1 E[J' e], or its whole ``deviation`` J S^-1 J' e, with any estimator.
-        reduction, batch_size, squares: of the training loss and of what the optimizer keeps of it,
-            as in :func:`engram.posterior_of`; with Adam, pass the batch size and
-            ``squares="example"`` for estimates that do not grow with the batch.
+        reduction, batch_size, second_moment: of the training loss and of what the optimizer
+            keeps of it, as in :func:`engram.posterior_of`; with Adam, pass the batch size and
+            ``second_moment="example"`` for estimates that do not grow with the batch.
         validation: data whose loss is recorded beside the estimate; never used for it.
         follow: examples that a twin of the training leaves out, such as a tenth of the data; the
             history's estimate is then theirs; see :meth:`follow`.
@@ -96,7 +96,7 @@ class Tracker:
         expectation: str = "gradient",
         reduction: str = "mean",
         batch_size: int | None = None,
-        squares: str = "batch",
+        second_moment: str = "batch",
         validation: Data | None = None,
         follow: int | None = None,
         patience: int = 5,
@@ -116,7 +116,7 @@ class Tracker:
         self.num_data = Batches(data, 1).num_data
         if validation is not None:
             Batches(validation, 1)  # complains about what it cannot read
-        wanted = Wanted(posterior, prior_precision, average, reduction, batch_size, squares)
+        wanted = Wanted(posterior, prior_precision, average, reduction, batch_size, second_moment)
         self.source = source_of(wanted, model, optimizer, data, self.likelihood, self.num_data)
         self.followed: Followed | None = None
         if follow is not None:
@@ -165,7 +165,7 @@ class Tracker:
             lost = Record(number, math.nan, math.nan)
             self._tell(self._kept(lost, nothing, nothing), nothing)
             return None
-        ranks = Peers.found(bool(chosen.get("across_ranks"))).count
+        ranks = Processes.found(bool(chosen.get("across_ranks"))).count
         record = Record.of_result(number, result, self._validation_loss(), ranks)
         record = self._kept(record, result.score, result.loss)
         self._latest = result
@@ -265,9 +265,9 @@ class Tracker:
         self.close()
 
     @property
-    def peers(self) -> Peers:
+    def peers(self) -> Processes:
         """The processes that train this model together."""
-        return Peers.found(self.across_ranks)
+        return Processes.found(self.across_ranks)
 
     def _record_epoch(self, done: Epoch, number: int) -> Record:
         record = done.record(number, self._validation_loss(), self.peers.count)

@@ -25,7 +25,7 @@ from engram.core.data.batches import Batches, as_outputs
 from engram.core.data.inputs import handed
 from engram.core.errors import DataError, PosteriorError
 from engram.core.parameters import Named
-from engram.core.state.model import device_of, kept, own_forward, undisturbed
+from engram.core.state.model import device_of, kept, own_forward, state_preserved
 from engram.core.storage.typed import objects, typed, wrong
 from engram.engine.witness import Witness
 from engram.likelihoods import Likelihood
@@ -113,7 +113,7 @@ class Twin:
     def losses(self, batches: Batches, indices: Tensor, likelihood: Likelihood) -> Tensor:
         """Losses of these examples at the twin's weights, in eval mode, [m]."""
         found = []
-        with undisturbed(self.model), torch.no_grad():
+        with state_preserved(self.model), torch.no_grad():
             for batch in batches.subset(indices, EVALUATED):
                 outputs = self._called(*handed(batch.to(device_of(self.model)).inputs))
                 targets = likelihood.prepare(outputs, batch.targets.to(outputs.device))

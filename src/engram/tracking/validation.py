@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from engram.core.data.batches import Batches, Data, call
 from engram.core.dtypes import wide
-from engram.core.state.model import device_of, undisturbed
+from engram.core.state.model import device_of, state_preserved
 from engram.engine.refusals import named_failures
 from engram.likelihoods import Likelihood
 from engram.optimizers.ivon import at_mean
@@ -22,7 +22,7 @@ BATCH_SIZE = 1024
 def mean_loss(model: nn.Module, data: Data, likelihood: Likelihood) -> float:
     """Nats per example, in eval mode; the model is as before afterwards."""
     total, count = 0.0, 0
-    with undisturbed(model), torch.no_grad(), named_failures("on the validation data"):
+    with state_preserved(model), torch.no_grad(), named_failures("on the validation data"):
         for batch in Batches(data, BATCH_SIZE):
             here = batch.to(device_of(model))
             outputs = call(model, here.inputs)

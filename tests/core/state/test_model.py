@@ -9,7 +9,7 @@ from torch import nn
 
 import engram
 from autograd_deviation import expected_deviation
-from engram.core.state.model import undisturbed
+from engram.core.state.model import state_preserved
 from engram.core.state.process import kept_surroundings
 from fitted import assert_close
 from interrupting import surroundings
@@ -203,7 +203,7 @@ def test_threads_that_train_again_and_those_that_look_do_not_wait_for_each_other
     looking = threading.Event()
 
     def look():
-        with undisturbed(model):
+        with state_preserved(model):
             looking.set()
             threading.Event().wait(0.3)
             with kept_surroundings():
@@ -228,7 +228,7 @@ def test_a_copy_is_not_taken_while_another_thread_looks():
     looking, done = threading.Event(), []
 
     def look():
-        with undisturbed(model):
+        with state_preserved(model):
             looking.set()
             threading.Event().wait(0.3)
             done.append("looked")

@@ -90,7 +90,7 @@ def told_of(found: engram.Posterior) -> str:
 def used(found: engram.Posterior) -> None:
     ones = {name: torch.ones_like(found.mean[name])[None] for name in found.names}
     assert all(value.isfinite().all() for value in found.solve(ones).values())
-    assert math.isfinite(found.log_determinant())
+    assert math.isfinite(found.log_det())
     repr(found)
 
 

@@ -35,31 +35,33 @@ from tabular_data import CANCER, COUNTS, DIABETES, IRIS, WEIGHTS, X
 )
 def test_what_is_not_supported(model, text):
     with pytest.raises(UnsupportedModelError, match=text):
-        engram.of(model, *CANCER)
+        engram.from_estimator(model, *CANCER)
 
 
 def test_misuse():
     model = linear_model.Ridge().fit(*DIABETES)
-    with pytest.raises(ArgumentError, match=r"engram\.of\(estimator, X, y\)"):
-        engram.of(model)
+    with pytest.raises(ArgumentError, match=r"engram\.from_estimator\(estimator, X, y\)"):
+        engram.from_estimator(model)
     with pytest.raises(ArgumentError, match="not fitted"):
-        engram.of(linear_model.Ridge(), *DIABETES)
+        engram.from_estimator(linear_model.Ridge(), *DIABETES)
     with pytest.raises(DataError, match="6 columns"):
-        engram.of(model, DIABETES[0][:, :4], DIABETES[1])
+        engram.from_estimator(model, DIABETES[0][:, :4], DIABETES[1])
     with pytest.raises(DataError, match="80 rows and 79 targets"):
-        engram.of(model, DIABETES[0], DIABETES[1][:-1])
+        engram.from_estimator(model, DIABETES[0], DIABETES[1][:-1])
     with pytest.raises(TargetError, match="labels among the classes"):
-        engram.of(linear_model.LogisticRegression().fit(*CANCER), CANCER[0], CANCER[1] + 5)
+        engram.from_estimator(
+            linear_model.LogisticRegression().fit(*CANCER), CANCER[0], CANCER[1] + 5
+        )
     for kind in (linear_model.PoissonRegressor(), linear_model.LinearRegression()):
         with pytest.raises(ArgumentError, match="weights that are not negative"):
-            engram.of(kind.fit(*DIABETES), *DIABETES, sample_weight=-np.ones(80))
+            engram.from_estimator(kind.fit(*DIABETES), *DIABETES, sample_weight=-np.ones(80))
     with pytest.raises(DataError, match="one per row of X"):
-        engram.of(model, DIABETES[0], 3.0)
+        engram.from_estimator(model, DIABETES[0], 3.0)
     with pytest.raises(DataError, match="leave X and y out"):
-        engram.of(sm.OLS(COUNTS, X).fit(), X + 1, COUNTS)
+        engram.from_estimator(sm.OLS(COUNTS, X).fit(), X + 1, COUNTS)
     with pytest.raises(ArgumentError, match="carry their weights"):
-        engram.of(sm.OLS(COUNTS, X).fit(), sample_weight=WEIGHTS)
-    assert engram.of(sm.OLS(COUNTS, X).fit(), X, COUNTS).num_data == len(X)
+        engram.from_estimator(sm.OLS(COUNTS, X).fit(), sample_weight=WEIGHTS)
+    assert engram.from_estimator(sm.OLS(COUNTS, X).fit(), X, COUNTS).num_data == len(X)
 
 
 def test_libraries_are_not_imported():

@@ -83,7 +83,7 @@ def test_scikit_learn(name):
     estimator, (inputs, targets), weighted, tolerance = ESTIMATORS[name]
     weights = WEIGHTS[: len(targets)] if weighted else None
     model = fitted(estimator, inputs, targets, weights)
-    result = engram.of(model, inputs, targets, sample_weight=weights)
+    result = engram.from_estimator(model, inputs, targets, sample_weight=weights)
     assert result.diagnostics.relative_gradient < 1e-4  # its penalty and weights are the model's
     assert not torch.isnan(result.leverage).any()
     if tolerance is None:
@@ -110,28 +110,30 @@ def test_balanced_classes_and_stochastic_gradients():
     inputs, targets = CANCER
     model = linear_model.LogisticRegression(class_weight="balanced", **TIGHT)
     model.fit(inputs, targets, sample_weight=WEIGHTS[:120])
-    result = engram.of(model, inputs, targets, sample_weight=WEIGHTS[:120])
+    result = engram.from_estimator(model, inputs, targets, sample_weight=WEIGHTS[:120])
     assert result.diagnostics.relative_gradient < 1e-5
     chosen = {"alpha": 0.05, "max_iter": 20_000, "tol": None, "random_state": 0, "average": True}
     near = linear_model.SGDClassifier(loss="log_loss", **{**chosen, "max_iter": 2000})
     near.fit(inputs, targets)
-    result = engram.of(near, inputs, targets)
+    result = engram.from_estimator(near, inputs, targets)
     exact = models.fit_glm(inputs, targets, penalty=0.05 * len(targets))
     assert result.diagnostics.relative_gradient < 0.05
-    np.testing.assert_allclose(result.loo_loss, engram.of(exact).loo_loss, atol=0.05)
+    np.testing.assert_allclose(result.loo_loss, engram.from_estimator(exact).loo_loss, atol=0.05)
     steps = linear_model.SGDRegressor(**{**chosen, "max_iter": 500})
     scaled_targets = DIABETES[1] / 100
-    result = engram.of(steps.fit(DIABETES[0], scaled_targets), DIABETES[0], scaled_targets)
+    result = engram.from_estimator(
+        steps.fit(DIABETES[0], scaled_targets), DIABETES[0], scaled_targets
+    )
     exact = models.fit_linear(DIABETES[0], scaled_targets, penalty=0.05 * 80)
-    np.testing.assert_allclose(result.deviation, engram.of(exact).deviation, atol=0.01)
+    np.testing.assert_allclose(result.deviation, engram.from_estimator(exact).deviation, atol=0.01)
 
 
 def test_cross_validated_and_unpenalised():
     inputs, targets = DIABETES
     ridge = linear_model.RidgeCV(alphas=[0.1, 1.0, 10.0]).fit(inputs, targets)
-    assert engram.of(ridge, inputs, targets).diagnostics.relative_gradient < 1e-8
+    assert engram.from_estimator(ridge, inputs, targets).diagnostics.relative_gradient < 1e-8
     free = linear_model.LogisticRegression(C=np.inf, **TIGHT).fit(*IRIS_PAIR)
-    result = engram.of(free, *IRIS_PAIR)
+    result = engram.from_estimator(free, *IRIS_PAIR)
     np.testing.assert_allclose(result.diagnostics.effective_parameters, 3, rtol=1e-3)
 
 
@@ -144,8 +146,8 @@ def test_pipeline_equals_its_last_step():
         StandardScaler(), "passthrough", linear_model.LogisticRegression(**TIGHT)
     ).fit(inputs, targets)
     seen = pipeline[:-1].transform(inputs)
-    left = engram.of(pipeline, inputs, targets)
-    right = engram.of(pipeline[-1], seen, targets)
+    left = engram.from_estimator(pipeline, inputs, targets)
+    right = engram.from_estimator(pipeline[-1], seen, targets)
     assert torch.equal(left.loo_loss, right.loo_loss)
 
 
@@ -154,18 +156,21 @@ def test_data_frames_keep_their_names():
     model = linear_model.Ridge().fit(frame, DIABETES[1])
     fit = models.read(model, frame, DIABETES[1])
     assert fit.names == ("intercept", *"abcdef")
-    assert engram.of(fit).provenance["settings"]["columns"][1] == "a"
-    assert engram.of(fit).provenance["model"] == "Ridge"
+    assert engram.from_estimator(fit).provenance["settings"]["columns"][1] == "a"
+    assert engram.from_estimator(fit).provenance["model"] == "Ridge"
 
 
 def test_predictions_of_a_binary_classifier(tmp_path):
     inputs, targets = NAMED
     model = linear_model.LogisticRegression().fit(inputs, targets)
-    result = engram.of(model, inputs, targets)
+    result = engram.from_estimator(model, inputs, targets)
     predicted = model.classes_[result.to_frame()["predicted"].to_numpy()]
     assert (predicted == model.predict(inputs)).all()
     assert "predicted" in engram.load(result.save(tmp_path)).to_frame()
-    assert "predicted" not in engram.of(linear_model.Ridge().fit(*DIABETES), *DIABETES).to_frame()
+    assert (
+        "predicted"
+        not in engram.from_estimator(linear_model.Ridge().fit(*DIABETES), *DIABETES).to_frame()
+    )
 
 
 def test_columns_in_another_order():
@@ -181,4 +186,4 @@ def test_columns_in_another_order():
         with pytest.raises(DataError, match="differ in c, z"):
             models.read(model, frame.rename(columns={"c": "z"}), DIABETES[1])
     with pytest.raises(ArgumentError, match="not fitted"):
-        engram.of(make_pipeline(StandardScaler(), linear_model.Ridge()), *DIABETES)
+        engram.from_estimator(make_pipeline(StandardScaler(), linear_model.Ridge()), *DIABETES)

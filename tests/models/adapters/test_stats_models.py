@@ -35,7 +35,7 @@ RESULTS = {
 def test_statsmodels(name):
     results = RESULTS[name]()
     fit = models.read(results)
-    result = engram.of(results)
+    result = engram.from_estimator(results)
     assert result.diagnostics.relative_gradient < 1e-5
     np.testing.assert_allclose(
         result.diagnostics.effective_parameters, np.size(results.params), rtol=1e-6
@@ -66,7 +66,7 @@ def test_losses_are_densities_of_weighted_examples(family):
     spread = WEIGHTS[: len(X)]
     model = sm.GLM(COUNTS + 1, X, family=family, var_weights=spread, freq_weights=TRIALS)
     results = model.fit()
-    loss = engram.of(results).loss.numpy()
+    loss = engram.from_estimator(results).loss.numpy()
     weights = TRIALS * (spread if isinstance(family, sm.families.Poisson) else 1.0)
     total = model.loglike(results.params, scale=results.scale)
     np.testing.assert_allclose(-(weights * loss).sum(), total, rtol=1e-8)
@@ -76,7 +76,7 @@ def test_losses_of_weighted_least_squares():
     results = RESULTS["WLS"]()
     deviation = np.sqrt(results.scale / WEIGHTS[: len(X)])
     expected = -stats.norm(results.fittedvalues, deviation).logpdf(COUNTS)
-    np.testing.assert_allclose(engram.of(results).loss, expected, rtol=1e-8)
+    np.testing.assert_allclose(engram.from_estimator(results).loss, expected, rtol=1e-8)
 
 
 @pytest.mark.parametrize("family", [sm.families.Poisson(), sm.families.Binomial()])
@@ -103,15 +103,15 @@ def test_separation_elsewhere():
     ]
     for results in stopped:
         with pytest.raises(DesignError, match="complete separation"):
-            engram.of(results)
+            engram.from_estimator(results)
     free = linear_model.LogisticRegression(C=np.inf).fit(CANCER[0][:, :2], apart)
     with pytest.raises(DesignError, match="complete separation"):
-        engram.of(free, CANCER[0][:, :2], apart)
+        engram.from_estimator(free, CANCER[0][:, :2], apart)
     held = linear_model.LogisticRegression().fit(CANCER[0][:, :2], apart)
-    assert engram.of(held, CANCER[0][:, :2], apart).num_data == 120
+    assert engram.from_estimator(held, CANCER[0][:, :2], apart).num_data == 120
 
 
 def test_statsmodels_leverage():
     results = RESULTS["GLM of trials"]()
     theirs = results.get_influence().hat_matrix_diag
-    np.testing.assert_allclose(engram.of(results).leverage, theirs, rtol=1e-6)
+    np.testing.assert_allclose(engram.from_estimator(results).leverage, theirs, rtol=1e-6)

@@ -65,14 +65,14 @@ def test_a_refit_after_selection_has_the_columns_that_were_left(model, targets):
 @pytest.mark.filterwarnings("ignore")
 def test_results_that_are_refused_by_name(results, text):
     with pytest.raises(UnsupportedModelError, match=text):
-        engram.of(results())
+        engram.from_estimator(results())
 
 
 def test_results_without_their_data():
     results = sm.OLS(Y, DESIGN).fit()
     results.remove_data()
     with pytest.raises(DataError, match="remove_data"):
-        engram.of(results)
+        engram.from_estimator(results)
 
 
 def test_missing_rows_are_gone_from_everything():
@@ -124,13 +124,13 @@ def test_formulas_robust_errors_and_given_scales():
 def test_weights_that_are_not_told_are_seen(model, targets):
     """An estimator does not keep them; without them it is at no minimum."""
     fitted = model.fit(X, targets, sample_weight=WEIGHTS)
-    assert engram.of(fitted, X, targets).verdict.level == "unreliable"
-    assert engram.of(fitted, X, targets, sample_weight=WEIGHTS).verdict.level == "good"
+    assert engram.from_estimator(fitted, X, targets).verdict.level == "unreliable"
+    assert engram.from_estimator(fitted, X, targets, sample_weight=WEIGHTS).verdict.level == "good"
 
 
 def test_other_rows_than_those_of_the_fit_are_seen():
     fitted = linear_model.Ridge().fit(X, Y)
-    assert engram.of(fitted, X[::-1].copy(), Y).verdict.level == "unreliable"
+    assert engram.from_estimator(fitted, X[::-1].copy(), Y).verdict.level == "unreliable"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_other_rows_than_those_of_the_fit_are_seen():
 def test_several_targets(model, text):
     both = np.c_[Y, Y**2]
     with pytest.raises(UnsupportedModelError, match=text):
-        engram.of(model.fit(X, both), X, both)
+        engram.from_estimator(model.fit(X, both), X, both)
     column = Y[:, None]
     assert_same(read(linear_model.Ridge().fit(X, column), X, column), fit_linear(X, Y, penalty=1.0))
 

@@ -33,7 +33,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
+def state_preserved(model: nn.Module) -> Iterator[None]:
     """Eval mode in full precision while this lasts; afterwards everything is as before.
 
     One thread at a time: another one that comes with the same model waits.

@@ -70,7 +70,7 @@ def check_own_data(results: Any, inputs: Any, targets: Any) -> None:
             raise DataError(
                 f"{what} as the statsmodels results carry it, of shape {np.shape(own)}",
                 f"other values, of shape {values.shape}",
-                "leave X and y out: engram.of(results)",
+                "leave X and y out: engram.from_estimator(results)",
             )
 
 

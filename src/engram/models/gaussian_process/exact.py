@@ -71,7 +71,7 @@ class ExactGaussianProcess:
         covariance: K at the training inputs, [N, N].
         targets, noise_variance, prior_mean: [N].
         inverse: of K + diag(noise variance).
-        log_determinant: of K + diag(noise variance).
+        log_det: of K + diag(noise variance).
     """
 
     covariance: Tensor = field(repr=False)
@@ -79,7 +79,7 @@ class ExactGaussianProcess:
     noise_variance: Tensor = field(repr=False)
     prior_mean: Tensor = field(repr=False)
     inverse: Tensor = field(repr=False)
-    log_determinant: float = field(repr=False)
+    log_det: float = field(repr=False)
 
     def __repr__(self) -> str:
         noise = self.noise_variance.double()
@@ -124,7 +124,7 @@ class ExactGaussianProcess:
     def log_marginal_likelihood(self) -> float:
         """Of all targets together, nats."""
         square = float((self.targets - self.prior_mean) @ self.weights)
-        return -0.5 * (square + self.log_determinant + len(self.targets) * math.log(2 * math.pi))
+        return -0.5 * (square + self.log_det + len(self.targets) * math.log(2 * math.pi))
 
     def remove(
         self,
@@ -224,9 +224,9 @@ class ExactGaussianProcess:
         factor = torch.linalg.cholesky(precision)
         # y_G minus its mean is block^-1 alpha_G
         root = torch.linalg.solve_triangular(factor, self.weights[chosen, None], upper=False)
-        log_determinant = 2 * factor.diagonal().log().sum()
+        log_det = 2 * factor.diagonal().log().sum()
         constant = len(chosen) * math.log(2 * math.pi)
-        return float(0.5 * (log_determinant - (root**2).sum() - constant))
+        return float(0.5 * (log_det - (root**2).sum() - constant))
 
     def _check_shares(self, chosen: Tensor, shares: Tensor) -> None:
         if (shares > 1).any():
@@ -280,5 +280,5 @@ def exact_gaussian_process(
         noise_variance=noise,
         prior_mean=mean.expand(len(targets)),
         inverse=torch.cholesky_inverse(factor),
-        log_determinant=float(2 * factor.diagonal().log().sum()),
+        log_det=float(2 * factor.diagonal().log().sum()),
     )

@@ -127,11 +127,11 @@ class LatentGaussian:
         """Sum of expected losses plus the divergence of the posterior from the prior."""
         data = self.loss.loss(self.marginals.mean, self.marginals.total_variance, self.targets)
         covariance_trace = torch.cholesky_inverse(self.factor).diagonal(dim1=1, dim2=2).sum()
-        log_determinant = 2 * self.factor.diagonal(dim1=1, dim2=2).log().sum()
+        log_det = 2 * self.factor.diagonal(dim1=1, dim2=2).log().sum()
         size = self.mean.numel()
         delta = torch.as_tensor(self.prior_precision, dtype=self.mean.dtype)
         prior = delta * (covariance_trace + (self.mean**2).sum()) - size * (1 + delta.log())
-        return float(data.sum() + 0.5 * (prior + log_determinant))
+        return float(data.sum() + 0.5 * (prior + log_det))
 
     def step(self, step_size: float, scale: float = 1.0) -> LatentGaussian:
         """One step of the natural gradient.

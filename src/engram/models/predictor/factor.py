@@ -61,7 +61,7 @@ class Factor:
         """R^-T x for rows x of a single output, [M, P]."""
         return rows @ self.inverse
 
-    def log_determinant(self) -> float:
+    def log_det(self) -> float:
         """log |S|."""
         return 2 * float(self.upper.diagonal().abs().log().sum())
 

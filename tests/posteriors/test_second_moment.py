@@ -19,13 +19,13 @@ def test_squares_of_batches_scaled_to_examples(batch_size: int) -> None:
     model(torch.randn(9, 3, dtype=torch.float64)).square().mean().backward()
     optimizer.step()
     posterior = engram.posterior_of(
-        optimizer, model, num_data=90, batch_size=batch_size, squares="example"
+        optimizer, model, num_data=90, batch_size=batch_size, second_moment="example"
     )
     kept = optimizer.state[model.weight]["square_avg"]
     expected = 90 * (batch_size * kept).sqrt() + 90 * 0.5
     block = posterior.block_of["weight"]
     torch.testing.assert_close(block.precision.reshape(2, 3), expected, rtol=1e-12, atol=0)
-    assert posterior.settings["squares"] == "example"
+    assert posterior.settings["second_moment"] == "example"
     assert posterior.prior_precision == 45.0
 
 
@@ -33,9 +33,9 @@ def test_squares_that_make_no_sense() -> None:
     model = nn.Linear(3, 2)
     adam = torch.optim.Adam(model.parameters(), weight_decay=0.1)
     with pytest.raises(ArgumentError, match="batch_size"):
-        engram.posterior_of(adam, model, num_data=10, squares="example")
+        engram.posterior_of(adam, model, num_data=10, second_moment="example")
     with pytest.raises(ArgumentError, match="example"):
-        engram.posterior_of(adam, model, num_data=10, squares="best")
+        engram.posterior_of(adam, model, num_data=10, second_moment="best")
     sgd = torch.optim.SGD(model.parameters(), weight_decay=0.1)
     with pytest.raises(ArgumentError, match="no average of squared gradients"):
-        engram.posterior_of(sgd, model, num_data=10, squares="example", batch_size=2)
+        engram.posterior_of(sgd, model, num_data=10, second_moment="example", batch_size=2)

@@ -14,7 +14,7 @@ from engram.models.predictor.frames import check_rows
 from engram.sensitivity.result import Result
 
 
-def of(
+def from_estimator(
     model: Any,
     X: Any = None,
     y: Any = None,
@@ -50,7 +50,7 @@ def of(
         >>> import numpy as np
         >>> from sklearn.linear_model import LinearRegression
         >>> X, y = np.array([[0.0], [1.0], [2.0], [6.0]]), np.array([1.0, 3.0, 5.5, 12.0])
-        >>> result = of(LinearRegression().fit(X, y), X, y)
+        >>> result = from_estimator(LinearRegression().fit(X, y), X, y)
         >>> without = LinearRegression().fit(X[:3], y[:3]).predict(X[3:])
         >>> np.allclose((result.outputs + result.deviation)[3], without)
         True
@@ -72,7 +72,7 @@ def read(model: Any, X: Any = None, y: Any = None, sample_weight: Any = None) ->
             raise ArgumentError(
                 "the data that the estimator was fitted on",
                 f"X={'None' if X is None else 'given'}, y={'None' if y is None else 'given'}",
-                "call engram.of(estimator, X, y)",
+                "call engram.from_estimator(estimator, X, y)",
             )
         check_rows(X=X, y=y, sample_weight=sample_weight)
         return _read_estimator(model, X, y, sample_weight)
