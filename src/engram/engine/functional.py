@@ -9,7 +9,7 @@ from torch.func import functional_call, jvp, vjp, vmap
 from engram.core.data.batches import Inputs, call
 from engram.core.parameters import Named, trainable
 from engram.core.state.kernels import plain_attention
-from engram.posteriors.gaussian import Posterior
+from engram.linalg.precision import Precision
 
 
 class _Outputs(nn.Module):
@@ -25,7 +25,7 @@ class _Outputs(nn.Module):
         return call(self.model, tuple(v[None] for v in args))[0]
 
 
-def deviation(model: nn.Module, inputs: Inputs, seed: Tensor, posterior: Posterior) -> Tensor:
+def deviation(model: nn.Module, inputs: Inputs, seed: Tensor, precision: Precision) -> Tensor:
     """J S^-1 J' seed by ``vmap(jvp o vjp)``, [B, K]."""
     wrapped = _Outputs(model)
     parameters: Named = {f"model.{n}": p.detach() for n, p in trainable(model).items()}
@@ -38,7 +38,7 @@ def deviation(model: nn.Module, inputs: Inputs, seed: Tensor, posterior: Posteri
 
         pull = vjp(outputs, parameters)[1]
         gradient = {n.removeprefix("model."): g for n, g in pull(cotangent)[0].items()}
-        step = {f"model.{n}": v for n, v in posterior.solve(gradient).items()}
+        step = {f"model.{n}": v for n, v in precision.solve(gradient).items()}
         pushed: Tensor = jvp(outputs, (parameters,), (step,))[1]
         return pushed
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from engram.engine.recorder import Site
 from engram.linalg.blocks import Block
-from engram.posteriors.gaussian import Posterior
+from engram.linalg.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,11 @@ class SiteGroup:
     blocks: tuple[Block, ...]
 
 
-def group_sites(sites: Sequence[Site], posterior: Posterior) -> list[SiteGroup]:
+def group_sites(sites: Sequence[Site], precision: Precision) -> list[SiteGroup]:
     """Sites joined wherever they share a block or a parameter; sites with no block are left out."""
     groups: list[tuple[set[int], set[str], list[Block]]] = []
     for position, site in enumerate(sites):
-        blocks = _blocks_of(site, posterior)
+        blocks = _blocks_of(site, precision)
         if not blocks:
             continue
         names = {name for block in blocks for name in block.names} | set(site.names)
@@ -36,10 +36,10 @@ def group_sites(sites: Sequence[Site], posterior: Posterior) -> list[SiteGroup]:
     return [SiteGroup(tuple(sorted(p)), tuple(b)) for p, _, b in groups]
 
 
-def _blocks_of(site: Site, posterior: Posterior) -> list[Block]:
+def _blocks_of(site: Site, precision: Precision) -> list[Block]:
     found: list[Block] = []
     for name in site.names:
-        block = posterior.block_of.get(name)
+        block = precision.block_of.get(name)
         if block is not None and all(block is not b for b in found):
             found.append(block)
     return found

@@ -27,7 +27,7 @@ from engram.engine.products import inner_products
 from engram.engine.recorder import Recorder, Site
 from engram.engine.steps import Moves, add_total
 from engram.engine.units import replaced
-from engram.posteriors.gaussian import Posterior
+from engram.linalg.precision import Precision
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Trace:
             for site, g in zip(self.sites, found, strict=True)
         ]
 
-    def deviation(self, seed: Tensor, posterior: Posterior, total: Totals | None = None) -> Tensor:
+    def deviation(self, seed: Tensor, precision: Precision, total: Totals | None = None) -> Tensor:
         """J S^-1 J' seed, [B, K]; the gradients' sum is added to ``total``, where one is given."""
         leaf = seed.detach().requires_grad_()
         with self._kernels():
@@ -85,16 +85,16 @@ class Trace:
             ]
             for site in self.sites:
                 site.check_fresh()
-            moves = Moves(self.sites, arranged, posterior, total or NoSum())
+            moves = Moves(self.sites, arranged, precision, total or NoSum())
             taken = [moves.take(number) for number in range(len(self.sites))]
         return self._push(leaf, found, taken)
 
-    def add_gradient(self, seed: Tensor, posterior: Posterior, total: Totals) -> None:
-        """Add the sum over examples of J' seed to ``total``, where the posterior covers it."""
+    def add_gradient(self, seed: Tensor, precision: Precision, total: Totals) -> None:
+        """Add the sum over examples of J' seed to ``total``, where the precision covers it."""
         if not total.wanted:
             return
         with torch.no_grad():
-            add_total(self.sites, self.arranged(seed), posterior, total)
+            add_total(self.sites, self.arranged(seed), precision, total)
 
     def tangent(self, direction: Named) -> Tensor:
         """J direction, [B, K], for one direction that all examples share."""
@@ -172,7 +172,7 @@ class Trace:
     def _kernels(self) -> AbstractContextManager[None]:
         return plain_attention() if self.runs_again else nullcontext()
 
-    def inner_products(self, seeds: Tensor, posterior: Posterior) -> Tensor:
+    def inner_products(self, seeds: Tensor, precision: Precision) -> Tensor:
         """u_r' J S^-1 J' u_s for output vectors [B, K, R], as [B, R, R]."""
         count = seeds.shape[2]
         pace = Pace(count, "backward passes for a batch", QUICKER)
@@ -183,7 +183,7 @@ class Trace:
                 if r == 0:
                     self._check_room(count, per_seed[0])
                 pace.step()
-            return inner_products(self.sites, per_seed, posterior)
+            return inner_products(self.sites, per_seed, precision)
 
     def _check_room(self, count: int, found: Sequence[Tensor | None]) -> None:
         """Before all of them are computed: the gradients of so many seeds must fit into memory."""

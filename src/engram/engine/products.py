@@ -26,25 +26,25 @@ from engram.engine.steps import (
     vectors,
 )
 from engram.linalg.blocks import EigenBlock
-from engram.posteriors.gaussian import Posterior
+from engram.linalg.precision import Precision
 
 
 def inner_products(
-    sites: Sequence[Site], gradients: Sequence[Sequence[Tensor | None]], posterior: Posterior
+    sites: Sequence[Site], gradients: Sequence[Sequence[Tensor | None]], precision: Precision
 ) -> Tensor:
     """<J' u_r, S^-1 J' u_s> for R output vectors per example, [B, R, R].
 
     Args:
         sites: as recorded.
         gradients: for each of the R vectors, the gradient at each site's output, examples first.
-        posterior: gives S.
+        precision: gives S.
     """
     count = len(gradients)
     call = sites[0].call
     result = next(g for g in gradients[0] if g is not None).new_zeros(
         call.num_examples, count, count
     )
-    for group in group_sites(sites, posterior):
+    for group in group_sites(sites, precision):
         if all(gradients[0][p] is None for p in group.positions):
             continue
         short = None

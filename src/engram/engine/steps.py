@@ -1,4 +1,4 @@
-r"""From output gradients at the sites to what the posterior makes of them.
+r"""From output gradients at the sites to what the precision makes of them.
 
 Sites that share a block of the precision (or a tied weight) form a group and are solved together.
 The question here is how each site's output moves, :math:`J S^{-1} J' e`.
@@ -23,7 +23,7 @@ from engram.engine.recorder import Site
 from engram.engine.rules import Call
 from engram.linalg.blocks import Block, DenseBlock, EigenBlock
 from engram.linalg.low_rank import LowRankBlock
-from engram.posteriors.gaussian import Posterior
+from engram.linalg.precision import Precision
 
 # Temporaries of this size stay in the processor's cache and are reused by the allocator; measured
 # 2 to 3 times faster on convolutions than one buffer for the whole batch.
@@ -39,7 +39,7 @@ class Moves:
     Args:
         sites: as recorded.
         gradients: gradient at each site's output, examples first.
-        posterior: gives S.
+        precision: gives S.
         total: the sum of all gradients is added to it, by name.
     """
 
@@ -47,11 +47,11 @@ class Moves:
         self,
         sites: Sequence[Site],
         gradients: Sequence[Tensor | None],
-        posterior: Posterior,
+        precision: Precision,
         total: Totals,
     ) -> None:
         self.sites, self.gradients, self.total = sites, gradients, total
-        groups = group_sites(sites, posterior)
+        groups = group_sites(sites, precision)
         self._group_of = {position: group for group in groups for position in group.positions}
         self._waiting: dict[int, Tensor | None] = {}
 
@@ -83,11 +83,11 @@ def _add(total: Named, name: str, value: Tensor) -> None:
 def add_total(
     sites: Sequence[Site],
     gradients: Sequence[Tensor | None],
-    posterior: Posterior,
+    precision: Precision,
     total: Totals,
 ) -> None:
     """Add the sum of all examples' gradients to ``total``, by name."""
-    names = set(posterior.block_of)
+    names = set(precision.block_of)
     for found in per_example_gradients(sites, gradients, names, CHUNK_BYTES):
         for name, value in found.items():
             total.add(name, value.sum(0))

@@ -33,7 +33,7 @@ from engram.engine.recorder import Site
 from engram.engine.registry import RULES, bind
 from engram.engine.rules import Call, Function
 from engram.engine.steps import Moves
-from engram.posteriors.gaussian import Posterior
+from engram.linalg.precision import Precision
 
 aten = torch.ops.aten
 RELUS = {functional.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
@@ -179,7 +179,7 @@ class Tape(FunctionMode):
         )
         return entries and all(site.source._version == site.version for site in self.sites)
 
-    def deviation(self, outputs: Tensor, arrived: Tensor, posterior: Posterior) -> Tensor | None:
+    def deviation(self, outputs: Tensor, arrived: Tensor, precision: Precision) -> Tensor | None:
         """J S^-1 J' g at these outputs, for the gradient g that arrived there.
 
         None where something between the sites was not seen: <g, J s> must be <J' g, s>.
@@ -189,7 +189,7 @@ class Tape(FunctionMode):
                 None if g is None else site.arrange(g)
                 for site, g in zip(self.sites, self.gradients, strict=True)
             ]
-            moves = Moves(self.sites, arranged, posterior, NoSum())
+            moves = Moves(self.sites, arranged, precision, NoSum())
             pulled = outputs.new_zeros(self.num_examples)
             size = torch.zeros_like(pulled)
             pushed = self._push(outputs, moves, (pulled, size))

@@ -27,7 +27,7 @@ from engram.engine.prepare import Engine
 from engram.engine.refusals import named_failures, pass_on
 from engram.engine.tape import Tape
 from engram.engine.witness import UPDATE, Witness
-from engram.posteriors.gaussian import Posterior
+from engram.linalg.precision import Precision
 
 _BatchNorm = nn.modules.batchnorm._BatchNorm
 
@@ -112,13 +112,13 @@ class Watch:
         """Gradient of the user's loss by the outputs, [B, K]."""
         return self.witness.output_gradient
 
-    def deviation(self, residual: Tensor, posterior: Posterior, scale: float) -> Tensor:
+    def deviation(self, residual: Tensor, precision: Precision, scale: float) -> Tensor:
         """J S^-1 J' e, [B, K], with the user's gradients being scale times those of e."""
         seen = self.witness
         assert seen.raw is not None
         if self.way == "tape":
             assert seen.gradient is not None
-            found = self._followed(seen.raw, seen.gradient, posterior)
+            found = self._followed(seen.raw, seen.gradient, precision)
             if found is not None:
                 return as_outputs(found) / scale
         assert seen.random is not None
@@ -142,12 +142,12 @@ class Watch:
                 f"{error.got} (attention or recurrence with dropout, spectral normalisation)",
                 f"{UPDATE}; or set the dropout inside of those layers to 0",
             ) from error
-        return again.deviation(residual, posterior)
+        return again.deviation(residual, precision)
 
-    def _followed(self, outputs: Tensor, arrived: Tensor, posterior: Posterior) -> Tensor | None:
+    def _followed(self, outputs: Tensor, arrived: Tensor, precision: Precision) -> Tensor | None:
         """By the tape; None where an operation has no forward derivative, or was not seen."""
         try:
-            return self.tape.deviation(outputs, arrived, posterior)
+            return self.tape.deviation(outputs, arrived, precision)
         except RuntimeError as error:
             pass_on(error)
             self.tape.obstacle = brief(error)

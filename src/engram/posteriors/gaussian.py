@@ -22,6 +22,7 @@ from engram.likelihoods import Likelihood, resolve
 from engram.likelihoods.remembered import Remembered
 from engram.linalg.blocks import Block, DenseBlock
 from engram.linalg.low_rank import LowRankBlock
+from engram.linalg.precision import Precision
 from engram.posteriors.saving import checked, content_of, read, write
 
 FACTS = ("structure", "curvature", "exact", "scale", "prior_precision", "num_data", "prior_by_name")
@@ -53,7 +54,7 @@ def _check_numbers(posterior: Posterior) -> None:
 
 
 @dataclass(frozen=True)
-class Posterior:
+class Posterior(Precision):
     """N(m, S^-1) over the trainable parameters of a model.
 
     Args:
@@ -91,11 +92,6 @@ class Posterior:
         plain, tensors = taken_apart([self.mean, self.blocks])
         return joined(of_tensors(tensors), repr(plain), *facts, likelihood).hex()
 
-    @cached_property
-    def block_of(self) -> dict[str, Block]:
-        """The block of each covered parameter."""
-        return {name: block for block in self.blocks for name in block.names}
-
     @property
     def names(self) -> tuple[str, ...]:
         """Parameters that the precision covers."""
@@ -120,30 +116,6 @@ class Posterior:
     def num_params(self) -> int:
         """P, entries of the covered parameters."""
         return sum(self.mean[name].numel() for name in self.names)
-
-    def solve(self, vectors: Mapping[str, Tensor]) -> Named:
-        """S^-1 v by name, [..., *shape]; parameters that are fixed get zeros.
-
-        A block is solved when all its parameters are given.
-        """
-        return self._by_block(vectors, "solve")
-
-    def multiply(self, vectors: Mapping[str, Tensor]) -> Named:
-        """S v by name."""
-        return self._by_block(vectors, "multiply")
-
-    def _by_block(self, vectors: Mapping[str, Tensor], method: str) -> Named:
-        result = {name: torch.zeros_like(v) for name, v in vectors.items()}
-        for block in self.blocks:
-            given = [name for name in block.names if name in vectors]
-            if not given:
-                continue
-            result |= getattr(block, method)({name: vectors[name] for name in block.names})
-        return result
-
-    def log_det(self) -> float:
-        """log |S|."""
-        return sum(block.log_det() for block in self.blocks)
 
     def sample(self, num: int, generator: torch.Generator | None = None) -> Named:
         """Draws from the posterior, [num, *shape] per name; fixed parameters stay at the mean."""
