@@ -25,11 +25,12 @@ ORDER = (
     {"cli"},
     {"__main__"},
 )
+# Doors: these may import `report` inside a function, so that it is loaded when asked for
+# (`result.report()`, `tracker.figure()`), and never with the module.
+DOORS = {"sensitivity", "tracking", "evidence", "retraining", "models"}
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 # What is still to be put right; the list may only get shorter.
 VIOLATIONS = {
-    "sensitivity/page.py imports report",
-    "tracking/page.py imports report",
     "trust/thresholds.py imports sensitivity",
 }
 
@@ -39,8 +40,22 @@ def part_of(path: Path) -> str:
 
 
 def imported(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text())
+    inside: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            inside |= set(ast.walk(node))
+    return _parts(set(ast.walk(tree)) - inside) | _behind_doors(path, _parts(inside))
+
+
+def _behind_doors(path: Path, found: set[str]) -> set[str]:
+    return found - {"report"} if part_of(path) in DOORS else found
+
+
+def _parts(nodes: set[ast.AST]) -> set[str]:
+    """The parts of engram that these nodes import."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes:
         modules = []
         if isinstance(node, ast.ImportFrom) and node.module:
             modules = [node.module]

@@ -6,12 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from engram.core.storage.folder import read_folder, write_folder
@@ -21,8 +18,11 @@ from engram.evidence.correlation import Agreement, Interval
 from engram.retraining.saved import check, check_numbers, check_positions
 from engram.retraining.truth import Retraining, read_retraining
 
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
 FORMAT = 3
-INK, ACCENT, PALE = "#1b1b1b", "#c8553d", "#8a8f98"
 STRATA = ("top", "middle", "bottom")
 NOISY = 0.1  # noise above this share of the median true score takes the ranking away
 DRIFTED = 0.5  # likewise for the way from the given model to its refit
@@ -138,15 +138,9 @@ class Verification:
 
     def figure(self) -> Figure:
         """Estimated against true: score on the left, loss increase on the right."""
-        figure = Figure(figsize=(8.4, 4.0), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        truth = self.truth
-        _scatter(left, self.estimated_score, truth.score, self.score, "deviation of the prediction")
-        _scatter(
-            right, self.estimated_increase, truth.increase, self.increase, "increase of the loss"
-        )
-        left.axhspan(0, truth.noise_floor.level, color=PALE, alpha=0.3, lw=0)
-        return figure
+        from engram.report.figures import verification_figure
+
+        return verification_figure(self)
 
     def save(self, folder: str | Path) -> Path:
         """Write ``verification.json`` and its tensors, the truth among them, into a folder."""
@@ -187,15 +181,3 @@ def check_estimates(values: Mapping[str, Any]) -> None:
         check_numbers(name, values[name], (rows,))
     check_positions("strata", values["strata"], len(STRATA))
     check(len(values["strata"]) == rows, f"{rows} strata", str(len(values["strata"])))
-
-
-def _scatter(axes: Axes, estimated: Tensor, true: Tensor, found: Agreement, name: str) -> None:
-    axes.axline((0, 0), slope=1, color=PALE, lw=0.8, ls="--")
-    axes.scatter(estimated.numpy(), true.numpy(), s=18, color=INK, alpha=0.7, lw=0)
-    if math.isfinite(found.slope.value):
-        axes.axline((0, 0), slope=found.slope.value, color=ACCENT, lw=1.0)
-    axes.set(xlabel=f"estimated {name}", ylabel=f"true {name}")
-    axes.set_title(
-        f"Spearman {found.spearman.value:.3f}, Pearson {found.pearson.value:.3f}", fontsize=10
-    )
-    axes.spines[["top", "right"]].set_visible(False)

@@ -21,7 +21,6 @@ from engram.core.storage.values import as_read, init_fields
 from engram.likelihoods import Likelihood
 from engram.sensitivity.basis import Basis
 from engram.sensitivity.diagnostics import Diagnostics
-from engram.sensitivity.page import result_page
 from engram.sensitivity.saved import FORMAT, check_saved
 from engram.trust.thresholds import judge
 from engram.trust.verdict import Verdict
@@ -195,6 +194,8 @@ class Result:
 
     def report(self, path: str | Path, top: int = 20) -> Path:
         """Write one self-contained HTML page with figures, the top examples and diagnostics."""
+        from engram.report.result_page import result_page
+
         return result_page(self, whole("top", top, remedy="use top=20"), path_of("file", path))
 
     def __repr__(self) -> str:

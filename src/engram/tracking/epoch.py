@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -13,6 +12,9 @@ from engram.core.errors import ArgumentError, DataError
 from engram.core.storage.typed import read_fields, wrong
 from engram.tracking.history import Record
 from engram.tracking.visits import Visit
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 UNSEEN, LOSS_ONLY, COMPLETE = 0, 1, 2
 COLUMNS = ("loss", "loo_loss", "score", "visited", "visits", "status")
@@ -91,6 +93,8 @@ class Epoch:
 
     def to_frame(self) -> pd.DataFrame:
         """One row per example, indexed by its position in the data."""
+        import pandas as pd
+
         columns = {name: getattr(self, name).numpy() for name in COLUMNS}
         return pd.DataFrame(columns).rename_axis("example")
 

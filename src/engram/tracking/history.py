@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -19,6 +18,9 @@ from engram.core.storage.typed import objects, typed, wrong
 from engram.core.storage.values import init_fields
 from engram.sensitivity.result import Result
 from engram.tracking.scores import ScoreRows
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FORMAT = 3
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the leverages that a record keeps
@@ -133,6 +135,8 @@ class History:
 
     def to_frame(self) -> pd.DataFrame:
         """One row per update, indexed by step."""
+        import pandas as pd
+
         columns = ["step", "train", "estimate", "validation", "streamed", "examples"]
         rows = [[getattr(record, name) for name in columns] for record in self.records]
         return pd.DataFrame(rows, columns=columns).set_index("step")

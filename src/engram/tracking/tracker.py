@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -24,13 +23,11 @@ from engram.sensitivity.leave_one_out import check_estimator
 from engram.sensitivity.result import Result
 from engram.tracking.announced import check_length
 from engram.tracking.epoch import Epoch, ended
-from engram.tracking.figures import leverage_figure, loss_figure, score_figure
 from engram.tracking.followed import Followed, given_followed
 from engram.tracking.gathering import check_alone, whole_epoch
 from engram.tracking.history import History, Record
 from engram.tracking.indexed import Indexed
 from engram.tracking.open_step import OpenStep
-from engram.tracking.page import training_page
 from engram.tracking.sampling import Sampling, sampled_sensitivities
 from engram.tracking.saving import check_state, go_on, parts_of, read_state, write_state
 from engram.tracking.sources import Wanted, source_of, training_lost
@@ -38,6 +35,9 @@ from engram.tracking.stream import Stream, check_streamable
 from engram.tracking.tensorboard import BoardWriter
 from engram.tracking.validation import validation_loss
 from engram.tracking.visits import Indices
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Tracker:
@@ -316,18 +316,26 @@ class Tracker:
 
     def figure(self) -> Figure:
         """Estimate, training loss and validation loss against the step."""
+        from engram.report.figures import loss_figure
+
         return loss_figure(self.history)
 
     def score_figure(self, groups: int = 60) -> Figure:
         """How the sensitivities evolve: examples sorted by the last update, in groups."""
+        from engram.report.figures import score_figure
+
         return score_figure(self.history, groups)
 
     def leverage_figure(self) -> Figure:
         """Quantiles of the leverages against the step."""
+        from engram.report.figures import leverage_figure
+
         return leverage_figure(self.history)
 
     def report(self, path: str | Path, top: int = 20) -> Path:
         """Write one HTML page with the figures, the history and the top examples."""
+        from engram.report.training_page import training_page
+
         details = None if self._latest is None else self._latest.to_frame()
         return training_page(self.history, details, self.followed, top, path_of("file", path))
 

@@ -13,10 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from torch import nn
 from torch.optim import Optimizer
 
@@ -41,8 +40,11 @@ from engram.retraining.returned import (
 )
 from engram.retraining.watched import Watched
 from engram.sensitivity.leave_one_out import sensitivities
-from engram.tracking.figures import tuning_figure
 from engram.tracking.validation import mean_loss
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 Train = Callable[[nn.Module, float], nn.Module | Optimizer | None]
 
@@ -81,10 +83,14 @@ class Tuning:
 
     def to_frame(self) -> pd.DataFrame:
         """One row per strength."""
+        import pandas as pd
+
         return pd.DataFrame([asdict(t) for t in self.trials]).set_index("prior_precision")
 
     def figure(self) -> Figure:
         """Estimate, training loss and validation loss against the strength."""
+        from engram.report.figures import tuning_figure
+
         return tuning_figure(self.to_frame(), self.prior_precision)
 
     def __repr__(self) -> str:

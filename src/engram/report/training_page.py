@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from engram.report.figures import leverage_figure, loss_figure, score_figure
 from engram.report.page import Page
-from engram.tracking.figures import leverage_figure, loss_figure, score_figure
 from engram.tracking.followed import Followed
 from engram.tracking.history import QUANTILES, History
 

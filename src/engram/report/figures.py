@@ -1,25 +1,58 @@
-"""Pictures of losses, scores and leverages over time, and of losses over a grid."""
+"""All pictures: of a result, a training over time, a choice of the regulariser, a verification.
+
+What is drawn asks for it (``result.report()``, ``tracker.figure()``, ...) and imports this module
+then, so that nobody waits for matplotlib who draws nothing.
+"""
 
 from __future__ import annotations
+
+import math
 
 import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from torch import Tensor
 
 from engram.core.errors import DataError
+from engram.evidence.correlation import Agreement
+from engram.evidence.verification import Verification
+from engram.sensitivity.result import Result
 from engram.tracking.history import History
 
-INK, ACCENT, PALE = "#1b1b1b", "#c8553d", "#8a8f98"
+INK, ACCENT, PALE = "#1b1b1b", "#c8553d", "#8a8f98"  # colours of all pictures
+WIDTH, HEIGHT = 6.4, 4.0  # inches
+BINS = 60  # of a histogram of scores
+LOGARITHMIC_ABOVE = 50  # examples in a bin, beside which bins with a few could not be seen
 
 
-def _axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+def _axes(title: str, x: str, y: str, height: float = HEIGHT) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes = figure.add_subplot()
     axes.set(title=title, xlabel=x, ylabel=y)
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def score_histogram(result: Result) -> Figure:
+    """How many examples have which score."""
+    figure, axes = _axes("Sensitivity", "score", "examples", height=3.6)
+    counts, _, _ = axes.hist(result.score[result.score.isfinite()].numpy(), bins=BINS, color=INK)
+    if max(counts) > LOGARITHMIC_ABOVE:
+        axes.set_yscale("log")
+    return figure
+
+
+def loss_scatter(result: Result) -> Figure:
+    """Every example's loss with it against that without it."""
+    figure, axes = _axes("Loss of every example", "with it", "without it", height=4.6)
+    known = result.loss.isfinite() & result.loo_loss.isfinite()  # the verdict counts the others
+    loss, without = result.loss[known].numpy(), result.loo_loss[known].numpy()
+    axes.plot(loss, without, ".", ms=3, color=INK, alpha=0.5)
+    ends = [loss.min(), loss.max()] if len(loss) else []
+    axes.plot(ends, ends, color=ACCENT, lw=0.8)
+    return figure
 
 
 def loss_figure(history: History) -> Figure:
@@ -118,3 +151,28 @@ def _check(history: History) -> None:
         f"{len(history)} without: training diverged, or the optimizer had no state yet",
         "lower the learning rate, or update after the optimizer's first step",
     )
+
+
+def verification_figure(verification: Verification) -> Figure:
+    """Estimated against true: score on the left, loss increase on the right."""
+    figure = Figure(figsize=(8.4, HEIGHT), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    found, truth = verification, verification.truth
+    _scatter(left, found.estimated_score, truth.score, found.score, "deviation of the prediction")
+    _scatter(
+        right, found.estimated_increase, truth.increase, found.increase, "increase of the loss"
+    )
+    left.axhspan(0, truth.noise_floor.level, color=PALE, alpha=0.3, lw=0)
+    return figure
+
+
+def _scatter(axes: Axes, estimated: Tensor, true: Tensor, found: Agreement, name: str) -> None:
+    axes.axline((0, 0), slope=1, color=PALE, lw=0.8, ls="--")
+    axes.scatter(estimated.numpy(), true.numpy(), s=18, color=INK, alpha=0.7, lw=0)
+    if math.isfinite(found.slope.value):
+        axes.axline((0, 0), slope=found.slope.value, color=ACCENT, lw=1.0)
+    axes.set(xlabel=f"estimated {name}", ylabel=f"true {name}")
+    axes.set_title(
+        f"Spearman {found.spearman.value:.3f}, Pearson {found.pearson.value:.3f}", fontsize=10
+    )
+    axes.spines[["top", "right"]].set_visible(False)

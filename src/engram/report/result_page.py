@@ -3,41 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from matplotlib.figure import Figure
-
+from engram.report.figures import loss_scatter, score_histogram
 from engram.report.page import Page
-
-if TYPE_CHECKING:
-    from engram.sensitivity.result import Result
-
-INK, ACCENT = "#1b1b1b", "#c8553d"
-BINS, MANY = 60, 50
-
-
-def _histogram(result: Result) -> Figure:
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-    axes = figure.add_subplot()
-    counts, _, _ = axes.hist(result.score[result.score.isfinite()].numpy(), bins=BINS, color=INK)
-    axes.set(title="Sensitivity", xlabel="score", ylabel="examples")
-    if max(counts) > MANY:  # else the few examples with high scores could not be seen
-        axes.set_yscale("log")
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
-def _losses(result: Result) -> Figure:
-    figure = Figure(figsize=(6.4, 4.6), layout="constrained")
-    axes = figure.add_subplot()
-    known = result.loss.isfinite() & result.loo_loss.isfinite()  # the verdict counts the others
-    loss, without = result.loss[known].numpy(), result.loo_loss[known].numpy()
-    axes.plot(loss, without, ".", ms=3, color=INK, alpha=0.5)
-    ends = [loss.min(), loss.max()] if len(loss) else []
-    axes.plot(ends, ends, color=ACCENT, lw=0.8)
-    axes.set(title="Loss of every example", xlabel="with it", ylabel="without it")
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure
+from engram.sensitivity.result import Result
 
 
 def _verdict(result: Result) -> str:
@@ -61,8 +30,12 @@ def result_page(result: Result, count: int, path: Path) -> Path:
     )
     for reason in result.verdict.reasons:
         page.text(str(reason))
-    page.heading("Scores").figure(_histogram(result), "How far each example moves its prediction.")
-    page.heading("Losses").figure(_losses(result), "On the line, the example makes no difference.")
+    page.heading("Scores").figure(
+        score_histogram(result), "How far each example moves its prediction."
+    )
+    page.heading("Losses").figure(
+        loss_scatter(result), "On the line, the example makes no difference."
+    )
     page.heading("The model depends most on").table(result.top(count))
     page.heading("The other examples contradict most").table(result.top(count, by="loo_loss"))
     page.heading("Diagnostics").facts(result.diagnostics.to_dict())
