@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from engram.core.storage import folder as storage
-from engram.core.storage.tensors import digest_of
+from engram.core.storage.files import digest_of
 
 Files = dict[str, bytes]
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engram.core.storage import folder as storage
-from engram.core.storage.tensors import digest_of
+from engram.core.storage.files import digest_of
 
 
 def edit(

@@ -61,7 +61,7 @@ def test_targets_are_a_row_each(targets: Any) -> None:
 def test_indices_are_whole_numbers_in_a_row(indices: Any) -> None:
     model, optimizer = build()
     tracker = engram.Tracker(model, optimizer, data())
-    with pytest.raises(DataError), tracker.step(indices):
+    with pytest.raises(ArgumentError), tracker.step(indices):
         backward(model, FIRST)
 
 

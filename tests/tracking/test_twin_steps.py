@@ -186,7 +186,10 @@ def test_steps_that_are_told_wrongly() -> None:
         functional.cross_entropy(model(x[batch]), y[batch], reduction="sum").backward()
     with pytest.raises(EngineError, match="a call of the model"), followed.step(batch, None, 1.0):
         pass
-    with pytest.raises(DataError, match="a batch without indices"), followed.step(None, None, 1.0):
+    with (
+        pytest.raises(ArgumentError, match="a batch without indices"),
+        followed.step(None, None, 1.0),
+    ):
         pass
     with pytest.raises(RuntimeError, match="mine"), followed.step(batch, None, 1.0):
         raise RuntimeError("mine")

@@ -16,8 +16,8 @@ import torch
 
 from engram.core.errors import ArgumentError
 
-LARGEST_SEED = 2**63 - 1
-MANY = 10_000  # more rounds, probes or samples than anyone waits for
+LARGEST_SEED = 2**63 - 1  # that torch's generators take
+MANY = 10_000  # rounds, probes or samples; more is a mistake, since nobody waits for them
 
 
 def whole(

@@ -16,8 +16,12 @@ from engram.core.errors import MemoryLimitError, brief
 
 P = ParamSpec("P")
 R = TypeVar("R")
-GROUP = Path("/sys/fs/cgroup")  # the limits of a container
-REFUSALS = ("can't allocate memory", "not enough memory", "out of memory")
+GROUP = Path("/sys/fs/cgroup")  # where Linux tells the memory limit of a container
+REFUSALS = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+)  # words of torch's errors
 
 
 def available_bytes(device: torch.device) -> int:
@@ -106,10 +110,10 @@ def backing_off(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def repeated(*args: P.args, **kwargs: P.kwargs) -> R:
-        settings: dict[str, Any] = dict(kwargs)
+        given: dict[str, Any] = dict(kwargs)
         while True:
             try:
-                return function(*args, **settings)
+                return function(*args, **given)
             except MemoryLimitError as error:
                 if error.examples is None or error.examples < 2:
                     raise
@@ -117,6 +121,6 @@ def backing_off(function: Callable[P, R]) -> Callable[P, R]:
             warnings.warn(
                 f"out of memory with {held} examples at a time; trying {fewer}", stacklevel=2
             )
-            settings["batch_size"] = fewer
+            given["batch_size"] = fewer
 
     return repeated

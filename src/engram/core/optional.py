@@ -11,6 +11,10 @@ from engram.core.errors import MissingExtraError
 def require(module: str, extra: str) -> Any:
     """The module; MissingExtraError with the command that installs it.
 
+    Args:
+        module: dotted name, such as ``lightning.pytorch``.
+        extra: of engram's optional dependencies that brings it.
+
     Example:
         >>> require("math", "anything").floor(2.5)
         2

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from engram.core.dtypes import wide
 from engram.core.errors import DataError, EngineError, ModelMismatchError
 
-PATIENCE = timedelta(minutes=5)
-SAME = 1e-6  # relative difference of squared norms that is taken for rounding
+PATIENCE = timedelta(minutes=5)  # waited for the other processes; one may have more to load
+SAME = 1e-6  # relative difference of squared norms of weights that is taken for rounding
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from tqdm.auto import tqdm
 
 T = TypeVar("T")
-DELAY = 2.0  # seconds before a bar is shown
+DELAY = 2.0  # seconds before a bar is shown: shorter calls stay silent
 
 
 class Bar:

@@ -51,8 +51,18 @@ def check_group(
     return chosen, shares
 
 
-def check_indices(indices: Sequence[int] | Tensor | None, num_data: int) -> Tensor:
-    """Positions of examples, each once; all of them if none are named."""
+def check_indices(
+    indices: Sequence[int] | Tensor | None,
+    num_data: int,
+    once: str = "name each example once; weights, where there are any, take out more or less of it",
+) -> Tensor:
+    """Positions of examples, each once, on the CPU; all of them if none are named.
+
+    Args:
+        indices: that a user gave.
+        num_data: N, how many examples there are.
+        once: what to do about an index that comes twice.
+    """
     try:
         chosen = torch.arange(num_data) if indices is None else torch.as_tensor(indices).cpu()
     except (TypeError, ValueError, RuntimeError) as error:
@@ -62,7 +72,7 @@ def check_indices(indices: Sequence[int] | Tensor | None, num_data: int) -> Tens
     if chosen.dtype == torch.bool:
         raise ArgumentError("indices as integers", "a mask", "pass mask.nonzero()[:, 0]")
     if chosen.numel() == 0:
-        raise ArgumentError("at least one index", "none", "name the examples to leave out")
+        raise ArgumentError("at least one index", "none", "name some examples")
     if chosen.dim() != 1 or chosen.is_floating_point() or chosen.is_complex():
         raise ArgumentError(
             "a list of integer indices",
@@ -82,6 +92,6 @@ def check_indices(indices: Sequence[int] | Tensor | None, num_data: int) -> Tens
         raise ArgumentError(
             "each index once",
             f"{int(values[counts > 1][0])} repeated",
-            "name each example once; weights, where there are any, take out more or less of it",
+            once,
         )
     return chosen

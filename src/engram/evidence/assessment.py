@@ -10,8 +10,7 @@ import pandas as pd
 from torch import Tensor
 
 from engram.core.storage.folder import read_folder, write_folder
-from engram.core.storage.typed import read_fields
-from engram.core.storage.values import as_read
+from engram.core.storage.values import as_read, read_fields
 from engram.evidence.saved import FORMAT, check_saved
 from engram.evidence.signals import Signals
 from engram.trust.verdict import LEVELS, Reason, Verdict

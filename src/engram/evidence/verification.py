@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from engram.core.storage.folder import read_folder, write_folder
-from engram.core.storage.typed import read_fields
-from engram.core.storage.values import as_read
+from engram.core.storage.values import as_read, read_fields
 from engram.evidence.correlation import Agreement, Interval
 from engram.retraining.saved import check, check_numbers, check_positions
 from engram.retraining.truth import Retraining, read_retraining

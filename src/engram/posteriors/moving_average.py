@@ -18,7 +18,7 @@ from engram.core.arguments import is_number, shown
 from engram.core.data.batches import Data
 from engram.core.errors import ArgumentError, DataError, ModelMismatchError
 from engram.core.parameters import trainable
-from engram.core.storage.typed import objects, typed, wrong
+from engram.core.storage.values import objects, typed, wrong
 from engram.curvature.kfac import KroneckerFactors
 from engram.curvature.kinds import Curvature
 from engram.curvature.moments import SquareMoments

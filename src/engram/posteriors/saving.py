@@ -10,8 +10,7 @@ import torch
 
 from engram.core.errors import EngramError, PosteriorError, StorageError
 from engram.core.storage.folder import read_folder, write_folder
-from engram.core.storage.typed import read_fields, wrong
-from engram.core.storage.values import init_fields
+from engram.core.storage.values import init_fields, read_fields, wrong
 from engram.likelihoods import Likelihood
 from engram.likelihoods.remembered import Remembered, described, restored
 from engram.linalg.blocks import Block, DenseBlock, EigenBlock

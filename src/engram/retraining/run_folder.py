@@ -20,11 +20,9 @@ from torch import Tensor
 from engram.core.arguments import path_of
 from engram.core.errors import FormatError, RunFolderError, StorageError
 from engram.core.identity.digests import joined, of_tensors
-from engram.core.storage.files import reason_of, remove_stale
+from engram.core.storage.files import read_tensors, reason_of, remove_stale, write_tensors
 from engram.core.storage.folder import read_folder, write_folder
-from engram.core.storage.tensors import read_tensors, write_tensors
-from engram.core.storage.typed import objects
-from engram.core.storage.values import taken_apart
+from engram.core.storage.values import objects, taken_apart
 
 FORMAT = 2
 MANIFEST = "manifest"

@@ -16,8 +16,7 @@ from engram.core.errors import ArgumentError
 from engram.core.parameters import Named, check_module, uncompiled
 from engram.core.printable import printable
 from engram.core.storage.folder import read_folder, write_folder
-from engram.core.storage.typed import read_fields
-from engram.core.storage.values import as_read
+from engram.core.storage.values import as_read, read_fields
 from engram.retraining.returned import with_state
 from engram.retraining.saved import FORMAT, check_saved
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import engram._version as version
-from engram.core.storage.typed import typed
+from engram.core.storage.values import typed
 
 
 def check_provenance(found: Mapping[str, Any]) -> None:

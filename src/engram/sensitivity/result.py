@@ -16,8 +16,7 @@ from engram.core.arguments import one_of, path_of, whole
 from engram.core.errors import ArgumentError, ModelMismatchError
 from engram.core.printable import printable
 from engram.core.storage.folder import read_folder, write_folder
-from engram.core.storage.typed import read_fields
-from engram.core.storage.values import as_read, init_fields
+from engram.core.storage.values import as_read, init_fields, read_fields
 from engram.likelihoods import Likelihood
 from engram.sensitivity.basis import Basis
 from engram.sensitivity.diagnostics import Diagnostics

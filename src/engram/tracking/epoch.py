@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engram.core.errors import ArgumentError, DataError
-from engram.core.storage.typed import read_fields, wrong
+from engram.core.storage.values import read_fields, wrong
 from engram.tracking.history import Record
 from engram.tracking.visits import Visit
 

@@ -22,13 +22,13 @@ from torch.optim import Optimizer
 from engram.core.arguments import whole
 from engram.core.data.batches import Batches, Data
 from engram.core.errors import ArgumentError, DataError
-from engram.core.storage.typed import objects, typed, wrong
+from engram.core.storage.values import objects, typed, wrong
 from engram.engine.witness import Witness
 from engram.likelihoods import Likelihood
 from engram.tracking.announced import Announced, check_length
 from engram.tracking.history import Record
 from engram.tracking.twin import Twin
-from engram.tracking.visits import Indices, check_indices, check_loss, loss_factor
+from engram.tracking.visits import Indices, check_batch_indices, check_loss, loss_factor
 
 FOLLOWED = "the saved state of followed examples"
 SEED = 0  # of the choice of examples
@@ -96,7 +96,7 @@ class Followed:
     def step(self, indices: Indices, targets: Tensor | None, scale: float) -> Iterator[None]:
         """The step that runs inside is taken by the twin too, without the followed examples."""
         check_length(self.batches)
-        chosen = check_indices(indices, self.batches.num_data)
+        chosen = check_batch_indices(indices, self.batches.num_data)
         factor = loss_factor(self.optimizer, scale, self.reduction, len(chosen))
         witness = Witness(self.model, len(chosen))
         self.twin.begin()

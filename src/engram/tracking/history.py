@@ -14,8 +14,7 @@ from torch import Tensor
 from engram.core.arguments import whole
 from engram.core.errors import ArgumentError, DataError, FormatError
 from engram.core.storage.folder import read_folder, write_folder
-from engram.core.storage.typed import objects, typed, wrong
-from engram.core.storage.values import init_fields
+from engram.core.storage.values import init_fields, objects, typed, wrong
 from engram.sensitivity.result import Result
 from engram.tracking.scores import ScoreRows
 

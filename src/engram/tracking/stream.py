@@ -15,7 +15,7 @@ from engram.core.errors import ArgumentError, ModelMismatchError, NonFiniteError
 from engram.core.parameters import trainable
 from engram.core.state.model import state_preserved
 from engram.core.state.process import of_the_thread, random_states, restored
-from engram.core.storage.typed import objects, typed
+from engram.core.storage.values import objects, typed
 from engram.engine.prepare import Engine, prepare
 from engram.engine.session import keep_freed_memory
 from engram.engine.watch import Watch, mixing_layers
@@ -27,7 +27,7 @@ from engram.tracking.announced import Announced, check_length
 from engram.tracking.epoch import Epoch
 from engram.tracking.followed import Followed
 from engram.tracking.sources import Source, training_lost
-from engram.tracking.visits import Indices, Visit, check_indices, loss_factor, visit
+from engram.tracking.visits import Indices, Visit, check_batch_indices, loss_factor, visit
 
 
 def check_streamable(optimizer: Optimizer, estimator: str | None, samples: int) -> None:
@@ -87,7 +87,7 @@ class Stream:
     def step(self, indices: Indices, targets: Tensor | None, scale: float) -> Iterator[None]:
         """Watch the step that runs inside."""
         check_length(self.batches)
-        chosen = check_indices(indices, self.batches.num_data)
+        chosen = check_batch_indices(indices, self.batches.num_data)
         factor = loss_factor(self.optimizer, scale, self.reduction, len(chosen))
         engine = self._prepared()
         if self.epoch.seen == 0:

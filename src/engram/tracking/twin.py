@@ -26,7 +26,7 @@ from engram.core.data.inputs import handed
 from engram.core.errors import DataError, PosteriorError
 from engram.core.parameters import Named
 from engram.core.state.model import device_of, kept, own_forward, state_preserved
-from engram.core.storage.typed import objects, typed, wrong
+from engram.core.storage.values import objects, typed, wrong
 from engram.engine.witness import Witness
 from engram.likelihoods import Likelihood
 from engram.optimizers.base import BayesianOptimizer

@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 
 from engram.core.arguments import positive
 from engram.core.dtypes import wide
-from engram.core.errors import ArgumentError, DataError, LikelihoodError
+from engram.core.errors import ArgumentError, LikelihoodError
+from engram.core.selection import check_indices
 from engram.engine.watch import Watch
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
@@ -36,44 +37,16 @@ class Visit:
     complete: bool
 
 
-def check_indices(indices: Indices, num_data: int) -> Tensor:
-    """Indices as a tensor on the CPU; DataError where they name no examples of the data."""
+def check_batch_indices(indices: Indices, num_data: int) -> Tensor:
+    """The examples of a step, each once; a batch that does not say which they are is an error."""
     if indices is None:
-        raise DataError(
+        raise ArgumentError(
             "the indices of the examples in the batch",
             "a batch without indices",
             "let the loader give them, for instance DataLoader(tracker.indexed(dataset), ...)",
         )
-    try:
-        found = torch.as_tensor(indices).cpu()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(
-            "whole numbers [B], one per example of the batch",
-            f"{type(indices).__name__} ({error})",
-            "give positions in the training data",
-        ) from error
-    others = found.is_floating_point() or found.is_complex() or found.dtype == torch.bool
-    if found.dim() != 1 or others or not len(found):
-        raise DataError(
-            "whole numbers [B], one per example of the batch",
-            f"{found.dtype} of shape {tuple(found.shape)}",
-            "give positions in the training data",
-        )
-    lowest, highest = int(found.min()), int(found.max())
-    if lowest < 0 or highest >= num_data:
-        raise DataError(
-            f"indices from 0 to {num_data - 1}",
-            f"{lowest if lowest < 0 else highest}",
-            "give positions in the data that the tracker was made with",
-        )
-    if len(found.unique()) != len(found):
-        values, counts = found.unique(return_counts=True)
-        raise DataError(
-            "every example once in a step",
-            f"example {int(values[counts > 1][0])} more than once",
-            "draw batches without replacement; a later step may visit an example again",
-        )
-    return found.long()
+    once = "draw batches without replacement; a later step may visit an example again"
+    return check_indices(indices, num_data, once)
 
 
 def loss_factor(optimizer: Optimizer, scale: float, reduction: str, count: int) -> float:

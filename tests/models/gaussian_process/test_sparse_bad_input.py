@@ -18,6 +18,7 @@ from engram.core.errors import (
     ArgumentError,
     DataError,
     LikelihoodError,
+    MissingExtraError,
     ModelMismatchError,
     NonFiniteError,
     PosteriorError,
@@ -94,5 +95,5 @@ def test_without_the_library(inputs, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "gpytorch", None)
-    with pytest.raises(ArgumentError, match="pip install gpytorch"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'engram\[gp\]'"):
         read_sparse(object(), "gaussian", (inputs, inputs[:, 0]))

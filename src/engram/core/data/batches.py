@@ -11,12 +11,28 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, default_collate
 
-from engram.core.data.fidelity import BATCHES, check_repeatable, check_rows_in_order, not_repeatable
-from engram.core.data.forms import Data as Data
-from engram.core.data.forms import common_length, is_dataset, is_table, length_of, parts
+from engram.core.data.checks import (
+    BATCHES,
+    check_loader,
+    check_repeatable,
+    check_rows_in_order,
+    not_repeatable,
+    own_pass,
+)
+from engram.core.data.inputs import Data as Data
 from engram.core.data.inputs import Inputs as Inputs
-from engram.core.data.inputs import check_rows, handed, mapped, plain, tensors_of
-from engram.core.data.loaders import check_loader, own_pass
+from engram.core.data.inputs import (
+    check_rows,
+    common_length,
+    handed,
+    is_dataset,
+    is_table,
+    length_of,
+    mapped,
+    parts,
+    plain,
+    tensors_of,
+)
 from engram.core.errors import DataError, EngineError, brief
 from engram.core.selection import spread
 

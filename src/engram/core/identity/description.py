@@ -31,8 +31,13 @@ import torch
 from torch import Tensor, nn
 
 from engram.core.identity.digests import bytes_of, joined
-from engram.core.identity.libraries import library_version
-from engram.core.identity.references import NotImported, Undefined, content, referred
+from engram.core.identity.references import (
+    NotImported,
+    Undefined,
+    content,
+    library_version,
+    referred,
+)
 
 ATOMS = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
 NOT_OF_A_CLASS = (

@@ -1,5 +1,7 @@
 """A file is written beside its place and renamed: at any moment it is the old one or the new one.
 
+Texts, and tensors by name in the format of safetensors; never pickle.
+
 Nothing is written through a symbolic link: a link where a file should be is refused, and what is
 written beside it is in a folder of its own, new and of a name that nobody can foresee. A *folder*
 that is a link was made by the user to put things elsewhere, and is followed.
@@ -8,21 +10,27 @@ that is a link was made by the user to put things elsewhere, and is followed.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import shutil
 import stat
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
 from engram.core.arguments import path_of
 from engram.core.errors import StorageError
 
-LARGEST = 2**28  # bytes of a file that is read at once: JSON
+LARGEST = 2**28  # bytes of a description in JSON; more is damage, and is not read into memory
 PART = ".part"  # ending of what is not in its place yet
-STALE_SECONDS = 3600.0  # after which nobody is at work on a file any more
+PIECE = 2**20  # bytes of a file that are read at once for its checksum
+STALE_SECONDS = 3600.0  # after which nobody is at work on a file any more, and it may go
 
 
 @contextmanager
@@ -168,3 +176,55 @@ def _unwritable(target: Path, error: OSError) -> StorageError:
 def reason_of(error: OSError) -> str:
     """In a few words."""
     return error.strerror or type(error).__name__
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = None
+) -> str:
+    """Write them, with words about them in the header; SHA-256 of the file."""
+    own = {name: _own(value) for name, value in tensors.items()}
+    with replacing(path) as temporary:
+        try:
+            save_file(own, temporary, None if header is None else dict(header))
+        except (ValueError, SafetensorError) as error:
+            raise StorageError(
+                "tensors that safetensors can hold, and room for them",
+                str(error),
+                "make them dense, and check the free space",
+            ) from error
+        return digest_of(temporary)
+
+
+def read_tensors(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and the header of a file.
+
+    FileNotFoundError where there is none, StorageError where it cannot be read.
+    """
+    try:
+        check_file(path)
+        with safe_open(path, "pt", device=device) as opened:
+            header = opened.metadata() or {}
+            # copies: what is mapped from a file changes, or ends the process, when the file does
+            return {name: opened.get_tensor(name).clone() for name in opened.keys()}, header  # noqa: SIM118
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # whatever the reader of another library makes of a damaged file
+        path.stat()  # or of one that was removed while it read
+        raise StorageError(
+            "an undamaged file of tensors", f"{path}: {error}", "save it again"
+        ) from error
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """A copy with its numbers one after the other: views of one memory are not saved."""
+    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().clone()
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file."""
+    check_file(path)
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            digest.update(piece)
+    return digest.hexdigest()

@@ -22,8 +22,16 @@ from torch import Tensor
 
 from engram.core.arguments import path_of, shown
 from engram.core.errors import FormatError, StorageError
-from engram.core.storage.files import check_free, read_bytes, reason_of, remove_stale, write_text
-from engram.core.storage.tensors import digest_of, read_tensors, write_tensors
+from engram.core.storage.files import (
+    check_free,
+    digest_of,
+    read_bytes,
+    read_tensors,
+    reason_of,
+    remove_stale,
+    write_tensors,
+    write_text,
+)
 from engram.core.storage.values import put_together, taken_apart
 
 KEYS = ("engram", "format", "tensors", "content", "sha256")

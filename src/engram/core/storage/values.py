@@ -2,16 +2,18 @@
 
 JSON has no tensor, no NaN and no infinity. Each stands as an object with one key: ``{"tensor":
 "name"}``, ``{"float": "nan"}``. Numbers of numpy become numbers, tuples lists, members of an
-enumeration their values, and a dataclass an object of its fields.
+enumeration their values, and a dataclass an object of its fields. Back from JSON, the annotations
+of the dataclass say what every field must be; a wrong one is named, not guessed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -21,8 +23,10 @@ from engram.core.errors import StorageError
 
 TENSOR, FLOAT = "tensor", "float"  # keys of objects that stand for what JSON has not
 UNUSUAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-LONGEST = 1024  # bits of a whole number
-DEEPEST = 50  # objects in objects
+LONGEST = 1024  # bits of a whole number that is written, in records of the user's own
+LARGEST = 2**53  # whole number of a field: those that every reader of JSON agrees on
+DEEPEST = 50  # objects in objects that are written; an endless one ends there
+Reader = Callable[[Any, str], Any]  #: of a value and the words for where it stood
 
 
 def init_fields(value: Any) -> dict[str, Any]:
@@ -45,7 +49,7 @@ def taken_apart(value: Any) -> tuple[Any, dict[str, Tensor]]:
 def put_together(value: Any, tensors: Mapping[str, Tensor], where: str) -> Any:
     """What :func:`taken_apart` was given, with lists for tuples and objects for dataclasses."""
     left = dict(tensors)
-    whole = _whole(value, left, where)
+    whole = _restored(value, left, where)
     if left:
         raise StorageError(
             f"tensors that {where} names", f"another one, {next(iter(left))!r}", "save it again"
@@ -103,9 +107,9 @@ def _plain_mapping(
     return found
 
 
-def _whole(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
+def _restored(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
     if isinstance(value, list):
-        return [_whole(inner, tensors, f"{where}[{n}]") for n, inner in enumerate(value)]
+        return [_restored(inner, tensors, f"{where}[{n}]") for n, inner in enumerate(value)]
     if not isinstance(value, dict):
         return value
     if set(value) == {TENSOR}:
@@ -118,7 +122,7 @@ def _whole(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
         if not isinstance(name, str) or name not in UNUSUAL:
             raise StorageError(f"a number in {where}", repr(name), "save it again")
         return UNUSUAL[name]
-    return {key: _whole(inner, tensors, f"{where}: {key}") for key, inner in value.items()}
+    return {key: _restored(inner, tensors, f"{where}: {key}") for key, inner in value.items()}
 
 
 def _unsaved(place: tuple[str, ...], got: str) -> StorageError:
@@ -127,3 +131,133 @@ def _unsaved(place: tuple[str, ...], got: str) -> StorageError:
         f"{got} under {' / '.join(place[:8])}",
         "leave it out, or give it as words",
     )
+
+
+def read_fields(
+    kind: type[Any], values: Any, where: str, readers: Mapping[str, Reader] | None = None
+) -> dict[str, Any]:
+    """The fields of a dataclass, none missing, none beside them, each of its type.
+
+    Args:
+        kind: the dataclass.
+        values: what was read.
+        where: it was read, for errors.
+        readers: of fields that are not read by their annotation.
+    """
+    own = readers or {}
+    hints = get_type_hints(kind)
+    wanted = [field.name for field in fields(kind) if field.init]
+    found = objects(values, where, wanted)
+    return {
+        name: own[name](found[name], f"{where}: {name}")
+        if name in own
+        else typed(hints[name], found[name], f"{where}: {name}")
+        for name in wanted
+    }
+
+
+def objects(value: Any, where: str, names: list[str] | tuple[str, ...]) -> dict[str, Any]:
+    """An object with exactly these keys."""
+    if not isinstance(value, dict):
+        raise wrong(where, "an object", value)
+    missing = [name for name in names if name not in value]
+    beside = [name for name in value if name not in names]
+    if missing or beside:
+        got = f"none of the name {missing[0]!r}" if missing else f"{beside[0]!r} as well"
+        raise StorageError(
+            f"{where} with {', '.join(names)}", got, "save it again: it is damaged or edited"
+        )
+    return value
+
+
+def typed(kind: Any, value: Any, where: str) -> Any:
+    """A value of an annotated type.
+
+    Example:
+        >>> typed(tuple[float, ...], [1, 2.5], "quantiles")
+        (1.0, 2.5)
+        >>> typed(int, "3", "seed")
+        Traceback (most recent call last):
+        engram.core.errors.StorageError: expected a whole number in seed; got '3'. What to do: ...
+    """
+    if kind is Any or kind is object:
+        return value
+    if kind in SIMPLE:
+        return SIMPLE[kind](value, where)
+    if is_dataclass(kind) and isinstance(kind, type):
+        return kind(**read_fields(kind, value, where))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        known = {member.value: member for member in kind}
+        if not isinstance(value, str | int) or value not in known:
+            raise wrong(where, f"one of {', '.join(map(str, known))}", value)
+        return known[value]
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType) and type(None) in inner and len(inner) == 2:
+        other = next(part for part in inner if part is not type(None))
+        return None if value is None else typed(other, value, where)
+    if origin is tuple and inner[1:] == (...,):
+        if not isinstance(value, list | tuple):
+            raise wrong(where, "a list", value)
+        return tuple(typed(inner[0], part, f"{where}[{n}]") for n, part in enumerate(value))
+    if isinstance(origin, type) and issubclass(origin, Mapping) and inner[0] is str:
+        if not isinstance(value, dict):
+            raise wrong(where, "an object", value)
+        return {key: typed(inner[1], part, f"{where}: {key}") for key, part in value.items()}
+    raise TypeError(f"{where} is annotated as {kind}, which is not read")
+
+
+def _whole(value: Any, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > LARGEST:
+        raise wrong(where, "a whole number", value)
+    return value
+
+
+def _number(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise wrong(where, "a number", value)
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise wrong(where, "a number", value)
+    return float(value)
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise wrong(where, "words", value)
+    return value
+
+
+def _flag(value: Any, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise wrong(where, "true or false", value)
+    return value
+
+
+def _tensor(value: Any, where: str) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise wrong(where, "a tensor", value)
+    return value
+
+
+def _size(value: Any, where: str) -> torch.Size:
+    if not isinstance(value, list):
+        raise wrong(where, "a shape", value)
+    sizes = [_whole(part, f"{where}[{n}]") for n, part in enumerate(value)]
+    if any(size < 0 for size in sizes):
+        raise wrong(where, "a shape", value)
+    return torch.Size(sizes)
+
+
+SIMPLE: dict[Any, Reader] = {
+    int: _whole,
+    float: _number,
+    str: _text,
+    bool: _flag,
+    Tensor: _tensor,
+    torch.Size: _size,
+}
+
+
+def wrong(where: str, expected: str, got: Any) -> StorageError:
+    """For a value that is not what it should be."""
+    shown = f"a tensor {list(got.shape)}" if isinstance(got, Tensor) else repr(got)[:80]
+    return StorageError(f"{expected} in {where}", shown, "save it again: it is damaged or edited")

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from engram.core.errors import LikelihoodError, ModelMismatchError
+from engram.core.optional import require
 from engram.models.gaussian_process.covariance import as_points
 from engram.models.gaussian_process.exact import (
     ExactGaussianProcess,
     NewPoints,
     exact_gaussian_process,
 )
-from engram.models.gaussian_process.library import gpytorch
 
 
 def from_exact_gp(model: Any) -> ExactGaussianProcess:
@@ -54,7 +54,7 @@ def points_of(model: Any, inputs: Tensor) -> NewPoints:
 
 
 def _train_inputs(model: Any) -> tuple[Tensor, ...]:
-    if not isinstance(model, gpytorch().models.ExactGP):
+    if not isinstance(model, require("gpytorch", extra="gp").models.ExactGP):
         raise ModelMismatchError(
             "a gpytorch.models.ExactGP", type(model).__name__, "use read_sparse for ApproximateGP"
         )
@@ -66,7 +66,7 @@ def _train_inputs(model: Any) -> tuple[Tensor, ...]:
 
 
 def _noise(likelihood: Any) -> Tensor:
-    known = gpytorch().likelihoods
+    known = require("gpytorch", extra="gp").likelihoods
     if not isinstance(
         likelihood, known.GaussianLikelihood | known.FixedNoiseGaussianLikelihood
     ) or isinstance(likelihood, known.DirichletClassificationLikelihood):

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from engram.core.errors import ModelMismatchError, PosteriorError
+from engram.core.optional import require
 from engram.models.gaussian_process.covariance import as_points
-from engram.models.gaussian_process.library import gpytorch
 
 STRATEGIES = ("VariationalStrategy", "UnwhitenedVariationalStrategy")
 WRITABLE = ("CholeskyVariationalDistribution", "NaturalVariationalDistribution")
@@ -40,7 +40,7 @@ class Inducing:
 
 def base_strategy(model: Any) -> Any:
     """The strategy that holds the inducing points; the wrapper of independent tasks is opened."""
-    library = gpytorch()
+    library = require("gpytorch", extra="gp")
     if not isinstance(model, library.models.ApproximateGP):
         raise ModelMismatchError(
             "a gpytorch.models.ApproximateGP", type(model).__name__, "use from_exact_gp for ExactGP"
@@ -97,7 +97,9 @@ def read_distribution(model: Any, prior: Inducing) -> tuple[Tensor, Tensor]:
         )
     with torch.no_grad():
         distribution = strategy._variational_distribution()
-        if not isinstance(distribution, gpytorch().distributions.MultivariateNormal):
+        if not isinstance(
+            distribution, require("gpytorch", extra="gp").distributions.MultivariateNormal
+        ):
             raise PosteriorError(
                 "a Gaussian variational distribution",
                 type(strategy._variational_distribution).__name__,
