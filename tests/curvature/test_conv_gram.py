@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from engram.curvature.conv_gram import applies, patch_squares
-from engram.engine.layers import Convolution
-from engram.engine.rules import Call
+from engram.engine.rules.base import Call
+from engram.engine.rules.convolution import Convolution
 
 
 def call_of(layer: nn.Conv2d, image: torch.Tensor) -> Call:

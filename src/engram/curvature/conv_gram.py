@@ -15,8 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engram.engine.layers import Convolution, padded
-from engram.engine.rules import Call
+from engram.engine.rules.base import Call
+from engram.engine.rules.convolution import Convolution, padded
 
 CHUNK_BYTES = 8 * 2**20
 

@@ -19,10 +19,11 @@ from torch import Tensor
 from engram.core.dtypes import eigh, wide
 from engram.core.parameters import Layout
 from engram.curvature import conv_gram as patch_squares
-from engram.engine.layers import Convolution, Linear, MatrixRule
-from engram.engine.norms import Embedding
 from engram.engine.passes import Trace
 from engram.engine.recorder import Site
+from engram.engine.rules.convolution import Convolution
+from engram.engine.rules.embedding import Embedding
+from engram.engine.rules.linear import Linear, MatrixRule
 from engram.engine.steps import CHUNK_BYTES
 from engram.linalg.blocks import EigenBlock
 from engram.linalg.gram import GramSum

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.engine.rules import Function
+from engram.engine.rules.base import Function
 
 DimensionOf = Callable[[Tensor], int | None]  # which one counts examples
 

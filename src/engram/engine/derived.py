@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from engram.engine.nested import tensors
-from engram.engine.rules import Function
+from engram.engine.rules.base import Function
 
 
 @dataclass(frozen=True)

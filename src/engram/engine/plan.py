@@ -16,11 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-from engram.engine import attention, recurrent
 from engram.engine.function_mode import FunctionMode
-from engram.engine.rules import Function
+from engram.engine.rules import plain_form
+from engram.engine.rules.base import Function
 from engram.engine.units import Unit
 
 Scaling = tuple[int, int]  # (dimension that counts examples, entries per example)
@@ -79,14 +77,10 @@ class Interceptor(FunctionMode):
         kwargs = kwargs or {}
         if self.silent:
             return self.unseen(function, args, kwargs)
-        if function is torch.nn.functional.multi_head_attention_forward:
-            arguments = dict(zip(attention.SIGNATURE, args, strict=False)) | kwargs
-            if attention.applies(arguments):
-                with self:
-                    return attention.multi_head_attention(arguments)
-        if recurrent.applies(function, args):
+        plain = plain_form(function, args, kwargs)
+        if plain is not None:
             with self:
-                return recurrent.run(function, args)
+                return plain()
         return self.operation(function, args, kwargs)
 
     def operation(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

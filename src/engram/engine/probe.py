@@ -15,8 +15,8 @@ from engram.engine.alignment import Alignment
 from engram.engine.nested import tensors
 from engram.engine.paths import Paths
 from engram.engine.plan import Interceptor, ParameterUse, Scaling
-from engram.engine.registry import bind
-from engram.engine.rules import Function
+from engram.engine.rules import bind
+from engram.engine.rules.base import Function
 from engram.engine.units import Unit
 
 

@@ -14,17 +14,13 @@ from torch.nn import functional
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from engram.core.errors import EngineError
-from engram.engine import elementwise
-from engram.engine.convolve import convolve
 from engram.engine.derived import Derived, in_order
-from engram.engine.extremes import own_extreme
-from engram.engine.layers import Convolution
-from engram.engine.mean_square import own_moment
 from engram.engine.nested import tensors
 from engram.engine.plan import Interceptor, ParameterUse, Plan, Scaling
 from engram.engine.pooling import average_pool
-from engram.engine.registry import RULES, bind
-from engram.engine.rules import Bound, Call, Copies, Function, Rule
+from engram.engine.rules import RULES, bind
+from engram.engine.rules.base import Call, Function, Rule
+from engram.engine.rules.copies import Copies
 
 COPIES = Copies()
 
@@ -129,7 +125,11 @@ class Recorder(Interceptor):
         bound = bind(function, args, kwargs)
         assert bound is not None
         assert touch.output is not None
-        result = self._run(bound, function, args, kwargs)
+        rule = RULES[function]
+        differentiated = self.plan.own_kernels and bound.input.requires_grad
+        result = rule.cheaper_call(bound) if differentiated else None
+        if result is None:
+            result = function(*args, **kwargs)
         if not result.requires_grad:  # under the model's own no_grad: no derivative reaches it
             return result
         roles = {
@@ -143,7 +143,7 @@ class Recorder(Interceptor):
         self._check_examples(call.num_examples)
         self.sites.append(
             Site(
-                RULES[function],
+                rule,
                 call,
                 roles,
                 get_gradient_edge(result),
@@ -154,19 +154,6 @@ class Recorder(Interceptor):
         )
         return result
 
-    def _run(
-        self, bound: Bound, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Tensor:
-        """The operation itself, or a convolution whose second derivative is cheaper."""
-        linear = self.plan.own_kernels and bound.input.requires_grad
-        if linear and isinstance(RULES[function], Convolution):
-            given = bound.parameters
-            result = convolve(bound.input, given["weight"], given.get("bias"), bound.settings)
-            if result is not None:
-                return result
-        plain: Tensor = function(*args, **kwargs)
-        return plain
-
     def _without_parameters(
         self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -175,16 +162,7 @@ class Recorder(Interceptor):
             pooled = average_pool(*args, **kwargs)
             if pooled is not None:
                 return pooled
-        return self._quicker(function, args, kwargs)(*args, **kwargs)
-
-    def _quicker(
-        self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Function:
-        """The function, or one of the same values whose backward pass is quicker."""
-        if not self.plan.own_kernels:
-            return function
-        own = own_extreme(function, args, kwargs) or own_moment(function, args, kwargs)
-        return own or function
+        return function(*args, **kwargs)
 
     def _check_examples(self, found: int) -> None:
         if found != self.num_examples:
@@ -253,12 +231,7 @@ class Recorder(Interceptor):
     def _by_copies(
         self, touch: ParameterUse, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        quicker = self._quicker(function, args, kwargs)
-        if function in elementwise.FUNCTIONS and not kwargs and touch.output == elementwise.FIRST:
-            pair = elementwise.beside_data(args, touch.inputs, self._per_example)
-            if pair is not None:
-                return quicker(*pair)
-        return self._mapped(quicker, args, kwargs, touch.inputs, touch.output)
+        return self._mapped(function, args, kwargs, touch.inputs, touch.output)
 
     def _derive(
         self, touch: ParameterUse, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]

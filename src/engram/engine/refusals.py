@@ -17,7 +17,7 @@ from engram.core.parameters import check_one_type, trainable
 from engram.core.state.buffers import Buffers
 from engram.engine.function_mode import FunctionMode
 from engram.engine.nested import tensors
-from engram.engine.rules import Function
+from engram.engine.rules.base import Function
 
 # words of an error, what was expected, what came, what to do
 CAUSES = (

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from engram.engine import merged
 from engram.engine.gradient_accumulator import NoSum, Totals
-from engram.engine.layers import Linear
 from engram.engine.recorder import Site
-from engram.engine.rules import Call
+from engram.engine.rules.base import Call
+from engram.engine.rules.linear import Linear
 from engram.linalg.blocks import Block, EigenBlock
 
 

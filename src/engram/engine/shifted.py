@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from engram.core import equation
 from engram.engine.gradient_accumulator import Totals
-from engram.engine.layers import Convolution
 from engram.engine.recorder import Site
+from engram.engine.rules.convolution import Convolution
 from engram.linalg.blocks import Block, EigenBlock
 
 CHUNK_BYTES = 2 * 2**20  # shifted rows that stay in the cache through all products

@@ -17,10 +17,11 @@ from engram.engine import rotated, shifted
 from engram.engine.gradient_accumulator import Totals
 from engram.engine.gradients import per_example_gradients
 from engram.engine.grouping import SiteGroup, group_sites
-from engram.engine.layers import Convolution, Linear
-from engram.engine.norms import Embedding
 from engram.engine.recorder import Site
-from engram.engine.rules import Call
+from engram.engine.rules.base import Call
+from engram.engine.rules.convolution import Convolution
+from engram.engine.rules.embedding import Embedding
+from engram.engine.rules.linear import Linear
 from engram.linalg.blocks import Block, DenseBlock, EigenBlock
 from engram.linalg.low_rank import LowRankBlock
 from engram.linalg.precision import Precision

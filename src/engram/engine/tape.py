@@ -25,13 +25,14 @@ from torch.utils.hooks import RemovableHandle
 from engram.core.state.random import RandomState
 from engram.engine.function_mode import FunctionMode
 from engram.engine.gradient_accumulator import NoSum
-from engram.engine.layers import Convolution, Linear
 from engram.engine.nested import tensors
 from engram.engine.plan import Plan
 from engram.engine.pooling import average_pool
 from engram.engine.recorder import Site
-from engram.engine.registry import RULES, bind
-from engram.engine.rules import Call, Function
+from engram.engine.rules import RULES, bind
+from engram.engine.rules.base import Call, Function
+from engram.engine.rules.convolution import Convolution
+from engram.engine.rules.linear import Linear
 from engram.engine.steps import Moves
 from engram.linalg.precision import Precision
 

@@ -6,11 +6,14 @@ The fused kernels know neither second derivatives nor weights that differ betwee
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from engram.engine.rules.base import Function, writes_out
 
 State = tuple[Tensor, ...]
 Cell = Callable[[Tensor, Tensor, State], State]
@@ -38,7 +41,7 @@ def _relu_cell(from_input: Tensor, from_state: Tensor, state: State) -> State:
     return ((from_input + from_state).relu(),)
 
 
-CELLS: dict[Callable[..., Any], Cell] = {
+CELLS: dict[Function, Cell] = {
     torch.lstm: _lstm_cell,
     torch.gru: _gru_cell,
     torch.rnn_tanh: _tanh_cell,
@@ -46,9 +49,17 @@ CELLS: dict[Callable[..., Any], Cell] = {
 }
 
 
-def applies(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+@writes_out(*CELLS)
+def written_out(
+    function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[], Any] | None:
+    """The call in plain operations, where they cover it."""
+    return partial(run, function, args) if _covered(args) else None
+
+
+def _covered(args: tuple[Any, ...]) -> bool:
     """Padded batches without dropout and without a projection of the state."""
-    if function not in CELLS or len(args) != 9 or not isinstance(args[3], bool):
+    if len(args) != 9 or not isinstance(args[3], bool):
         return False
     data, _, weights, has_biases, layers, dropout, train, two_way, _ = args
     per_direction = 4 if has_biases else 2
@@ -56,7 +67,7 @@ def applies(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     return data.dim() == 3 and plain and not (train and dropout > 0)
 
 
-def run(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+def run(function: Function, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """What the fused function returns, from the same arguments."""
     data, state, weights, has_biases, layers, _, _, two_way, batch_first = args
     states: State = tuple(state) if isinstance(state, (tuple, list)) else (state,)

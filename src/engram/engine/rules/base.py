@@ -17,13 +17,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 Function = Callable[..., Any]
 Roles = dict[str, Tensor]
+Signatures = Mapping[Function, tuple[str, ...]]
+WritesOut = Callable[[Function, tuple[Any, ...], dict[str, Any]], Callable[[], Any] | None]
+AnyRule = TypeVar("AnyRule", bound="Rule")
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,8 @@ class Call:
 class Rule(ABC):
     """How one kind of operation differentiates with respect to its parameters."""
 
-    functions: tuple[Function, ...]
+    # the operations that the rule is for, each with the names of its arguments in their order
+    signatures: ClassVar[Signatures]
 
     @abstractmethod
     def bind(self, arguments: Mapping[str, Any]) -> Bound | None:
@@ -81,6 +85,10 @@ class Rule(ABC):
     @abstractmethod
     def tangent(self, call: Call, direction: Roles) -> Tensor:
         """Change of the output for a change [B, *shape] of each parameter by role."""
+
+    def cheaper_call(self, bound: Bound) -> Tensor | None:
+        """The operation by kernels whose second derivative costs less; None to run it as it is."""
+        return None
 
     def bytes_per_example(self, call: Call) -> int:
         """Memory that the two maps need for one example, apart from input and output."""
@@ -102,17 +110,43 @@ def repeat_positions(call: Call, per_example: Tensor) -> Tensor:
     return per_example.repeat_interleave(call.multiplicity, dim=0)
 
 
-class Copies(Rule):
-    """A parameter given to each example as a copy of its own: both maps are the identity."""
+RULES: dict[Function, Rule] = {}
+PLAIN_FORMS: dict[Function, WritesOut] = {}
 
-    functions = ()
 
-    def bind(self, arguments: Mapping[str, Any]) -> Bound | None:
+def register(kind: type[AnyRule]) -> type[AnyRule]:
+    """Of a class of rules: from now on it handles the operations in its ``signatures``."""
+    rule = kind()
+    RULES.update(dict.fromkeys(rule.signatures, rule))
+    return kind
+
+
+def bind(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | None:
+    """The call's arguments by meaning, or None where no rule holds."""
+    rule = RULES.get(function)
+    if rule is None:
         return None
+    arguments = dict(zip(rule.signatures[function], args, strict=False)) | kwargs
+    return rule.bind(arguments | {"function": function})
 
-    def gradient(self, call: Call, output_gradient: Tensor) -> Roles:
-        shape = call.shapes["value"]
-        return {"value": output_gradient.reshape(output_gradient.shape[0], *shape)}
 
-    def tangent(self, call: Call, direction: Roles) -> Tensor:
-        return direction["value"].reshape(call.input.shape)
+def writes_out(*functions: Function) -> Callable[[WritesOut], WritesOut]:
+    """Of a function that writes these operations out in plain ones, which have rules.
+
+    It takes the operation with its arguments and gives what to call instead, or None where the
+    plain form does not cover them.
+    """
+
+    def registered(made: WritesOut) -> WritesOut:
+        PLAIN_FORMS.update(dict.fromkeys(functions, made))
+        return made
+
+    return registered
+
+
+def plain_form(
+    function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[], Any] | None:
+    """The operation written out in plain ones, to be called; None where it has no such form."""
+    writes = PLAIN_FORMS.get(function)
+    return None if writes is None else writes(function, args, kwargs)

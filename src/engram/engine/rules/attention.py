@@ -7,14 +7,33 @@ linear layer with a rule, and the products between them have derivatives of ever
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engram.engine.rules.base import Function, writes_out
 
-def applies(arguments: dict[str, Any]) -> bool:
+SIGNATURE = (
+    *("query", "key", "value", "embed_dim_to_check", "num_heads", "in_proj_weight"),
+    *("in_proj_bias", "bias_k", "bias_v", "add_zero_attn", "dropout_p", "out_proj_weight"),
+    *("out_proj_bias",),
+)
+
+
+@writes_out(functional.multi_head_attention_forward)
+def written_out(
+    function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[], Any] | None:
+    """The call in plain operations, where they cover it."""
+    arguments = dict(zip(SIGNATURE, args, strict=False)) | kwargs
+    return partial(multi_head_attention, arguments) if _covered(arguments) else None
+
+
+def _covered(arguments: dict[str, Any]) -> bool:
     """Whether the plain form covers this call: batched, packed projections, no extra tokens."""
     extras = ("bias_k", "bias_v", "static_k", "static_v")
     return (
@@ -24,13 +43,6 @@ def applies(arguments: dict[str, Any]) -> bool:
         and all(arguments.get(name) is None for name in extras)
         and not (arguments.get("training", True) and arguments.get("dropout_p", 0.0) > 0)
     )
-
-
-SIGNATURE = (
-    *("query", "key", "value", "embed_dim_to_check", "num_heads", "in_proj_weight"),
-    *("in_proj_bias", "bias_k", "bias_v", "add_zero_attn", "dropout_p", "out_proj_weight"),
-    *("out_proj_bias",),
-)
 
 
 def multi_head_attention(arguments: dict[str, Any]) -> tuple[Tensor, Tensor | None]:

@@ -1,16 +1,25 @@
-"""Rules of embeddings and of scales and shifts after a normalisation."""
+"""Normalisations: scales and shifts after what has no parameters of its own."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engram.engine.rules import Bound, Call, Roles, Rule, repeat_positions, sum_positions
+from engram.engine.rules.base import (
+    Bound,
+    Call,
+    Roles,
+    Rule,
+    Signatures,
+    register,
+    repeat_positions,
+    sum_positions,
+)
 
 
 class AffineRule(Rule):
@@ -53,10 +62,14 @@ def _affine(arguments: Mapping[str, Any], settings: dict[str, Any]) -> Bound | N
     return Bound(arguments["input"], parameters, settings) if parameters else None
 
 
+@register
 class TrailingNorm(AffineRule):
     """LayerNorm and RMSNorm: the scale has the shape of the last dimensions."""
 
-    functions = (functional.layer_norm, functional.rms_norm)
+    signatures: ClassVar[Signatures] = {
+        functional.layer_norm: ("input", "normalized_shape", "weight", "bias", "eps"),
+        functional.rms_norm: ("input", "normalized_shape", "weight", "eps"),
+    }
 
     def bind(self, arguments: Mapping[str, Any]) -> Bound | None:
         shape = arguments["normalized_shape"]
@@ -89,10 +102,17 @@ class TrailingNorm(AffineRule):
         return per_row.reshape(per_row.shape[0], *ones, *shape)
 
 
+@register
 class ChannelNorm(AffineRule):
     """GroupNorm, and BatchNorm with its running statistics: a scale per channel."""
 
-    functions = (functional.group_norm, functional.batch_norm)
+    signatures: ClassVar[Signatures] = {
+        functional.group_norm: ("input", "num_groups", "weight", "bias", "eps"),
+        functional.batch_norm: (
+            *("input", "running_mean", "running_var", "weight"),
+            *("bias", "training", "momentum", "eps"),
+        ),
+    }
 
     def bind(self, arguments: Mapping[str, Any]) -> Bound | None:
         if arguments["function"] is functional.batch_norm:
@@ -119,51 +139,3 @@ class ChannelNorm(AffineRule):
 
     def spread(self, call: Call, per_row: Tensor) -> Tensor:
         return per_row.reshape(*per_row.shape, *[1] * (call.input.dim() - 2))
-
-
-class Embedding(Rule):
-    """Rows of a table picked by token: the gradient touches only the rows that were picked."""
-
-    functions = (functional.embedding,)
-
-    def bind(self, arguments: Mapping[str, Any]) -> Bound | None:
-        if arguments.get("max_norm") is not None or arguments.get("scale_grad_by_freq"):
-            return None
-        settings = {"padding_idx": arguments.get("padding_idx")}
-        return Bound(arguments["input"], {"weight": arguments["weight"]}, settings)
-
-    def tokens(self, call: Call) -> Tensor:
-        """Token numbers, [B, T]."""
-        return call.input.reshape(call.num_examples, -1)
-
-    def picked_gradient(self, call: Call, output_gradient: Tensor) -> Tensor:
-        """Gradient at each position, [B, T, D]; none where the token is padding."""
-        width = output_gradient.shape[-1]
-        gradient = output_gradient.reshape(call.num_examples, -1, width)
-        padding = self.padding(call)
-        if padding is None:
-            return gradient
-        return gradient * (self.tokens(call) != padding)[:, :, None]
-
-    def padding(self, call: Call) -> int | None:
-        """The token whose row gets no gradient; negative numbers count from the end."""
-        padding = call.settings["padding_idx"]
-        if padding is not None and padding < 0:
-            padding += call.shapes["weight"][0]
-        return None if padding is None else int(padding)
-
-    def gradient(self, call: Call, output_gradient: Tensor) -> Roles:
-        picked = self.picked_gradient(call, output_gradient)
-        table = picked.new_zeros(call.num_examples, *call.shapes["weight"])
-        index = self.tokens(call)[:, :, None].expand_as(picked)
-        return {"weight": table.scatter_add_(1, index, picked)}
-
-    def tangent(self, call: Call, direction: Roles) -> Tensor:
-        table = direction["weight"]
-        tokens = self.tokens(call)
-        index = tokens[:, :, None].expand(-1, -1, table.shape[-1])
-        picked = table.gather(1, index)
-        padding = self.padding(call)
-        if padding is not None:
-            picked = picked * (tokens != padding)[:, :, None]
-        return picked.reshape(*call.input.shape, table.shape[-1])
