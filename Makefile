@@ -9,6 +9,7 @@ TORCH := $(shell sed -n 's/^\(torch==.*\)$$/\1/p' constraints.txt)
 TORCH_STAMP := $(VENV)/.torch
 RUNTIME_STAMP := $(VENV)/.runtime
 TEST_STAMP := $(VENV)/.test
+DOCS_STAMP := $(VENV)/.docs
 
 # The libraries that engram is compared with have a virtualenv of their own.
 PEERS := .venv-peers
@@ -18,11 +19,12 @@ PEERS_NEED := accelerate termcolor pyyaml pretty_midi pyDeprecate more-itertools
 	zarr cvxpy
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format typecheck unit golden fuzz bench-speed bench-faithfulness constraints clean distclean
+.PHONY: help demo test docs lint format typecheck unit golden fuzz bench-speed bench-faithfulness constraints clean distclean
 
 help:
 	@echo "make demo         install engram and run its demonstration"
 	@echo "make test         install everything, then lint, typecheck and unit"
+	@echo "make docs         build the pages and the reference into build/docs/index.html"
 	@echo "make lint         ruff: rules and formatting"
 	@echo "make format       ruff: apply the formatting and the safe fixes"
 	@echo "make typecheck    mypy, strict, over src"
@@ -38,6 +40,12 @@ demo: $(RUNTIME_STAMP)
 	$(BIN)/engram demo
 
 test: lint typecheck unit
+
+# A warning is an error: a name in the reference that is gone, a page that nothing leads to.
+docs: $(DOCS_STAMP)
+	$(BIN)/python -m docs.figures.import_graph > build/import-graph.txt
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
+	@echo "build/docs/index.html"
 
 lint: $(TEST_STAMP)
 	$(BIN)/ruff check .
@@ -86,6 +94,11 @@ $(TEST_STAMP): $(RUNTIME_STAMP) requirements-peers.txt
 	$(PIP) --no-deps -r requirements-peers.txt
 	touch $@
 
+$(DOCS_STAMP): $(RUNTIME_STAMP)
+	$(PIP) -c constraints.txt -e '.[docs,gp,statsmodels]'
+	mkdir -p build
+	touch $@
+
 # Each library by itself: one that cannot be installed must not keep the others out of the table.
 $(PEERS_STAMP): constraints.txt pyproject.toml requirements-peers.txt requirements-bench.txt
 	$(PYTHON) -m venv $(PEERS)
@@ -101,7 +114,7 @@ constraints:
 	rm -rf build/lock
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip install --quiet "$(TORCH)"
-	build/lock/bin/python -m pip install --quiet "$(TORCH)" '.[test]'
+	build/lock/bin/python -m pip install --quiet "$(TORCH)" '.[test,docs]'
 	build/lock/bin/python -m pip freeze --all --exclude pip --exclude engram \
 		| sed 's/+[a-z0-9.]*$$//' > build/lock/constraints.txt
 	mv build/lock/constraints.txt constraints.txt

@@ -1,15 +1,19 @@
 """The documents are true: Python runs and prints what they show, links lead somewhere."""
 
+import math
 import re
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import torch
 
+import engram
+
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE)
-NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?%?")
+NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 LINK = re.compile(r"\]\((?!https?:)(?P<target>[^)\s]+)\)")
 KINDS = {"python", "text", "console", "bibtex", "json"}
 
@@ -28,8 +32,21 @@ def blocks(path: Path) -> list[tuple[str, str, int]]:
 
 
 def words(output: str) -> list[str]:
-    """What was printed, numbers and spacing aside: those may differ between machines."""
+    """What was printed, numbers and spacing aside."""
     return NUMBER.sub("#", output).split()
+
+
+def numbers(output: str) -> list[float]:
+    """The numbers that were printed, in order."""
+    return [float(found.replace(",", "")) for found in NUMBER.findall(output)]
+
+
+def same_to_two_digits(found: float, shown: float) -> bool:
+    """Up to one in the second digit: the rest may differ between machines."""
+    if shown == 0 or found == 0:
+        return abs(found - shown) < 0.01
+    unit = 10.0 ** (math.floor(math.log10(abs(shown))) - 1)
+    return abs(found - shown) <= unit
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
@@ -44,7 +61,12 @@ def test_python_runs_and_prints_what_is_shown(path, tmp_path, monkeypatch, capsy
                 exec(compile("\n" * line + body, path, "exec"), namespace)
                 printed = capsys.readouterr().out
             elif kind == "text":
-                assert words(printed) == words(body), f"{name(path)}:{line + 1} shows other text"
+                where = f"{name(path)}:{line + 1}"
+                assert words(printed) == words(body), f"{where} shows other text"
+                if path.name == "README.md":
+                    pairs = zip(numbers(printed), numbers(body), strict=True)
+                    off = [pair for pair in pairs if not same_to_two_digits(*pair)]
+                    assert not off, f"{where} shows other numbers (found, shown): {off}"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
@@ -67,3 +89,23 @@ def test_links_lead_somewhere(path):
         target = (path.parent / file).resolve() if file else path
         assert target.exists(), f"{name(path)} links to {match['target']}, which does not exist"
         assert not anchor or anchor in anchors(target), f"no heading for {match['target']}"
+
+
+REFERENCE = ROOT / "docs" / "reference"
+DIRECTIVE = re.compile(r"^\.\. auto(?P<kind>\w+):: engram\.(?P<name>[\w.]+)$", re.MULTILINE)
+
+
+def test_the_reference_has_every_public_name():
+    """And no other: what it names is there."""
+    text = "".join(path.read_text() for path in REFERENCE.glob("*.rst"))
+    listed = {match["name"] for match in DIRECTIVE.finditer(text)}
+    assert set(engram.__all__) - {"__version__"} <= listed
+    for found in listed:
+        resolve_name(f"engram.{found}")
+
+
+def test_every_page_is_in_the_contents():
+    """The contents list pages by name; results come by pattern."""
+    text = (ROOT / "docs" / "contents.rst").read_text()
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
+    assert pages <= set(re.findall(r"^   ([\w-]+)$", text, re.MULTILINE))
