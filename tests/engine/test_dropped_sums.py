@@ -9,7 +9,8 @@ import engram
 from engram.engine.gradient_accumulator import GradientAccumulator, NoSum
 from engram.engine.session import session
 from engram.likelihoods import Categorical
-from engram.sensitivity.estimators import ESTIMATORS, Setting
+from engram.sensitivity.estimators import ESTIMATORS
+from engram.sensitivity.estimators.base import Setting
 
 WIDE = 64
 

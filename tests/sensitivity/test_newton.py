@@ -73,7 +73,7 @@ def test_it_is_exact_for_linear_regression():
 
 
 def test_where_nothing_definite_remains_the_cautious_rule_is_kept(monkeypatch):
-    monkeypatch.setattr("engram.sensitivity.newton.LARGEST_GAIN", 0.0)
+    monkeypatch.setattr("engram.sensitivity.estimators.newton.LARGEST_GAIN", 0.0)
     model, data = trained()
     posterior = engram.laplace(model, data, curvature="hessian", prior_precision=DELTA)
     result = engram.sensitivities(model, data, posterior, progress=False)

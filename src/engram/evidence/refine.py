@@ -27,7 +27,7 @@ from engram.retraining.matching import check_outputs
 from engram.retraining.newton import Newton
 from engram.retraining.prior import Prior
 from engram.retraining.retrain import Train, retrain
-from engram.sensitivity.estimators import displaced
+from engram.sensitivity.estimators.base import displaced
 from engram.sensitivity.result import OBTAINED, Result, check_result
 
 TOP_SHARE = 0.05  # of the examples, by score, that are refined with the flagged ones

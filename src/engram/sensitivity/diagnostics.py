@@ -17,7 +17,7 @@ from engram.engine.session import Observed, Session
 from engram.likelihoods.draws import Draws
 from engram.linalg.low_rank import LowRankBlock
 from engram.posteriors.gaussian import Posterior
-from engram.sensitivity.estimators import eigen
+from engram.sensitivity.estimators.base import eigen
 
 SHARE_OF_LEVERAGES = 32  # of the examples that a pass could hold
 LEVERAGE_SAMPLE = 256

@@ -17,7 +17,8 @@ from engram.engine.gradient_accumulator import NoSum
 from engram.engine.session import Observed, Session
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.columns import Columns
-from engram.sensitivity.estimators import Setting, paper
+from engram.sensitivity.estimators.base import Setting
+from engram.sensitivity.estimators.paper import paper
 
 
 @dataclass(frozen=True, eq=False)

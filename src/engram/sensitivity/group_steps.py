@@ -19,23 +19,17 @@ from enum import Enum
 from torch import Tensor
 
 from engram.core import equation
-from engram.core.errors import ArgumentError
 from engram.core.parameters import Named, inner
 from engram.curvature.kinds import Curvature
 from engram.engine.gradient_accumulator import NoSum
 from engram.engine.session import Session
-from engram.posteriors.downdating import can_be_downdated, without_inputs
+from engram.posteriors.downdating import without_inputs
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.trace_estimation import covered_layout
-from engram.sensitivity.choice import DOWNDATED, NEWTON
-from engram.sensitivity.estimators import Setting, corrected
-from engram.sensitivity.newton import (
-    LARGEST_GAIN,
-    TOLERANCE,
-    NewtonStep,
-    check_own_hessians,
-    solve_without,
-)
+from engram.sensitivity.estimators import downdated, newton
+from engram.sensitivity.estimators.base import Setting
+from engram.sensitivity.estimators.corrected import corrected
+from engram.sensitivity.newton import TOLERANCE, solve_without
 from engram.sensitivity.remaining import LARGEST_ITERATION, LeftOut, has_low_rank
 
 OVERDRAWN = 1e-6  # of the largest eigenvalue of a factor
@@ -87,12 +81,7 @@ def _linear(group: LeftOut) -> Step:
 
 
 def _downdated(group: LeftOut) -> Step:
-    if not can_be_downdated(group.posterior):
-        raise ArgumentError(
-            'a posterior with Kronecker factors for estimator="downdated"',
-            repr(group.posterior),
-            'fit it with engram.laplace(..., structure="kronecker"), or use "linear"',
-        )
+    downdated.ESTIMATOR.check(group.posterior)
     remaining, lowest = without_inputs(group.posterior, group.inputs())
     delta = equation.mean_deviation(remaining.solve, group.gradient())
     # whole examples are in the factors, but for what was merged; larger shares need not be
@@ -117,7 +106,7 @@ def _gauss_newton(group: LeftOut, gradient: Named, why: str) -> Step:
 
 def _newton(group: LeftOut) -> Step:
     """With the Hessian of the remaining data, where it leads no more than twice as far."""
-    check_own_hessians(group.posterior)
+    newton.ESTIMATOR.check(group.posterior)
     layout, gradient = covered_layout(group.posterior), group.gradient()
     right = layout.flatten(gradient)[None]
 
@@ -128,7 +117,7 @@ def _newton(group: LeftOut) -> Step:
     solution = solve_without(group.posterior, own, right, LARGEST_ITERATION)
     safe = _gauss_newton(group, gradient, "")
     step = layout.unflatten(solution.vectors[0])
-    gain, largest = inner(gradient, step), LARGEST_GAIN * inner(gradient, safe.delta)
+    gain, largest = inner(gradient, step), newton.LARGEST_GAIN * inner(gradient, safe.delta)
     if bool(solution.indefinite[0]) or not float(solution.residual[0]) <= TOLERANCE:
         why = "the Hessian of the remaining data is not positive definite at these weights"
     elif 0 <= gain <= largest:
@@ -150,9 +139,10 @@ def _one_corrected(group: LeftOut) -> Step:
 
 
 def _one_newton(group: LeftOut) -> Step:
-    rule, setting = NewtonStep(group.opened, group.posterior), _setting(group)
+    newton.ESTIMATOR.check(group.posterior)
+    setting = _setting(group)
     for observed in group.opened.passes("example", group.chosen):
-        delta, taken, flagged = rule.step(observed, setting)
+        delta, taken, flagged = newton.newton_step(observed, setting)
         if taken:
             return Step(delta, Matrix.WITHOUT_HESSIAN, flagged)
         why = "without the example's Hessian nothing definite remains, or it leads too far"
@@ -161,13 +151,14 @@ def _one_newton(group: LeftOut) -> Step:
 
 
 def _setting(group: LeftOut) -> Setting:
-    return Setting(group.opened.likelihood, group.posterior, 0, NoSum())
+    likelihood = group.opened.likelihood
+    return Setting(likelihood, group.posterior, 0, NoSum(), opened=group.opened)
 
 
 STEPS: dict[str, Callable[[LeftOut], Step]] = {
     "linear": _linear,
     "corrected": _corrected,
-    NEWTON: _newton,
-    DOWNDATED: _downdated,
+    "newton": _newton,
+    "downdated": _downdated,
 }
-SINGLE: dict[str, Callable[[LeftOut], Step]] = {"corrected": _one_corrected, NEWTON: _one_newton}
+SINGLE: dict[str, Callable[[LeftOut], Step]] = {"corrected": _one_corrected, "newton": _one_newton}

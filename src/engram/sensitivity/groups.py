@@ -27,8 +27,8 @@ from engram.engine.session import Session, session
 from engram.likelihoods import Likelihood
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
-from engram.sensitivity.choice import default_rule
 from engram.sensitivity.effects import Effect, effect, paper_effect
+from engram.sensitivity.estimators import default_estimator
 from engram.sensitivity.group_steps import STEPS, Matrix, group_step
 from engram.sensitivity.remaining import has_low_rank
 
@@ -208,7 +208,7 @@ def _chosen_rule(estimator: str | None, posterior: Posterior, size: int) -> str:
         return estimator
     if size > 1 and has_low_rank(posterior) and not posterior.exact:
         return "corrected"
-    return default_rule(posterior)
+    return default_estimator(posterior)
 
 
 def _remove(

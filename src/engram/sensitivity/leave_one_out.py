@@ -17,16 +17,12 @@ from engram.likelihoods import Likelihood
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.basis import Basis
-from engram.sensitivity.choice import DOWNDATED, NEWTON, default_rule
 from engram.sensitivity.columns import Columns
 from engram.sensitivity.diagnostics import Leverages, diagnose, sampled_leverages
-from engram.sensitivity.downdated import DowndatedStep
-from engram.sensitivity.estimators import Estimator, Setting, estimator_named
-from engram.sensitivity.newton import NewtonStep
+from engram.sensitivity.estimators import ESTIMATORS, check_estimator, default_estimator
+from engram.sensitivity.estimators.base import Estimator, Setting
 from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import Result
-
-FITTING = (NEWTON, DOWNDATED)  # rules that ask for a kind of posterior
 
 
 @backing_off
@@ -73,17 +69,17 @@ def sensitivities(
     """
     rounds = whole("number of rounds", rounds, 0, MANY, "use rounds=3")
     seed = seed_number(seed)
-    check_estimator(estimator)
+    if estimator is not None:
+        check_estimator(estimator)
     posterior = as_posterior(posterior, model)
     posterior.check_model(model)
-    chosen, used = estimator or default_rule(posterior), posterior.likelihood_or(likelihood)
+    chosen, used = estimator or default_estimator(posterior), posterior.likelihood_or(likelihood)
     switched, peers = training_layers(model), Processes.found(across_ranks)
     with session(model, data, used, batch_size, progress) as opened:
         total = GradientAccumulator()
         peers.meet(opened.model, opened.batches.num_data, buffers=True)
-        setting = Setting(opened.likelihood, posterior, rounds, total)
-        rule = _rule(chosen, opened, posterior)
-        tensors = _estimates(opened, rule, setting, peers)
+        setting = Setting(opened.likelihood, posterior, rounds, total, opened=opened)
+        tensors = _estimates(opened, ESTIMATORS[chosen], setting, peers)
         total.take_sums(peers.summed)
         eigenvalues = tensors.pop("eigenvalues", None)
         if eigenvalues is None:
@@ -116,28 +112,15 @@ def sensitivities(
         )
 
 
-def check_estimator(estimator: str | None) -> None:
-    """ArgumentError for a rule that is not known; None is the posterior's own."""
-    if not (estimator is None or (isinstance(estimator, str) and estimator in FITTING)):
-        estimator_named(estimator, also=FITTING)
-
-
-def _rule(name: str, opened: Session, posterior: Posterior) -> Estimator | NewtonStep:
-    """The rule with this name, made ready for the posterior where it needs that."""
-    if name == NEWTON:
-        return NewtonStep(opened, posterior)
-    return DowndatedStep(posterior) if name == DOWNDATED else estimator_named(name)
-
-
 def _estimates(
-    opened: Session, rule: Estimator | NewtonStep, setting: Setting, peers: Processes
+    opened: Session, estimator: Estimator, setting: Setting, peers: Processes
 ) -> dict[str, Tensor]:
     """The columns of the result, in the order of the data, from all processes that share them."""
-    number = opened.batches.num_data
+    number, setting = opened.batches.num_data, estimator.prepared(setting)
     own = peers.rows(number) if peers.count > 1 else None
     columns = Columns(number if own is None else len(own))
     for observed in opened.passes("sensitivities", own):
-        estimate = rule(observed, setting)
+        estimate = estimator(observed, setting)
         rows = {
             "indices": observed.batch.indices,
             "targets": observed.batch.targets,

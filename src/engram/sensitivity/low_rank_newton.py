@@ -21,7 +21,6 @@ from torch import Tensor
 
 from engram.linalg.cg import Solution, conjugate_gradients
 from engram.linalg.low_rank import LowRankBlock
-from engram.sensitivity.estimators import Estimate, Observed, Setting, displaced, linear
 
 CORRECTION = 3e-2  # relative residual of what the outside gives back, a part of the step
 #: vectors [R, P] of the examples numbered [R] -> each example's own Hessian times its vector
@@ -72,20 +71,3 @@ class KeptSystems:
         return conjugate_gradients(
             times, lambda rows: rows / inside, right, tolerance, self.largest_iteration
         )
-
-
-def cautious_step(observed: Observed, setting: Setting) -> tuple[Estimate, Tensor]:
-    r"""``corrected`` along the step itself: :math:`d / (1 - h)` for d = V e, h = d' L d / e' d.
-
-    The whole of V would take as many solves as there are outputs. Beside it h [B], the share of
-    the curvature along the step that is the example's own.
-    """
-    plain = linear(observed, setting)
-    weighted = setting.likelihood.hessian_times(observed.outputs, observed.targets, plain.deviation)
-    gain = (observed.residual * plain.deviation).sum(1)
-    share = (plain.deviation * weighted).sum(1) / gain.clamp_min(torch.finfo(gain.dtype).tiny)
-    held = share.clamp(0, setting.guard)
-    deviation = plain.deviation / (1 - held)[:, None]
-    change, loo_loss = displaced(setting.likelihood, observed.outputs, observed.targets, deviation)
-    pull = observed.residual / (1 - held)[:, None]
-    return Estimate(deviation, change, loo_loss, share > setting.guard, None, pull), share

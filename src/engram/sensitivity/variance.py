@@ -12,7 +12,7 @@ from engram.engine.session import opened_passes
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.columns import Columns, finite
-from engram.sensitivity.estimators import variance
+from engram.sensitivity.estimators.base import variance
 
 
 @backing_off

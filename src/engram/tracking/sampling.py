@@ -28,7 +28,8 @@ from engram.engine.session import Session, session
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.columns import Columns
-from engram.sensitivity.estimators import displaced, linearised
+from engram.sensitivity.estimators.base import displaced
+from engram.sensitivity.estimators.paper import linearised
 from engram.sensitivity.leave_one_out import sensitivities
 from engram.sensitivity.result import Result
 

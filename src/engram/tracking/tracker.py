@@ -19,7 +19,7 @@ from engram.core.parameters import check_module, uncompiled
 from engram.core.processes import Processes
 from engram.likelihoods import Likelihood, resolve
 from engram.posteriors.gaussian import Posterior
-from engram.sensitivity.leave_one_out import check_estimator
+from engram.sensitivity.estimators import check_estimator
 from engram.sensitivity.result import Result
 from engram.tracking.announced import check_length
 from engram.tracking.epoch import Epoch, ended
@@ -104,7 +104,8 @@ class Tracker:
         across_ranks: bool = True,
     ) -> None:
         patience = whole("patience", patience, remedy="use 5")
-        check_estimator(estimator)
+        if estimator is not None:
+            check_estimator(estimator)
         self.estimator, self.sampling = estimator, Sampling.checked(samples, expectation)
         self.sampling.rule(estimator)
         check_module(model)

@@ -21,7 +21,7 @@ from engram.core.selection import check_indices
 from engram.engine.watch import Watch
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
-from engram.sensitivity.estimators import displaced
+from engram.sensitivity.estimators.base import displaced
 
 Indices = Tensor | Sequence[int] | None
 TOLERANCE, ROUNDING = 1e-2, 1e-6  # relative, and of one entry of a residual

@@ -26,7 +26,7 @@ from engram.models.influence.second_step import Look, candidates, first_look, lo
 from engram.models.predictor.fit import Fit
 from engram.models.predictor.leaving_out import objective_without
 from engram.models.predictor.newton import minimise
-from engram.sensitivity.estimators import Estimate
+from engram.sensitivity.estimators.base import Estimate
 
 NEGLIGIBLE = 3e-4  # change by the second step, relative to the loss and to the mean loss
 FINE = 1e-4  # of that, where steps with the curvature of the fit have arrived

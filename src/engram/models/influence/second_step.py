@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from engram.models.predictor.fit import Fit
-from engram.sensitivity.estimators import Estimate
+from engram.sensitivity.estimators.base import Estimate
 
 PRODUCTS = 1e9  # multiplications that all second steps may take together
 FEWEST = 64  # examples that may be looked at, whatever it takes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,54 +10,21 @@ from torch import Tensor
 
 from engram.core.arguments import MANY, is_number, whole
 from engram.core.errors import ArgumentError
-from engram.engine.gradient_accumulator import NoSum, Totals
+from engram.engine.gradient_accumulator import NoSum
 from engram.models.influence.refits import Settled, settle
 from engram.models.predictor.fit import Fit
 from engram.models.responses.likelihood import ResponseLikelihood, Weighted
-from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.basis import Basis
 from engram.sensitivity.diagnostics import Diagnostics
-from engram.sensitivity.estimators import GUARD, Estimate, Setting, corrected, estimator_named
+from engram.sensitivity.estimators import ESTIMATORS, FROM_VARIANCE, check_estimator
+from engram.sensitivity.estimators.base import GUARD, Estimate, KnownBatch, KnownVariance, Setting
+from engram.sensitivity.estimators.corrected import corrected
 from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import OBTAINED, Result
 
 EXACT = "exact"
 EXACT_GUARD = 1 - 1e-9  # least squares is exact up to rounding
 HALVINGS = 60
-
-
-@dataclass(frozen=True, eq=False)
-class KnownVariance:
-    """Products with V of every example, [N, K, K]."""
-
-    variances: Tensor
-
-    def deviation(
-        self, residual: Tensor, posterior: Posterior, total: Totals | None = None
-    ) -> Tensor:
-        """V e."""
-        if residual.shape[1] == 1:
-            return self.variances[:, :, 0] * residual
-        return (self.variances @ residual[:, :, None])[:, :, 0]
-
-    def inner_products(self, vectors: Tensor, posterior: Posterior) -> Tensor:
-        """F' V F; where F is the identity, V itself."""
-        if vectors.shape[1] == 1:
-            return vectors.mT * self.variances * vectors
-        return vectors.mT @ self.variances @ vectors
-
-    def add_gradient(self, residual: Tensor, posterior: Posterior, total: Totals) -> None:
-        """Nothing: the fit knows its gradient."""
-
-
-@dataclass(frozen=True, eq=False)
-class Examples:
-    """All examples of a fit, a share of each taken out."""
-
-    trace: KnownVariance
-    outputs: Tensor
-    targets: Tensor
-    residual: Tensor
 
 
 def sensitivities_of(
@@ -96,7 +62,7 @@ def sensitivities_of(
         >>> torch.allclose(result.outputs[3] + result.deviation[3], without)
         True
     """
-    rule = corrected if estimator == EXACT else estimator_named(estimator, also=[EXACT])
+    check_estimator(estimator, (*FROM_VARIANCE, EXACT))
     rounds = whole("number of rounds", rounds, 0, MANY, "use rounds=3")
     if not (is_number(share) and 0 < share <= 1):
         raise ArgumentError(
@@ -105,7 +71,7 @@ def sensitivities_of(
     design = fit.objective.design
     likelihood = Weighted(fit.likelihood, share * design.taken, design.precisions)
     residual = likelihood.residual(fit.outputs, fit.targets)
-    examples = Examples(KnownVariance(fit.variances), fit.outputs, fit.targets, residual)
+    examples = KnownBatch(KnownVariance(fit.variances), fit.outputs, fit.targets, residual)
     guard = EXACT_GUARD if is_least_squares(fit) else GUARD
     setting = Setting(likelihood, fit.posterior, rounds, NoSum(), guard)
     step = _inside_support(fit, _undetermined(fit, corrected(examples, setting), share))
@@ -114,7 +80,7 @@ def sensitivities_of(
         settled = settle(fit, step, share, progress)
     estimate = settled.estimate
     if estimator != EXACT:
-        estimate = rule(examples, setting)
+        estimate = ESTIMATORS[estimator](examples, setting)
         if estimator == "iterated":
             estimate = _held(estimate, step)
         estimate = _inside_support(fit, _undetermined(fit, estimate, share))
