@@ -13,6 +13,7 @@ from engram.core.parameters import Layout
 from engram.linalg.low_rank import LowRankBlock
 from engram.posteriors import automatic as affordable
 from engram.posteriors import low_rank_fit
+from engram.sensitivity.estimators import newton
 from fitted import assert_close, posterior, precision, random_vectors, sensitivities
 from minima import to_minimum
 
@@ -166,11 +167,11 @@ def test_long_steps_are_shortened_where_the_curvature_is_the_examples_own(
     fitted = engram.laplace(
         model, data, structure="low_rank", curvature="hessian", prior_precision=DELTA
     )
-    monkeypatch.setattr("engram.sensitivity.estimators.newton.LARGEST_GAIN", 1e9)
+    monkeypatch.setattr(newton, "LARGEST_GAIN", 1e9)
     free = engram.sensitivities(model, data, fitted, progress=False)
-    monkeypatch.setattr("engram.sensitivity.estimators.newton.LARGEST_GAIN", 0.2)
+    monkeypatch.setattr(newton, "LARGEST_GAIN", 0.2)
     cautious = engram.sensitivities(model, data, fitted, progress=False)
-    monkeypatch.setattr("engram.sensitivity.estimators.newton.MOSTLY_OWN", 0.0)
+    monkeypatch.setattr(newton, "MOSTLY_OWN", 0.0)
     short = engram.sensitivities(model, data, fitted, progress=False)
     residual = free.outputs.softmax(1) - torch.nn.functional.one_hot(data[1], 3)
     gain, floor = ((residual * r.deviation).sum(1) for r in (short, cautious))

@@ -8,6 +8,7 @@ from torch.func import functional_call, hessian, jacrev
 import engram
 from engram.core.parameters import Layout
 from engram.likelihoods import Gaussian
+from engram.sensitivity.estimators import newton
 from minima import to_minimum
 
 DELTA = 5.0
@@ -73,7 +74,7 @@ def test_it_is_exact_for_linear_regression():
 
 
 def test_where_nothing_definite_remains_the_cautious_rule_is_kept(monkeypatch):
-    monkeypatch.setattr("engram.sensitivity.estimators.newton.LARGEST_GAIN", 0.0)
+    monkeypatch.setattr(newton, "LARGEST_GAIN", 0.0)
     model, data = trained()
     posterior = engram.laplace(model, data, curvature="hessian", prior_precision=DELTA)
     result = engram.sensitivities(model, data, posterior, progress=False)
@@ -98,11 +99,11 @@ def test_it_works_over_the_last_layer():
     posterior = engram.laplace(
         model, data, structure="last_layer", curvature="hessian", prior_precision=DELTA
     )
-    newton = engram.sensitivities(model, data, posterior, progress=False)
+    found = engram.sensitivities(model, data, posterior, progress=False)
     plain = engram.sensitivities(model, data, posterior, estimator="corrected", progress=False)
-    assert newton.provenance["settings"]["estimator"] == "newton"
+    assert found.provenance["settings"]["estimator"] == "newton"
     # the outputs are linear in the last layer: its Hessian is its Gauss-Newton matrix
-    assert torch.allclose(newton.deviation, plain.deviation, rtol=0.02, atol=1e-6)
+    assert torch.allclose(found.deviation, plain.deviation, rtol=0.02, atol=1e-6)
 
 
 def test_other_posteriors_are_refused():
