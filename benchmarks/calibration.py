@@ -60,18 +60,17 @@ class Study:
 
     def __init__(self, problem: Problem, known: Truth) -> None:
         self.problem, self.known = problem, known
-        self.common = {"likelihood": problem.likelihood, "progress": False}
 
     def estimate(self, posterior: Posterior, estimator: str) -> engram.Result:
         """Sensitivities of all examples."""
         return engram.sensitivities(
-            self.known.model, self.known.data, posterior, estimator=estimator, **self.common
+            self.known.model, self.known.data, posterior, estimator=estimator, progress=False
         )
 
     def calibrated(self, posterior: Posterior, match: str) -> Posterior:
         """Against the exact Hessian."""
         return engram.calibrate(
-            self.known.model, self.known.data, posterior, match=match, **self.common
+            self.known.model, self.known.data, posterior, match=match, progress=False
         )
 
     def curvature_scaled(self, posterior: Posterior, target: float) -> Posterior:
@@ -101,7 +100,7 @@ class Study:
     def refined(self, result: engram.Result, posterior: Posterior, **how: Any) -> engram.Result:
         """Some examples again."""
         return engram.refine(
-            self.known.model, self.known.data, result, posterior, **how, **self.common
+            self.known.model, self.known.data, result, posterior, **how, progress=False
         )
 
     def ways(self, structure: str) -> dict[str, Any]:
@@ -111,7 +110,8 @@ class Study:
             self.known.data,
             structure=structure,
             prior_precision=self.problem.prior_precision,
-            **self.common,
+            likelihood=self.problem.likelihood,
+            progress=False,
         )
         seconds, errors = timed(lambda: self.calibrated(posterior, "errors"))
         leverages = self.calibrated(posterior, "leverages")
@@ -150,7 +150,8 @@ class Study:
             structure="full",
             curvature="hessian",
             prior_precision=self.problem.prior_precision,
-            **self.common,
+            likelihood=self.problem.likelihood,
+            progress=False,
         )
         found = {rule: self.estimate(posterior, rule) for rule in ("corrected", "newton")}
         return {"ways": {k: held_against(self.problem, self.known, r) for k, r in found.items()}}

@@ -51,7 +51,6 @@ def sensitivities(case: Case, fitted: Any, **settings: Any) -> Any:
         case.model,
         case.data,
         fitted,
-        likelihood=case.public_likelihood,
         progress=False,
         **settings,
     )

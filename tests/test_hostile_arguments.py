@@ -143,11 +143,11 @@ def gaussian(**given):
 
 ARGUMENTS = {
     laplace: "seed tolerance batch_size prior_precision structure curvature likelihood",
-    sensitivities: "seed rounds batch_size estimator likelihood",
+    sensitivities: "seed rounds batch_size estimator",
     iterated: "rounds",
-    remove: "indices weights batch_size estimator at likelihood evaluate_on",
+    remove: "indices weights batch_size estimator at evaluate_on",
     remove_classes: "batch_size estimator at evaluate_on",
-    influence: "batch_size likelihood",
+    influence: "batch_size",
     prediction_variance: "batch_size",
     calibrate: "probes tolerance seed batch_size match curvature",
     assess: "sample rounds seed batch_size",

@@ -89,9 +89,7 @@ def test_one_example_is_enough(name, structure, estimator):
     fitted = engram.laplace(
         case.model, data, likelihood=likelihood, structure=structure, progress=False
     )
-    result = engram.sensitivities(
-        case.model, data, fitted, likelihood=likelihood, estimator=estimator, progress=False
-    )
+    result = engram.sensitivities(case.model, data, fitted, estimator=estimator, progress=False)
     expected = deviations(one, one.precision(structure, 1.0), estimator)
     assert_close(result.deviation, expected.deviation)
     assert_close(result.loo_loss, expected.loo_loss)
@@ -116,7 +114,6 @@ def test_loaders_of_several_inputs_agree(name):
         case.model,
         DataLoader(case.data, batch_size=3),
         fitted,
-        likelihood=case.public_likelihood,
         progress=False,
     )
     assert_close(result.deviation, expected.deviation, 1e-12)

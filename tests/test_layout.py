@@ -15,6 +15,7 @@ ORDER = (
     {"curvature"},
     {"optimizers"},
     {"posteriors"},
+    {"problem"},
     {"trust"},
     {"sensitivity"},
     {"retraining"},

@@ -39,18 +39,16 @@ def _fit(**choice):
 
 def _estimate(estimator):
     return lambda model, data, fitted, likelihood: engram.sensitivities(
-        model, data, fitted, likelihood=likelihood, estimator=estimator, progress=False
+        model, data, fitted, estimator=estimator, progress=False
     )
 
 
 def _remove(model, data, fitted, likelihood):
-    engram.remove(
-        model, data, fitted, [0, 6], likelihood=likelihood, evaluate_on=data, progress=False
-    )
+    engram.remove(model, data, fitted, [0, 6], evaluate_on=data, progress=False)
 
 
 def _pairs(model, data, fitted, likelihood):
-    engram.influence(model, data, data, fitted, likelihood=likelihood, progress=False)
+    engram.influence(model, data, data, fitted, progress=False)
 
 
 CALLS = {

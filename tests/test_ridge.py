@@ -65,9 +65,7 @@ def gaussian_loss(f: Tensor, y: Tensor) -> Tensor:
 
 def test_corrected_equals_refitting(problem):
     model, x, y, posterior = problem
-    result = engram.sensitivities(
-        model, (x, y), posterior, likelihood=LIKELIHOOD, estimator="corrected", progress=False
-    )
+    result = engram.sensitivities(model, (x, y), posterior, estimator="corrected", progress=False)
     without = refitted_without(x, y)
     assert (result.outputs + result.deviation - without).abs().max() < 1e-10
     assert (result.prediction_deviation - (without - result.outputs)).abs().max() < 1e-10
@@ -81,7 +79,6 @@ def test_iterated_converges_to_refitting(problem):
         model,
         (x, y),
         posterior,
-        likelihood=LIKELIHOOD,
         estimator="iterated",
         rounds=200,
         progress=False,
@@ -91,9 +88,7 @@ def test_iterated_converges_to_refitting(problem):
 
 def test_leverage_is_the_hat_matrix(problem):
     model, x, y, posterior = problem
-    result = engram.sensitivities(
-        model, (x, y), posterior, likelihood=LIKELIHOOD, estimator="corrected", progress=False
-    )
+    result = engram.sensitivities(model, (x, y), posterior, estimator="corrected", progress=False)
     z = features(x)
     gram = z.T @ z / NOISE_VARIANCE + PRIOR_PRECISION * torch.eye(z.shape[1]).double()
     hat = z @ torch.linalg.solve(gram, z.T) / NOISE_VARIANCE
@@ -114,7 +109,6 @@ def test_removing_a_group_equals_refitting(problem, indices, at):
         (x, y),
         posterior,
         indices=indices,
-        likelihood=LIKELIHOOD,
         evaluate_on=test,
         at=at,
         progress=False,
@@ -141,7 +135,6 @@ def test_reweighting_equals_refitting(problem, epsilon):
         posterior,
         indices=[2, 7],
         weights=[epsilon, 0.5 * epsilon],
-        likelihood=LIKELIHOOD,
         progress=False,
     )
     weights = torch.ones(len(x)).double()
@@ -168,7 +161,5 @@ def test_last_layer_over_fixed_features_equals_refitting():
         prior_precision=PRIOR_PRECISION,
         progress=False,
     )
-    result = engram.sensitivities(
-        model, (x, y), posterior, likelihood=LIKELIHOOD, estimator="corrected", progress=False
-    )
+    result = engram.sensitivities(model, (x, y), posterior, estimator="corrected", progress=False)
     assert (result.outputs + result.deviation - refitted_without(z, y)).abs().max() < 1e-10

@@ -17,7 +17,10 @@ TOLERANCE = 1e-10
 REFUSED: dict[str, dict[str, type[EngramError]]] = {
     "0.1": dict.fromkeys(SAVED, FormatError),
     # they do not say whether the refit with everything had converged
-    "0.1-one-writer": dict.fromkeys(("retraining", "verification"), FormatError),
+    # or have the likelihood of a result in words only
+    "0.1-one-writer": dict.fromkeys(
+        ("retraining", "verification", "result", "result refined"), FormatError
+    ),
 }
 """What this version refuses of each earlier one; everything else it reads."""
 

@@ -180,9 +180,7 @@ def test_theorem_3_holds_in_engram_sensitivities():
         prior_precision=problem.delta,
         progress=False,
     )
-    result = engram.sensitivities(
-        model, data, posterior, likelihood=likelihood, estimator="corrected", progress=False
-    )
+    result = engram.sensitivities(model, data, posterior, estimator="corrected", progress=False)
     for i in range(15):
         without = torch.ones(15, dtype=torch.float64)
         without[i] = 0
@@ -283,9 +281,7 @@ def test_theorem_4_holds_in_engram_remove():
         model, (x, y), likelihood="bernoulli", structure="full", prior_precision=1.0, progress=False
     )
     epsilon = 1e-6
-    removal = engram.remove(
-        model, (x, y), posterior, [4], weights=[epsilon], likelihood="bernoulli", progress=False
-    )
+    removal = engram.remove(model, (x, y), posterior, [4], weights=[epsilon], progress=False)
     error = torch.sigmoid(x[4] @ theta) - y[4, 0]
     influence = torch.linalg.solve(hessian(objective)(theta), x[4] * error)
     assert torch.allclose(removal.delta["weight"][0] / epsilon, influence, rtol=1e-5)

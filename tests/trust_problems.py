@@ -66,7 +66,5 @@ def judged(
         prior_precision=delta,
         progress=False,
     )
-    result = engram.sensitivities(
-        model, data, posterior, likelihood=likelihood, progress=False, **settings
-    )
+    result = engram.sensitivities(model, data, posterior, progress=False, **settings)
     return result, posterior

@@ -50,7 +50,11 @@ def _optimizer(kind: type[torch.optim.Optimizer]) -> Callable[[Solved], Posterio
         optimizer.zero_grad()
         delta = solved.problem.prior_precision
         return engram.posterior_of(
-            optimizer, solved.model, num_data=len(inputs), prior_precision=delta
+            optimizer,
+            solved.model,
+            num_data=len(inputs),
+            likelihood=likelihood,
+            prior_precision=delta,
         )
 
     return read
@@ -81,19 +85,15 @@ WAYS = (
 
 def run(solved: Solved, way: Way) -> dict[str, Any]:
     """Truth, what every result carries, and what an assessment adds."""
-    likelihood = solved.problem.likelihood
     posterior = way.posterior(solved)
     result = engram.sensitivities(
         solved.model,
         solved.data,
         posterior,
-        likelihood=likelihood,
         estimator=way.estimator,
         progress=False,
     )
-    assessment = engram.assess(
-        solved.model, solved.data, result, posterior, likelihood=likelihood, progress=False
-    )
+    assessment = engram.assess(solved.model, solved.data, result, posterior, progress=False)
     chosen, true = solved.truth.indices, solved.truth.score
     estimated = result.score[chosen]
     return {

@@ -112,7 +112,6 @@ def test_a_sequence_longer_than_the_rest_has_its_own_positions():
         case.model,
         (longer, case.data[1]),
         fitted,
-        likelihood=case.public_likelihood,
         progress=False,
     )
     assert torch.isfinite(result.deviation).all()
@@ -154,7 +153,6 @@ def test_calls_follow_each_other(name):
             case.data,
             fitted,
             [0],
-            likelihood=case.public_likelihood,
             progress=False,
         )
     result = sensitivities(case, fitted)

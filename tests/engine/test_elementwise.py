@@ -45,9 +45,7 @@ def test_deviations_are_those_of_one_example_at_a_time(
     posterior = engram.laplace(
         model, (X, Y), structure="diagonal", likelihood="gaussian", prior_precision=3.0
     )
-    result = engram.sensitivities(
-        model, (X, Y), posterior, estimator="linear", likelihood="gaussian"
-    )
+    result = engram.sensitivities(model, (X, Y), posterior, estimator="linear")
     residual = model(X).detach() - Y
     expected = functional.deviation(model, (X,), residual, posterior)
     torch.testing.assert_close(result.deviation, expected, rtol=1e-10, atol=1e-12)

@@ -53,7 +53,7 @@ def test_one_output(name, count, batch_size):
     targets = torch.linspace(-1, 1, 7, dtype=torch.float64)[:count, None]
     model = OneOutput(copy.deepcopy(case.model)).eval()
     data = {**inputs, "labels": targets} if isinstance(inputs, dict) else (inputs, targets)
-    choice = {"likelihood": "gaussian", "batch_size": batch_size, "progress": False}
-    fitted = engram.laplace(model, data, structure="diagonal", **choice)
+    choice = {"batch_size": batch_size, "progress": False}
+    fitted = engram.laplace(model, data, likelihood="gaussian", structure="diagonal", **choice)
     found = engram.sensitivities(model, data, fitted, estimator="linear", **choice).deviation
     assert_close(found, expected_deviation(model, inputs, targets, fitted), 1e-9)

@@ -80,7 +80,7 @@ def test_ridge_is_good_and_exact():
     result, posterior = judged(
         model, (x, y), "full", PRIOR_PRECISION, likelihood=RIDGE, estimator="corrected"
     )
-    found = assessed(model, (x, y), result, posterior, likelihood=RIDGE)
+    found = assessed(model, (x, y), result, posterior)
     assert found.level == "good"
     assert found.reasons == ()
     signals = found.signals
@@ -96,7 +96,7 @@ def test_a_saddle_is_found():
     likelihood = Gaussian()
     result, posterior = judged(model, data, "full", 0.5, likelihood=likelihood)
     assert result.diagnostics.gradient_norm == 0.0  # nothing else gives it away
-    found = assessed(model, data, result, posterior, likelihood=likelihood)
+    found = assessed(model, data, result, posterior)
     # H = delta I plus the off-diagonal sum of -2 x^2, and S = delta I
     expected = 1 - 2 * float((data[0] ** 2).sum()) / 0.5
     assert found.signals.smallest_curvature == pytest.approx(expected)

@@ -24,7 +24,6 @@ def refine(case, result, fitted, **settings):
         case.data,
         result,
         fitted,
-        likelihood=case.public_likelihood,
         progress=False,
         **{"tolerance": 1e-10, **settings},
     )
@@ -88,14 +87,13 @@ def test_retraining_a_ridge_regression_equals_the_closed_form():
     fitted = engram.laplace(
         model, (x, y), likelihood=RIDGE, prior_precision=PRIOR_PRECISION, progress=False
     )
-    before = engram.sensitivities(model, (x, y), fitted, likelihood=RIDGE, progress=False)
+    before = engram.sensitivities(model, (x, y), fitted, progress=False)
     for method in ("retrain", "solve"):
         refined = engram.refine(
             model,
             (x, y),
             before,
             fitted,
-            likelihood=RIDGE,
             indices=[1, 4],
             method=method,
             tolerance=1e-10,

@@ -66,16 +66,14 @@ def test_noise_is_named():
     posterior = engram.laplace(
         model, (x, y), likelihood=likelihood, structure="full", progress=False
     )
-    result = engram.sensitivities(model, (x, y), posterior, likelihood=likelihood, progress=False)
+    result = engram.sensitivities(model, (x, y), posterior, progress=False)
     outside = random.Random(1)  # not reset by any seed
 
     def fit(own, data):
         with torch.no_grad():
             own.weight.copy_(ridge_fit(*data).T).add_(outside.gauss(0, 1))
 
-    check = engram.verify(
-        model, (x, y), result, train=fit, likelihood=likelihood, sample=6, progress=False
-    )
+    check = engram.verify(model, (x, y), result, train=fit, sample=6, progress=False)
     assert not check.deterministic
     assert "not deterministic" in check.sentence
     assert "too noisy" in check.sentence
@@ -123,8 +121,6 @@ def test_wrong_arguments(digits_like):
         engram.verify(model, data, result, sample=37, progress=False)
     with pytest.raises(ModelMismatchError, match="these 35 examples"):
         engram.verify(model, (data[0][1:], data[1][1:]), result, progress=False)
-    with pytest.raises(ModelMismatchError, match="likelihood of the result"):
-        engram.verify(model, data, result, likelihood="gaussian", sample=3, progress=False)
     with pytest.raises(ModelMismatchError, match="other targets"):
         engram.verify(model, (data[0], data[1].flip(0)), result, sample=3, progress=False)
     moved = copy.deepcopy(model)

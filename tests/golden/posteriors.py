@@ -93,7 +93,9 @@ def _stepping(problem: Problem, make: Maker) -> Callable[[], Pair]:
             torch.manual_seed(0)
             for _ in range(STEPS):
                 _step(problem, model, optimizer)
-        return model, engram.posterior_of(optimizer, model, num_data=NUM_DATA)
+        return model, engram.posterior_of(
+            optimizer, model, num_data=NUM_DATA, likelihood=problem.likelihood
+        )
 
     return step
 

@@ -77,7 +77,7 @@ def _fitting(problem: Problem, name: str) -> list[str]:
 
 
 def _ask(record: Record, problem: Problem, name: str, model: nn.Module, posterior: Any) -> None:
-    given = {"likelihood": problem.likelihood, "progress": False}
+    given = {"progress": False}
     record.words[name] = posterior.structure
 
     def sensitivities(variant: str, estimator: str | None) -> None:

@@ -28,7 +28,6 @@ def calibrate(case, fitted, **settings):
         case.model,
         case.data,
         fitted,
-        likelihood=case.public_likelihood,
         progress=False,
         **{"curvature": "ggn", "tolerance": 1e-9, **settings},
     )
@@ -172,4 +171,4 @@ def test_a_model_without_errors():
     data = (x, model(x).detach())
     fitted = engram.laplace(model, data, likelihood="gaussian", progress=False)
     with pytest.raises(PosteriorError, match="gradients that are not all zero"):
-        engram.calibrate(model, data, fitted, likelihood="gaussian", progress=False)
+        engram.calibrate(model, data, fitted, progress=False)

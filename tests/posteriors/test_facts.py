@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import engram
 from engram.curvature.kinds import Curvature
+from engram.likelihoods import Gaussian
 from engram.optimizers import VON, GaussNewton, Newton, OnlineNewton
 from minima import to_minimum
 
@@ -94,7 +95,7 @@ def test_a_digest_is_of_all_numbers_and_facts(problem: Problem, tmp_path: Path) 
         replace(fitted, exact=True),
         replace(fitted, curvature=Curvature.FISHER),
         replace(fitted, num_data=41),
-        replace(fitted, likelihood=None),
+        replace(fitted, likelihood=Gaussian()),
         replace(fitted, prior_by_name={"0.weight": 1.0}),
         engram.laplace(*problem, structure="full", prior_precision=5.01, progress=False),
         engram.laplace(

@@ -77,14 +77,14 @@ def test_different_priors_reach_the_diagnosis_and_the_record() -> None:
     optimizer = Newton(groups, num_data=NUM_DATA, prior_precision=1.0)
     for _ in range(15):
         optimizer.step(lambda: nn.functional.binary_cross_entropy_with_logits(model(x), y))
-    posterior = engram.posterior_of(optimizer, model, num_data=NUM_DATA)
-    result = engram.sensitivities(model, (x, y), posterior, likelihood="bernoulli", progress=False)
+    posterior = engram.posterior_of(optimizer, model, num_data=NUM_DATA, likelihood="bernoulli")
+    result = engram.sensitivities(model, (x, y), posterior, progress=False)
     assert result.diagnostics.relative_gradient < 1e-12
     recorded = result.provenance["settings"]["posterior"]
     assert recorded["prior_precision"] == {"weight": 3.0, "bias": 0.2}
     assert recorded["prior_from"] == "optimizer"
     assert recorded["reduction"] == "mean"
-    engram.remove(model, (x, y), posterior, indices=[0, 1], likelihood="bernoulli", progress=False)
+    engram.remove(model, (x, y), posterior, indices=[0, 1], progress=False)
 
 
 def test_one_prior_is_recorded_as_a_number() -> None:

@@ -135,13 +135,15 @@ def test_a_single_interrupt_of_what_follows_a_result(name):
     model, x, y = ridge_problem(6)
     settings = {"likelihood": RIDGE, "progress": False}
     posterior = engram.laplace(model, (x, y), structure="full", **settings)
-    result = engram.sensitivities(model, (x, y), posterior, **settings)
+    result = engram.sensitivities(model, (x, y), posterior, progress=False)
     model.train()
     call = {
-        "refine": lambda: engram.refine(model, (x, y), result, posterior, indices=[0], **settings),
-        "verify": lambda: engram.verify(model, (x, y), result, sample=3, refits=2, **settings),
+        "refine": lambda: engram.refine(
+            model, (x, y), result, posterior, indices=[0], progress=False
+        ),
+        "verify": lambda: engram.verify(model, (x, y), result, sample=3, refits=2, progress=False),
         "assess": lambda: engram.assess(
-            model, (x, y), result, posterior, sample=3, rounds=1, **settings
+            model, (x, y), result, posterior, sample=3, rounds=1, progress=False
         ),
     }[name]
     before, weights = surroundings(), condition(model)

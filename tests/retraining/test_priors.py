@@ -46,7 +46,7 @@ def fitted(model, num_data=NUM_DATA):
         for name, parameter in model.named_parameters()
     ]
     optimizer = torch.optim.SGD(groups, lr=0.1)
-    return engram.posterior_of(optimizer, model, num_data=num_data)
+    return engram.posterior_of(optimizer, model, num_data=num_data, likelihood=Gaussian())
 
 
 RECIPES = {
@@ -72,13 +72,13 @@ def test_verify_and_refine_take_the_priors_of_the_posterior(problem):
     model, data = problem
     posterior = fitted(model)
     assert posterior.prior_by_name == pytest.approx(PRIOR)
-    result = engram.sensitivities(model, data, posterior, likelihood=Gaussian(), progress=False)
-    check = engram.verify(model, data, result, likelihood=Gaussian(), sample=6, progress=False)
+    result = engram.sensitivities(model, data, posterior, progress=False)
+    check = engram.verify(model, data, result, sample=6, progress=False)
     expected = [left_out(data, int(i)) for i in check.truth.indices]
     found = (check.truth.outputs + check.truth.deviation)[:, 0].tolist()
     assert found == pytest.approx(expected, abs=2e-3)
     refined = engram.refine(
-        model, data, result, posterior, likelihood=Gaussian(), indices=[2, 5], method="retrain",
+        model, data, result, posterior, indices=[2, 5], method="retrain",
         train=Newton(tolerance=1e-9), progress=False,
     )  # fmt: skip
     found = (refined.outputs + refined.deviation)[[2, 5], 0].tolist()
@@ -93,7 +93,7 @@ def test_the_mean_of_the_priors_is_another_answer(problem):
 
 def test_a_saved_result_keeps_its_priors(problem, tmp_path):
     model, data = problem
-    result = engram.sensitivities(model, data, fitted(model), likelihood=Gaussian())
+    result = engram.sensitivities(model, data, fitted(model))
     assert engram.load(result.save(tmp_path)).basis.prior_by_name == pytest.approx(PRIOR)
 
 

@@ -148,13 +148,13 @@ def everything(model):
     given, x, y = ridge_problem()
     data, settings = (x, y), {"likelihood": RIDGE, "progress": False}
     posterior = engram.laplace(given, data, structure="full", **settings)
-    result = engram.sensitivities(given, data, posterior, **settings)
+    result = engram.sensitivities(given, data, posterior, progress=False)
     return {
         "retrain": lambda: engram.retrain(model, data, [0], **settings),
         "function": lambda: engram.retrain(model, data, [0], train=fit, **settings),
-        "verify": lambda: engram.verify(model, data, result, sample=3, **settings),
-        "refine": lambda: engram.refine(model, data, result, posterior, **settings),
-        "assess": lambda: engram.assess(model, data, result, posterior, **settings),
+        "verify": lambda: engram.verify(model, data, result, sample=3, progress=False),
+        "refine": lambda: engram.refine(model, data, result, posterior, progress=False),
+        "assess": lambda: engram.assess(model, data, result, posterior, progress=False),
         "tune": lambda: engram.tune(model, data, fit, [1.0, 2.0], **settings),
         "laplace": lambda: engram.laplace(model, data, **settings),
     }
@@ -181,11 +181,10 @@ def test_models_that_do_not_run_on_the_data(name):
 def test_results(result):
     model, x, y = ridge_problem()
     posterior = engram.laplace(model, (x, y), likelihood=RIDGE, structure="full", progress=False)
-    settings = {"likelihood": RIDGE, "progress": False}
     for call in (
-        lambda: engram.verify(model, (x, y), result, sample=3, **settings),
-        lambda: engram.refine(model, (x, y), result, posterior, **settings),
-        lambda: engram.assess(model, (x, y), result, posterior, **settings),
+        lambda: engram.verify(model, (x, y), result, sample=3, progress=False),
+        lambda: engram.refine(model, (x, y), result, posterior, progress=False),
+        lambda: engram.assess(model, (x, y), result, posterior, progress=False),
     ):
         with pytest.raises(ArgumentError, match=r"result of engram\.sensitivities"):
             call()

@@ -76,8 +76,7 @@ def test_it_is_exact_for_ridge_regression():
 
     model.weight.data.copy_(solution(x, y).T)
     posterior = kronecker(model, (x, y), likelihood=Gaussian())
-    common = {"likelihood": Gaussian(), "progress": False}
-    result = engram.sensitivities(model, (x, y), posterior, **common)
+    result = engram.sensitivities(model, (x, y), posterior, progress=False)
     for i in range(len(x)):
         rest = torch.arange(len(x)) != i
         refit = x[i] @ solution(x[rest], y[rest]) - x[i] @ solution(x, y)

@@ -34,9 +34,7 @@ STRUCTURES = ("diagonal", "kronecker", "full")
 
 def remove(case, fitted, **settings):
     settings = {"indices": INDICES, "evaluate_on": case.test_data, "at": "displaced", **settings}
-    return engram.remove(
-        case.model, case.data, fitted, likelihood=case.public_likelihood, progress=False, **settings
-    )
+    return engram.remove(case.model, case.data, fitted, progress=False, **settings)
 
 
 def check_effect(effect, dense, rows, moved, at):

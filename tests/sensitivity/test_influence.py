@@ -20,7 +20,6 @@ def scores(case, fitted, **settings):
         case.data,
         case.test_data,
         fitted,
-        likelihood=case.public_likelihood,
         progress=False,
         **settings,
     )

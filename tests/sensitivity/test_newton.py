@@ -64,9 +64,10 @@ def test_it_is_exact_for_linear_regression():
         return torch.linalg.solve(x.T @ x + DELTA * torch.eye(4).double(), x.T @ y)
 
     model.weight.data.copy_(solution(x, y).T)
-    common = {"likelihood": Gaussian(), "progress": False}
-    posterior = engram.laplace(model, (x, y), prior_precision=DELTA, **common)
-    result = engram.sensitivities(model, (x, y), posterior, **common)
+    posterior = engram.laplace(
+        model, (x, y), likelihood=Gaussian(), prior_precision=DELTA, progress=False
+    )
+    result = engram.sensitivities(model, (x, y), posterior, progress=False)
     assert result.provenance["settings"]["estimator"] == "newton"
     rest = torch.arange(30) != 7
     without = x[7] @ solution(x[rest], y[rest])

@@ -18,7 +18,7 @@ from engram.core.parameters import Named, check_module, uncompiled
 from engram.core.progress import progress_over
 from engram.core.state.model import device_of, state_preserved
 from engram.engine.passes import Trace
-from engram.engine.prepare import Engine, prepare
+from engram.engine.prepare import Engine, prepare, training_layers
 from engram.engine.refusals import named_failures
 from engram.likelihoods import Likelihood, resolve
 
@@ -54,6 +54,7 @@ class Passes:
     progress: bool
     largest_part: int
     fitting: int  # examples that a pass could hold at once, whatever the batch size
+    switched: tuple[str, ...]  # kinds of layers in train mode before, which eval mode changes
 
     @property
     def model(self) -> nn.Module:
@@ -192,6 +193,7 @@ def opened_passes(
     check_module(model)
     model, batches = uncompiled(model), Batches(data, batch_size or 1, labelled)
     batch_size = batch_size and min(batch_size, batches.num_data)
+    switched = tuple(training_layers(model))
     with state_preserved(model), short_of_memory() as examples:
         keep_freed_memory()
         batches.check_repeatable()
@@ -200,7 +202,7 @@ def opened_passes(
         size = batch_size or min(LARGEST_BATCH, fitting, batches.num_data)
         part = min(fitting, batch_size or fitting)
         examples.append(min(size, part))
-        yield Passes(engine, Batches(data, size, labelled), progress, part, fitting)
+        yield Passes(engine, Batches(data, size, labelled), progress, part, fitting, switched)
 
 
 @contextmanager

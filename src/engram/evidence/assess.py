@@ -9,14 +9,12 @@ from torch import nn
 from engram.core.arguments import MANY, seed_number, whole
 from engram.core.data.batches import Data
 from engram.core.memory import backing_off
-from engram.engine.session import session
 from engram.evidence.assessment import Assessment
 from engram.evidence.objective import Objective
 from engram.evidence.rules import judge
 from engram.evidence.signals import measure
-from engram.likelihoods import Likelihood
-from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
+from engram.problem import opened_problem
 from engram.retraining.matching import check_outputs
 from engram.sensitivity.result import Result, check_result
 from engram.trust.thresholds import PRIOR
@@ -34,7 +32,6 @@ def assess(
     result: Result,
     posterior: Posterior | Any,
     *,
-    likelihood: str | Likelihood | None = None,
     sample: int | None = None,
     rounds: int = 10,
     batch_size: int | None = None,
@@ -53,7 +50,6 @@ def assess(
         data: its training data.
         result: from :func:`engram.sensitivities`.
         posterior: that the result was computed with.
-        likelihood: the same as the result's.
         sample: examples, spread evenly over the ranks of the score; if not given 24, or all.
         rounds: of conjugate gradients; each costs one product with the Hessian per example of the
             sample, about ``sample * rounds`` passes over the data in all.
@@ -72,26 +68,21 @@ def assess(
         >>> solution = torch.linalg.solve(x.T @ x + torch.eye(3).double(), x.T @ data[1])
         >>> _ = model.weight.data.copy_(solution.T)
         >>> posterior = laplace(model, data, likelihood=Gaussian(), structure="full")
-        >>> result = sensitivities(
-        ...     model, data, posterior, likelihood=Gaussian(), estimator="corrected"
-        ... )
-        >>> assess(model, data, result, posterior, likelihood=Gaussian()).level
+        >>> result = sensitivities(model, data, posterior, estimator="corrected")
+        >>> assess(model, data, result, posterior).level
         'good'
     """
     rounds = whole("number of rounds", rounds, 1, MANY, "use rounds=10")
     seed = seed_number(seed)
     check_result(result)
-    posterior = as_posterior(posterior, model)
-    posterior.check_model(model)
-    used = posterior.likelihood_or(likelihood)
-    with session(model, data, used, batch_size, progress) as opened:
-        num_data = opened.batches.num_data
+    with opened_problem(model, data, posterior, batch_size, progress) as problem:
+        num_data, posterior = problem.num_data, problem.posterior
         sample = min(SAMPLE, num_data) if sample is None else sample
         sample = whole("sample", sample, SMALLEST_SAMPLE, num_data, "leave it out")
-        result.check_data(num_data, opened.likelihood)
+        result.check_data(num_data)
         result.basis.check_posterior(posterior)
-        check_outputs(result, opened.model, opened.batches)
-        objective = Objective(opened, posterior, _prior_share(result, posterior))
+        check_outputs(result, problem.model, problem.batches)
+        objective = Objective(problem.session, posterior, _prior_share(result, posterior))
         signals = measure(objective, result, sample, rounds, seed, progress)
     return Assessment(judge(result, signals), signals)
 

@@ -13,16 +13,16 @@ from engram.core.arguments import fraction, one_of
 from engram.core.data.batches import Data
 from engram.core.errors import DataError
 from engram.core.memory import backing_off
-from engram.core.parameters import trainable, uncompiled
+from engram.core.parameters import trainable
 from engram.core.selection import check_group
 from engram.curvature.ggn_roots import check_exact
 from engram.curvature.kinds import Curvature
-from engram.engine.session import Session, session
+from engram.engine.session import Session
 from engram.evidence.solving import solve_left_out
 from engram.likelihoods import Likelihood
 from engram.linalg.low_rank import LowRankBlock
-from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
+from engram.problem import Problem, opened_problem
 from engram.retraining.matching import check_outputs
 from engram.retraining.newton import Newton
 from engram.retraining.prior import Prior
@@ -43,7 +43,6 @@ def refine(
     result: Result,
     posterior: Posterior | Any,
     *,
-    likelihood: str | Likelihood | None = None,
     indices: Sequence[int] | Tensor | None = None,
     method: str = "solve",
     curvature: str = "hessian",
@@ -64,7 +63,6 @@ def refine(
         data: the training data.
         result: of :func:`engram.sensitivities` on this model and data, or refined before.
         posterior: of this model; the better it is, the fewer passes the solves take.
-        likelihood: a name or an object; that of the posterior if not given.
         indices: which examples; the flagged ones and the 5 % (at least 20) with the highest score
             if not given.
         method: ``solve``, or ``retrain`` for the truth itself.
@@ -92,18 +90,15 @@ def refine(
     method = one_of("method", method, METHODS, 'use "solve"')
     check_exact(curvature)
     tolerance = fraction("tolerance", tolerance, "use tolerance=1e-3")
-    posterior = as_posterior(posterior, model)
-    posterior.check_model(model)
-    used = posterior.likelihood_or(likelihood)
-    with session(model, data, used, batch_size, progress) as opened:
-        _check_result(result, opened, posterior)
+    with opened_problem(model, data, posterior, batch_size, progress) as problem:
+        _check_result(result, problem)
         chosen = _default_choice(result) if indices is None else indices
-        chosen = check_group(chosen, None, opened.batches.num_data)[0]
-        request = Request(posterior, chosen, curvature, tolerance)
-        obtained = _solve(opened, request) if method == SOLVE else None
+        chosen = check_group(chosen, None, problem.num_data)[0]
+        request = Request(problem.posterior, chosen, curvature, tolerance)
+        obtained = _solve(problem.session, request) if method == SOLVE else None
     if obtained is None:  # a function trains in the modes that the caller's model is in
-        obtained = _retrain(uncompiled(model), data, opened.likelihood, request, train, progress)
-    return _merged(result, opened.likelihood, request, obtained, method)
+        obtained = _retrain(problem.model, data, problem.likelihood, request, train, progress)
+    return _merged(result, problem.likelihood, request, obtained, method)
 
 
 @dataclass(frozen=True)
@@ -184,12 +179,12 @@ def _default_choice(result: Result) -> Tensor:
     return torch.cat([result.flagged.nonzero()[:, 0], top]).unique()
 
 
-def _check_result(result: Result, opened: Session, posterior: Posterior) -> None:
+def _check_result(result: Result, problem: Problem) -> None:
     """The result must be about this model on this data, with this loss and these priors."""
     check_result(result)
-    result.basis.check_likelihood(opened.likelihood)
-    result.basis.check_priors(posterior)
-    batches = opened.batches
+    result.basis.check_likelihood(problem.likelihood)
+    result.basis.check_priors(problem.posterior)
+    batches = problem.batches
     in_order = torch.equal(result.indices, torch.arange(batches.num_data))
     if result.num_data != batches.num_data or not in_order:
         raise DataError(
@@ -197,7 +192,7 @@ def _check_result(result: Result, opened: Session, posterior: Posterior) -> None
             f"one of {result.num_data}",
             "pass the result and the data that belong together",
         )
-    check_outputs(result, opened.model, batches)
+    check_outputs(result, problem.model, batches)
 
 
 def _merged(

@@ -13,7 +13,6 @@ from engram.core.errors import ArgumentError
 from engram.core.parameters import check_module, trainable, uncompiled
 from engram.evidence.correlation import agreement
 from engram.evidence.verification import Verification
-from engram.likelihoods import Likelihood, resolve
 from engram.retraining.matching import check_outputs
 from engram.retraining.prior import Prior
 from engram.retraining.retrain import Train, retrain
@@ -30,7 +29,6 @@ def verify(
     *,
     train: Train = "newton",
     sample: int = 30,
-    likelihood: str | Likelihood = "categorical",
     refits: int = 3,
     seed: int = 0,
     folder: str | Path | None = None,
@@ -49,7 +47,6 @@ def verify(
         train: as in :func:`engram.retrain`; a recipe takes the result's prior precision,
             or precisions.
         sample: how many examples; at most as many as there are.
-        likelihood: the same as the result's.
         refits, seed, folder, trust_folder, progress: as in :func:`engram.retrain`.
 
     Returns:
@@ -65,10 +62,8 @@ def verify(
         >>> solution = torch.linalg.solve(x.T @ x + torch.eye(3).double(), x.T @ data[1])
         >>> _ = model.weight.data.copy_(solution.T)
         >>> posterior = laplace(model, data, likelihood=Gaussian(), structure="full")
-        >>> exact = sensitivities(
-        ...     model, data, posterior, likelihood=Gaussian(), estimator="corrected"
-        ... )
-        >>> check = verify(model, data, exact, likelihood=Gaussian(), sample=12)
+        >>> exact = sensitivities(model, data, posterior, estimator="corrected")
+        >>> check = verify(model, data, exact, sample=12)
         >>> check.score.pearson.value, check.score.slope.value
         (1.0, 1.0)
     """
@@ -76,7 +71,8 @@ def verify(
     check_module(model)
     batches = Batches(data, 1)
     num_data = batches.num_data
-    result.check_data(num_data, resolve(likelihood))
+    result.check_data(num_data)
+    likelihood = result.basis.known_likelihood
     _check_sample(sample, num_data)
     seed = seed_number(seed)
     check_outputs(result, uncompiled(model), batches)

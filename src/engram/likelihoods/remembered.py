@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engram.core.storage.values import wrong
 from engram.likelihoods import KNOWN
 from engram.likelihoods.base import Likelihood
 
@@ -26,20 +27,24 @@ class Remembered:
         return self.text
 
 
-def described(likelihood: Likelihood | Remembered | None) -> dict[str, Any] | None:
+def described(likelihood: Likelihood | Remembered) -> dict[str, Any]:
     """Plain values from which :func:`restored` makes it again."""
-    if likelihood is None:
-        return None
     about = {"text": repr(likelihood), "identity": likelihood.identity}
     if isinstance(likelihood, Remembered) or KNOWN.get(likelihood.name) is not type(likelihood):
         return about
     return about | {"name": likelihood.name, "settings": dict(vars(likelihood))}
 
 
-def restored(about: Mapping[str, Any] | None) -> Likelihood | Remembered | None:
+def restored(about: Mapping[str, Any]) -> Likelihood | Remembered:
     """The likelihood of a description; remembered where it was not one of engram's own."""
-    if about is None:
-        return None
     if "name" in about:
         return KNOWN[about["name"]](**about["settings"])
     return Remembered(about["text"], about["identity"])
+
+
+def read_likelihood(value: Any, where: str) -> Likelihood | Remembered:
+    """The likelihood that a file describes."""
+    try:
+        return restored(value)
+    except (KeyError, TypeError, ValueError) as error:
+        raise wrong(where, "a likelihood", value) from error

@@ -13,7 +13,6 @@ from engram.core.errors import NonFiniteError, PosteriorError
 from engram.core.memory import backing_off
 from engram.curvature.operators import CurvatureOperator
 from engram.engine.session import session
-from engram.likelihoods import Likelihood
 from engram.linalg.blocks import Block, DenseBlock, EigenBlock
 from engram.linalg.low_rank import LowRankBlock
 from engram.posteriors.convert import as_posterior
@@ -34,7 +33,6 @@ def calibrate(
     data: Data,
     posterior: Posterior | Any,
     *,
-    likelihood: str | Likelihood | None = None,
     match: str = "errors",
     curvature: str = "hessian",
     probes: int = 10,
@@ -57,7 +55,6 @@ def calibrate(
         model: trained to a minimum; it is not changed.
         data: the training data.
         posterior: of any structure, also one read off an optimizer.
-        likelihood: a name or an object; that of the posterior if not given.
         match: ``errors`` for the trace above; ``leverages`` for the sum of the leverages, with the
             Gauss-Newton matrix in place of F.
         curvature: ``hessian`` or ``ggn``, taken as exact. The Hessian is what decides where
@@ -92,10 +89,8 @@ def calibrate(
     tolerance = fraction("tolerance", tolerance, "use tolerance=0.05")
     seed = seed_number(seed)
     posterior = as_posterior(posterior, model)
-    posterior.check_model(model)
     layout = covered_layout(posterior)
-    used = posterior.likelihood_or(likelihood)
-    with session(model, data, used, batch_size, progress) as opened:
+    with session(model, data, posterior.known_likelihood, batch_size, progress) as opened:
         exact = CurvatureOperator(opened, layout, curvature)
         vectors = probe_vectors(opened, layout, match, probes, seed)
         if not vectors.isfinite().all():

@@ -1,4 +1,4 @@
-"""Posteriors from other libraries: what is already fitted is taken as it is."""
+"""A posterior that a caller passes: one of engram's, or what another library has fitted."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from engram.posteriors.laplace_torch import from_laplace_torch, is_laplace_torch
 
 
 def as_posterior(posterior: Any, model: nn.Module) -> Posterior:
-    """The posterior itself, or one read off a fitted laplace-torch object."""
-    if isinstance(posterior, Posterior):
-        return posterior
+    """The posterior itself, or one read off a fitted laplace-torch object, at these weights."""
     if is_laplace_torch(posterior):
-        return from_laplace_torch(posterior, model)
+        posterior = from_laplace_torch(posterior, model)
+    if isinstance(posterior, Posterior):
+        posterior.check_model(model)
+        return posterior
     raise PosteriorError(
         "a Posterior, or a fitted laplace-torch object",
         type(posterior).__name__,

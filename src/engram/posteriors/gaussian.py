@@ -18,7 +18,7 @@ from engram.core.identity.digests import joined, of_tensors
 from engram.core.parameters import Named, check_finite_weights, trainable
 from engram.core.storage.values import as_read, init_fields, taken_apart
 from engram.curvature.kinds import Curvature
-from engram.likelihoods import Likelihood, resolve
+from engram.likelihoods import Likelihood
 from engram.likelihoods.remembered import Remembered
 from engram.linalg.blocks import Block, DenseBlock
 from engram.linalg.low_rank import LowRankBlock
@@ -69,7 +69,8 @@ class Posterior(Precision):
         exact: whether every example's own Hessian is in S as it stands, so that it can be taken
             out of it.
         scale: by which calibration has multiplied S; 1 without any.
-        likelihood: that it was fitted with; None where it is not known, as with most optimizers.
+        likelihood: of the data, said once, when it was made; only remembered where it was a
+            function's and the posterior comes from a file.
     """
 
     structure: str
@@ -82,15 +83,14 @@ class Posterior(Precision):
     curvature: Curvature = field(kw_only=True)
     exact: bool = field(default=False, kw_only=True)
     scale: float = field(default=1.0, kw_only=True)
-    likelihood: Likelihood | Remembered | None = field(default=None, kw_only=True, repr=False)
+    likelihood: Likelihood | Remembered = field(kw_only=True, repr=False)
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 over mean, precision and all facts but the record: the same for the same one."""
         facts = [repr(getattr(self, name)) for name in FACTS]
-        likelihood = "" if self.likelihood is None else self.likelihood.identity
         plain, tensors = taken_apart([self.mean, self.blocks])
-        return joined(of_tensors(tensors), repr(plain), *facts, likelihood).hex()
+        return joined(of_tensors(tensors), repr(plain), *facts, self.likelihood.identity).hex()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -163,31 +163,30 @@ class Posterior(Precision):
                     "fit the posterior again after training, or restore the weights",
                 )
 
-    def likelihood_or(self, given: str | Likelihood | None) -> Likelihood:
-        """The likelihood that this was fitted with; the one given must be the same.
-
-        Where none is known and none is given, it is the categorical one.
-        """
-        fitted = self.likelihood
-        if given is None:
-            if isinstance(fitted, Remembered):
-                raise LikelihoodError(
-                    f"the likelihood of the saved posterior, {fitted}",
-                    "none: a function cannot be saved",
-                    "pass likelihood=, made from the same function as before",
-                )
-            return fitted or resolve("categorical")
-        chosen = resolve(given)
-        if fitted is not None and fitted is not chosen and fitted.identity != chosen.identity:
-            text = repr(chosen)
-            raise ModelMismatchError(
-                f"the likelihood that the posterior was fitted with, {fitted}",
-                f"another of that name, {text}: its code or what it uses differs"
-                if text == repr(fitted)
-                else text,
-                "leave likelihood out, or fit the posterior again",
+    @property
+    def known_likelihood(self) -> Likelihood:
+        """The likelihood that this was fitted with; LikelihoodError where only its name is left."""
+        if isinstance(self.likelihood, Remembered):
+            raise LikelihoodError(
+                f"the likelihood of the saved posterior, {self.likelihood}",
+                "none: a function cannot be saved",
+                "pass likelihood= to engram.load, made from the same function as before",
             )
-        return chosen
+        return self.likelihood
+
+    def check_likelihood(self, given: Likelihood) -> None:
+        """ModelMismatchError unless this was fitted with that likelihood."""
+        fitted = self.likelihood
+        if fitted is given or fitted.identity == given.identity:
+            return
+        text = repr(given)
+        raise ModelMismatchError(
+            f"the likelihood that the posterior was fitted with, {fitted}",
+            f"another of that name, {text}: its code or what it uses differs"
+            if text == repr(fitted)
+            else text,
+            "use the same one, or fit the posterior again",
+        )
 
     def save(self, folder: str | Path) -> Path:
         """Write ``posterior.json`` and its tensors into a folder, whole; no pickle."""

@@ -72,13 +72,21 @@ def _facts(fitted: Any, structure: str) -> dict[str, Any]:
     backend = getattr(fitted, "_backend_cls", type(None)).__name__
     kinds = [kind for ending, kind in BACKENDS.items() if backend.endswith(ending)]
     curvature = kinds[0] if kinds else Curvature.GGN
-    likelihood: Likelihood | None = None
-    if fitted.likelihood == "classification":
-        likelihood = Categorical()
-    elif fitted.likelihood == "regression":
-        likelihood = Gaussian(float(fitted.sigma_noise) ** 2)
     exact = curvature is Curvature.HESSIAN and structure == "full"
-    return {"curvature": curvature, "exact": exact, "likelihood": likelihood}
+    return {"curvature": curvature, "exact": exact, "likelihood": _likelihood(fitted)}
+
+
+def _likelihood(fitted: Any) -> Likelihood:
+    """Its own: softmax for a classification, Gaussian noise of its size for a regression."""
+    if fitted.likelihood == "classification":
+        return Categorical()
+    if fitted.likelihood == "regression":
+        return Gaussian(float(fitted.sigma_noise) ** 2)
+    raise PosteriorError(
+        "a laplace-torch object for classification or regression",
+        f"one for {fitted.likelihood}",
+        "use engram.laplace with likelihood=",
+    )
 
 
 def _names(fitted: Any, weights: str) -> list[str]:

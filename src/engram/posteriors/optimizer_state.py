@@ -20,6 +20,7 @@ from engram.core.arguments import one_of, whole
 from engram.core.errors import ArgumentError, ModelMismatchError
 from engram.core.parameters import check_module, trainable
 from engram.curvature.kinds import Curvature
+from engram.likelihoods import Likelihood, resolve
 from engram.optimizers.base import BayesianOptimizer
 from engram.optimizers.structures import FullMatrix
 from engram.posteriors.gaussian import Posterior
@@ -43,6 +44,7 @@ def posterior_of(
     model: nn.Module,
     *,
     num_data: int,
+    likelihood: str | Likelihood = "auto",
     prior_precision: float | None = None,
     reduction: str = "mean",
     batch_size: int | None = None,
@@ -55,6 +57,9 @@ def posterior_of(
         optimizer: after at least one step.
         model: whose parameters it trains.
         num_data: N, the number of training examples.
+        likelihood: of the data, a name or an object; ``"auto"`` is that of the optimizer's own
+            curvature where it has one, as :class:`engram.optimizers.GaussNewton`, else
+            ``categorical``.
         prior_precision: delta; if not given, what the optimizer's weight decay means, for each
             group of parameters: N times it for a loss averaged over the batch, N / batch_size
             times it for a sum.
@@ -86,7 +91,9 @@ def posterior_of(
     Reference:
         Nickl et al., *The Memory-Perturbation Equation*, NeurIPS 2023, Table 1.
     """
-    wanted = Wanted(num_data, prior_precision, reduction, batch_size, second_moment, tolerance)
+    wanted = Wanted(
+        num_data, likelihood, prior_precision, reduction, batch_size, second_moment, tolerance
+    )
     source, prior = wanted.applied(optimizer, model)
     blocks = blocks_of(source)
     mean = {name: p.detach().clone() for name, p in source.parameters.items()}
@@ -103,6 +110,7 @@ def posterior_of(
         num_data,
         settings,
         prior.by_name if prior.differs else {},
+        likelihood=likelihood_of(source.optimizer, likelihood),
         **_facts(source.optimizer),
     )
 
@@ -112,6 +120,7 @@ class Wanted:
     """The settings of :func:`posterior_of`."""
 
     num_data: int
+    likelihood: str | Likelihood
     prior_precision: float | None
     reduction: str
     batch_size: int | None
@@ -128,6 +137,7 @@ class Wanted:
         check_module(model)
         optimizer = unwrapped(optimizer)
         check_known(optimizer)
+        likelihood_of(optimizer, self.likelihood)
         parameters = trainable(model)
         _check_owner(optimizer, parameters)
         scale = loss_scale(optimizer, self.num_data, self.reduction, self.batch_size)
@@ -144,6 +154,22 @@ def unwrapped(optimizer: Optimizer) -> Optimizer:
     """The optimizer inside those that only pass its steps on, such as accelerate's."""
     inner = getattr(optimizer, "optimizer", None)
     return unwrapped(inner) if isinstance(inner, Optimizer) else optimizer
+
+
+def likelihood_of(optimizer: Optimizer, given: str | Likelihood) -> Likelihood:
+    """The likelihood that is given, which must be that of the optimizer where it has one."""
+    curvature = getattr(unwrapped(optimizer), "curvature", None)
+    own = getattr(curvature, "likelihood", None)
+    if isinstance(given, str) and given == "auto":
+        return own if isinstance(own, Likelihood) else resolve("categorical")
+    chosen = resolve(given)
+    if isinstance(own, Likelihood) and own.identity != chosen.identity:
+        raise ModelMismatchError(
+            f"the likelihood that the optimizer's curvature was made with, {own}",
+            repr(chosen),
+            "leave likelihood out",
+        )
+    return chosen
 
 
 def loss_scale(
@@ -225,7 +251,7 @@ def _settings(
 
 
 def _facts(optimizer: Optimizer) -> dict[str, Any]:
-    """What the precision is made of, and the likelihood where the optimizer knows it.
+    """What the precision is made of.
 
     Every example's own Hessian is in it where nothing of earlier steps is left and nothing was
     sampled, as after a step of Newton's method on all data.
@@ -238,5 +264,4 @@ def _facts(optimizer: Optimizer) -> dict[str, Any]:
     return {
         "curvature": kind,
         "exact": kind is Curvature.HESSIAN and whole,
-        "likelihood": getattr(optimizer.curvature, "likelihood", None),
     }

@@ -11,8 +11,7 @@ import torch
 from engram.core.errors import EngramError, PosteriorError, StorageError
 from engram.core.storage.folder import read_folder, write_folder
 from engram.core.storage.values import init_fields, read_fields, wrong
-from engram.likelihoods import Likelihood
-from engram.likelihoods.remembered import Remembered, described, restored
+from engram.likelihoods.remembered import described, read_likelihood
 from engram.linalg.blocks import Block, DenseBlock, EigenBlock
 from engram.linalg.low_rank import LowRankBlock
 from engram.posteriors.whole import check_blocks, check_mean
@@ -54,7 +53,7 @@ def checked(content: Any, kind: type[Any]) -> dict[str, Any]:
         kind: the posterior's class, for the types of its fields.
     """
     fields = read_fields(
-        kind, content, "posterior.json", {"blocks": _blocks, "likelihood": _likelihood}
+        kind, content, "posterior.json", {"blocks": _blocks, "likelihood": read_likelihood}
     )
     check_mean(fields["mean"])
     check_blocks(fields["blocks"], fields["mean"])
@@ -70,13 +69,6 @@ def _kind(block: Block) -> str:
         type(block).__name__,
         "save the posterior that engram.laplace or engram.posterior_of returned",
     )
-
-
-def _likelihood(value: Any, where: str) -> Likelihood | Remembered | None:
-    try:
-        return restored(value)
-    except (KeyError, TypeError, ValueError) as error:
-        raise wrong(where, "a likelihood", value) from error
 
 
 def _blocks(values: Any, where: str) -> tuple[Block, ...]:

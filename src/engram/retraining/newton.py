@@ -72,8 +72,7 @@ class Newton(Recipe):
     ) -> Newton:
         if self.posterior is not None:
             posterior = as_posterior(self.posterior, model)
-            posterior.check_model(model)
-            posterior.likelihood_or(likelihood)
+            posterior.check_likelihood(likelihood)
             return replace(self, posterior=posterior)
         return replace(self, posterior=_fitted(model, data, likelihood, prior, progress))
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from engram.core.errors import ModelMismatchError
+from engram.core.errors import LikelihoodError, ModelMismatchError
+from engram.core.storage.values import init_fields, read_fields
 from engram.likelihoods import Likelihood
+from engram.likelihoods.remembered import Remembered, described, read_likelihood
 from engram.posteriors.gaussian import Posterior
 
 
@@ -21,8 +24,8 @@ class Basis:
         whole_matrix: whether its precision couples all parameters: there is no richer structure.
         prior_precision: of the posterior; its mean over the entries where it differs.
         prior_by_name: of each parameter, where parameters have different ones.
-        likelihood: how it is printed.
-        likelihood_identity: by which the same likelihood is known again.
+        likelihood: of the data; only remembered where it was a function's and the result comes
+            from a file.
         posterior_digest: by which the same posterior is known again.
         threshold: the output above which a binary classifier with one output says 1.
         loss_unit: of the losses; another one than nats where they are no log likelihoods.
@@ -34,8 +37,7 @@ class Basis:
     whole_matrix: bool = False
     prior_precision: float | None = None
     prior_by_name: Mapping[str, float] = field(default_factory=dict)
-    likelihood: str | None = None
-    likelihood_identity: str | None = None
+    likelihood: Likelihood | Remembered | None = None
     posterior_digest: str | None = None
     threshold: float | None = None
     loss_unit: str = "nats"
@@ -56,20 +58,40 @@ class Basis:
             posterior.is_whole_matrix,
             posterior.prior_precision,
             dict(posterior.prior_by_name),
-            repr(likelihood),
-            likelihood.identity,
+            likelihood,
             posterior.digest,
             threshold,
             likelihood.unit,
         )
 
+    @property
+    def known_likelihood(self) -> Likelihood:
+        """The likelihood; LikelihoodError where there is none, or only its name is left."""
+        if isinstance(self.likelihood, Likelihood):
+            return self.likelihood
+        raise LikelihoodError(
+            f"the likelihood of the result, {self.likelihood}"
+            if self.likelihood
+            else "a result of a model with a likelihood",
+            "none: a function cannot be saved" if self.likelihood else "one without",
+            "pass likelihood= to engram.load, made from the same function as before"
+            if self.likelihood
+            else "pass a result of engram.sensitivities",
+        )
+
+    def content(self) -> dict[str, Any]:
+        """What is saved: the fields, and the likelihood as plain values."""
+        about = None if self.likelihood is None else described(self.likelihood)
+        return init_fields(self) | {"likelihood": about}
+
     def check_likelihood(self, likelihood: Likelihood) -> None:
         """Raise if the result was computed with another likelihood."""
-        if self.likelihood_identity not in (None, likelihood.identity):
+        mine = self.likelihood
+        if mine is not None and mine.identity != likelihood.identity:
             raise ModelMismatchError(
-                f"the likelihood of the result, {self.likelihood}",
+                f"a posterior with the likelihood of the result, {mine}",
                 repr(likelihood),
-                "pass the same one",
+                "pass the posterior that the result was computed with",
             )
 
     def check_posterior(self, posterior: Posterior) -> None:
@@ -94,3 +116,12 @@ class Basis:
                 f"{posterior!r}",
                 "fit it with the same prior_precision: rows of two objectives do not mix",
             )
+
+
+def read_basis(value: Any, where: str) -> Basis:
+    """A basis from what :meth:`Basis.content` gave."""
+
+    def likelihood(about: Any, place: str) -> Likelihood | Remembered | None:
+        return None if about is None else read_likelihood(about, place)
+
+    return Basis(**read_fields(Basis, value, where, {"likelihood": likelihood}))

@@ -23,10 +23,8 @@ from engram.core.errors import ArgumentError, TargetError
 from engram.core.memory import backing_off
 from engram.core.parameters import Named
 from engram.core.selection import check_group
-from engram.engine.session import Session, session
-from engram.likelihoods import Likelihood
-from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
+from engram.problem import Problem, opened_problem
 from engram.sensitivity.effects import Effect, effect, paper_effect
 from engram.sensitivity.estimators import default_estimator
 from engram.sensitivity.group_steps import STEPS, Matrix, group_step
@@ -88,7 +86,6 @@ def remove(
     posterior: Posterior | Any,
     indices: Sequence[int] | Tensor | None = None,
     *,
-    likelihood: str | Likelihood | None = None,
     weights: Sequence[float] | Tensor | None = None,
     estimator: str | None = None,
     evaluate_on: Data | None = None,
@@ -117,13 +114,10 @@ def remove(
         The effect on the group and on ``evaluate_on``; ``matrix`` and ``why`` say which precision
         the step was taken with.
     """
-    posterior = as_posterior(posterior, model)
-    posterior.check_model(model)
     _check_choices(estimator, at, evaluate_on)
-    used = posterior.likelihood_or(likelihood)
-    with session(model, data, used, batch_size, progress) as opened:
-        chosen, shares = check_group(indices, weights, opened.batches.num_data)
-        return _remove(opened, posterior, chosen, shares, estimator, evaluate_on, at)
+    with opened_problem(model, data, posterior, batch_size, progress) as problem:
+        group = check_group(indices, weights, problem.num_data)
+        return _remove(problem, group, estimator, evaluate_on, at)
 
 
 class ClassRemovals(dict[int, Removal]):
@@ -150,7 +144,6 @@ def remove_classes(
     data: Data,
     posterior: Posterior | Any,
     *,
-    likelihood: str | Likelihood | None = None,
     estimator: str | None = None,
     evaluate_on: Data | None = None,
     at: str = "linearised",
@@ -158,17 +151,14 @@ def remove_classes(
     progress: bool = True,
 ) -> ClassRemovals:
     """Estimate the effect of leaving out each class in turn; arguments as for :func:`remove`."""
-    posterior = as_posterior(posterior, model)
-    posterior.check_model(model)
     _check_choices(estimator, at, evaluate_on)
-    used = posterior.likelihood_or(likelihood)
-    with session(model, data, used, batch_size, progress) as opened:
-        labels = class_numbers(opened.batches)
+    with opened_problem(model, data, posterior, batch_size, progress) as problem:
+        labels = class_numbers(problem.batches)
         removals = ClassRemovals()
         for label in labels.unique().tolist():
             chosen = (labels == label).nonzero()[:, 0]
-            shares = torch.ones(len(chosen), dtype=torch.float64)
-            removals[label] = _remove(opened, posterior, chosen, shares, estimator, evaluate_on, at)
+            group = (chosen, torch.ones(len(chosen), dtype=torch.float64))
+            removals[label] = _remove(problem, group, estimator, evaluate_on, at)
         return removals
 
 
@@ -212,23 +202,24 @@ def _chosen_rule(estimator: str | None, posterior: Posterior, size: int) -> str:
 
 
 def _remove(
-    opened: Session,
-    posterior: Posterior,
-    chosen: Tensor,
-    shares: Tensor,
+    problem: Problem,
+    group: tuple[Tensor, Tensor],
     estimator: str | None,
     evaluate_on: Data | None,
     at: str,
 ) -> Removal:
+    """The effect of a group, given as indices and weights [M]."""
+    opened, posterior = problem.session, problem.posterior
+    chosen, weights = group
     rule = _chosen_rule(estimator, posterior, len(chosen))
     if rule == "paper":
-        own, outweighs = paper_effect(opened, posterior, chosen, shares)
-        return Removal(chosen, shares, None, own, None, outweighs, rule, at, None)
-    step = group_step(opened, posterior, chosen, shares, rule)
+        own, outweighs = paper_effect(opened, posterior, chosen, weights)
+        return Removal(chosen, weights, None, own, None, outweighs, rule, at, None)
+    step = group_step(opened, posterior, chosen, weights, rule)
     own = effect(opened, opened.batches.subset(chosen), len(chosen), step.delta, at)
     evaluation = None
     if evaluate_on is not None:
         batches = Batches(evaluate_on, opened.batches.batch_size)
         evaluation = effect(opened, batches, batches.num_data, step.delta, at)
     flagged, matrix, why = step.flagged, step.matrix, step.why
-    return Removal(chosen, shares, step.delta, own, evaluation, flagged, rule, at, matrix, why)
+    return Removal(chosen, weights, step.delta, own, evaluation, flagged, rule, at, matrix, why)

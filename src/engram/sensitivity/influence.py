@@ -18,10 +18,9 @@ from engram.core.data.batches import Batches, Data
 from engram.core.memory import backing_off, check_room
 from engram.core.parameters import Layout, trainable
 from engram.engine.gradients import per_example_gradients
-from engram.engine.session import Session, session
-from engram.likelihoods import Likelihood
-from engram.posteriors.convert import as_posterior
+from engram.engine.session import Session
 from engram.posteriors.gaussian import Posterior
+from engram.problem import opened_problem
 from engram.sensitivity.columns import finite
 
 CHUNK_BYTES = 128 * 2**20
@@ -34,7 +33,6 @@ def influence(
     test: Data,
     posterior: Posterior | Any,
     *,
-    likelihood: str | Likelihood | None = None,
     batch_size: int | None = None,
     progress: bool = True,
 ) -> Tensor:
@@ -47,12 +45,10 @@ def influence(
         train, test: two data sets.
         posterior: of this model at its present weights.
     """
-    posterior = as_posterior(posterior, model)
-    posterior.check_model(model)
-    layout = Layout.of({n: p for n, p in trainable(model).items() if n in posterior.block_of})
-    used = posterior.likelihood_or(likelihood)
-    with session(model, train, used, batch_size, progress) as opened:
-        columns = []
+    with opened_problem(model, train, posterior, batch_size, progress) as problem:
+        opened, posterior = problem.session, problem.posterior
+        covered = {n: p for n, p in trainable(opened.model).items() if n in posterior.block_of}
+        layout, columns = Layout.of(covered), []
         _check_room(opened, Batches(test, 1).num_data)
         for gradient in _gradients(opened, test, layout):
             step = layout.flatten(posterior.solve(layout.unflatten(gradient)))

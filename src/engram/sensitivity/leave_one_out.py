@@ -11,11 +11,9 @@ from engram.core.data.batches import Data
 from engram.core.memory import backing_off
 from engram.core.processes import Processes
 from engram.engine.gradient_accumulator import GradientAccumulator
-from engram.engine.prepare import training_layers
-from engram.engine.session import Session, session
-from engram.likelihoods import Likelihood
-from engram.posteriors.convert import as_posterior
+from engram.engine.session import Session
 from engram.posteriors.gaussian import Posterior
+from engram.problem import Problem, opened_problem
 from engram.sensitivity.basis import Basis
 from engram.sensitivity.columns import Columns
 from engram.sensitivity.diagnostics import Leverages, diagnose, sampled_leverages
@@ -31,7 +29,6 @@ def sensitivities(
     data: Data,
     posterior: Posterior | Any,
     *,
-    likelihood: str | Likelihood | None = None,
     estimator: str | None = None,
     rounds: int = 3,
     batch_size: int | None = None,
@@ -45,8 +42,6 @@ def sensitivities(
         model: trained, or in training; it is not changed.
         data: the training data.
         posterior: of this model at its present weights; a fitted laplace-torch object works too.
-        likelihood: a name or an object; that of the posterior if not given, and ``categorical``
-            where it has none, as one read off an optimizer.
         estimator: ``linear``, ``corrected``, ``iterated``, ``paper``, ``newton`` for posteriors
             with the exact Hessian, or ``downdated`` for those with Kronecker factors. If not given,
             ``newton`` and ``downdated`` with these, ``corrected`` with other dense precisions
@@ -71,45 +66,63 @@ def sensitivities(
     seed = seed_number(seed)
     if estimator is not None:
         check_estimator(estimator)
-    posterior = as_posterior(posterior, model)
-    posterior.check_model(model)
-    chosen, used = estimator or default_estimator(posterior), posterior.likelihood_or(likelihood)
-    switched, peers = training_layers(model), Processes.found(across_ranks)
-    with session(model, data, used, batch_size, progress) as opened:
-        total = GradientAccumulator()
-        peers.meet(opened.model, opened.batches.num_data, buffers=True)
-        setting = Setting(opened.likelihood, posterior, rounds, total, opened=opened)
-        tensors = _estimates(opened, ESTIMATORS[chosen], setting, peers)
-        total.take_sums(peers.summed)
-        eigenvalues = tensors.pop("eigenvalues", None)
-        if eigenvalues is None:
-            leverages = sampled_leverages(opened, posterior, seed)
-        else:
-            leverages = Leverages.of_all(eigenvalues)
-        diagnostics = diagnose(
-            model, posterior, opened.engine.coverage, total, leverages, tensors["flagged"]
-        )
-        settings = {
-            "estimator": chosen,
-            "rounds": rounds if chosen == "iterated" else None,
-            "structure": posterior.structure,
-            "posterior": dict(posterior.settings),
-            "prior_precision": posterior.prior_precision,
-            "likelihood": repr(opened.likelihood),
-            "batch_size": opened.batches.batch_size,
-            "seed": seed,
-            "num_data": opened.batches.num_data,
-            "in_eval_mode": switched,
-            "ranks": peers.count,
-        }
-        return Result(
-            **tensors,
-            leverage=leverages.trace,
-            diagnostics=diagnostics,
-            coverage=opened.engine.coverage.ways,
-            provenance=provenance(model, settings),
-            basis=Basis.of(chosen, posterior, opened.likelihood),
-        )
+    peers = Processes.found(across_ranks)
+    with opened_problem(model, data, posterior, batch_size, progress) as problem:
+        return left_out(problem, estimator, rounds, seed, peers)
+
+
+def left_out(
+    problem: Problem,
+    estimator: str | None = None,
+    rounds: int = 3,
+    seed: int = 0,
+    peers: Processes | None = None,
+) -> Result:
+    """The sensitivities of an opened problem; arguments as for :func:`sensitivities`."""
+    opened, posterior = problem.session, problem.posterior
+    peers = peers or Processes.found(False)
+    chosen = estimator or default_estimator(posterior)
+    total = GradientAccumulator()
+    peers.meet(opened.model, opened.batches.num_data, buffers=True)
+    setting = Setting(opened.likelihood, posterior, rounds, total, opened=opened)
+    tensors = _estimates(opened, ESTIMATORS[chosen], setting, peers)
+    total.take_sums(peers.summed)
+    eigenvalues = tensors.pop("eigenvalues", None)
+    if eigenvalues is None:
+        leverages = sampled_leverages(opened, posterior, seed)
+    else:
+        leverages = Leverages.of_all(eigenvalues)
+    diagnostics = diagnose(
+        opened.model, posterior, opened.engine.coverage, total, leverages, tensors["flagged"]
+    )
+    return Result(
+        **tensors,
+        leverage=leverages.trace,
+        diagnostics=diagnostics,
+        coverage=opened.engine.coverage.ways,
+        provenance=provenance(opened.model, _settings(problem, chosen, rounds, seed, peers)),
+        basis=Basis.of(chosen, posterior, opened.likelihood),
+    )
+
+
+def _settings(
+    problem: Problem, estimator: str, rounds: int, seed: int, peers: Processes
+) -> dict[str, Any]:
+    """How the result was made, for the record."""
+    posterior = problem.posterior
+    return {
+        "estimator": estimator,
+        "rounds": rounds if estimator == "iterated" else None,
+        "structure": posterior.structure,
+        "posterior": dict(posterior.settings),
+        "prior_precision": posterior.prior_precision,
+        "likelihood": repr(problem.likelihood),
+        "batch_size": problem.batches.batch_size,
+        "seed": seed,
+        "num_data": problem.num_data,
+        "in_eval_mode": list(problem.session.switched),
+        "ranks": peers.count,
+    }
 
 
 def _estimates(

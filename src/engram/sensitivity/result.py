@@ -17,8 +17,7 @@ from engram.core.errors import ArgumentError, ModelMismatchError
 from engram.core.printable import printable
 from engram.core.storage.folder import read_folder, write_folder
 from engram.core.storage.values import as_read, init_fields, read_fields
-from engram.likelihoods import Likelihood
-from engram.sensitivity.basis import Basis
+from engram.sensitivity.basis import Basis, read_basis
 from engram.sensitivity.diagnostics import Diagnostics
 from engram.sensitivity.saved import FORMAT, check_saved
 from engram.trust.thresholds import judge
@@ -121,15 +120,14 @@ class Result:
         """How far to believe it, from what it carries; :func:`engram.assess` knows more."""
         return judge(self)
 
-    def check_data(self, num_data: int, likelihood: Likelihood) -> None:
-        """Raise unless this can be a result on so many examples with this likelihood."""
+    def check_data(self, num_data: int) -> None:
+        """Raise unless this can be a result on so many examples."""
         if self.num_data != num_data:
             raise ModelMismatchError(
                 f"a result on these {num_data} examples",
                 f"one on {self.num_data}",
                 "pass the data that the sensitivities were computed on",
             )
-        self.basis.check_likelihood(likelihood)
 
     def top(self, count: int = 20, by: str = "score") -> pd.DataFrame:
         """The examples that come first in a column of :meth:`to_frame`, highest first.
@@ -187,7 +185,7 @@ class Result:
 
     def save(self, folder: str | Path) -> Path:
         """Write ``result.json`` and its tensors into a folder, whole; no pickle."""
-        content = init_fields(self)
+        content = init_fields(self) | {"basis": self.basis.content()}
         _read(as_read(content))
         return write_folder(folder, "result", FORMAT, {"units": self._units()} | content)
 
@@ -228,7 +226,7 @@ def load(folder: str | Path) -> Result:
 
 
 def _read(content: Any) -> Result:
-    values = read_fields(Result, content, "result.json")
+    values = read_fields(Result, content, "result.json", {"basis": read_basis})
     check_saved(values)
     return Result(**values)
 

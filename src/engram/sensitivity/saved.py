@@ -11,7 +11,7 @@ from torch import Tensor
 from engram.core.errors import StorageError
 from engram.sensitivity.provenance import check_provenance
 
-FORMAT = 2
+FORMAT = 3
 TABLES = ("outputs", "deviation", "prediction_deviation")  # [N, K]
 COLUMNS = ("score", "loss", "loo_loss", "leverage")  # [N]
 ALWAYS_FINITE = ("outputs", "loss", "counts")

@@ -44,7 +44,6 @@ def prediction_variance(
         torch.Size([9, 2, 2])
     """
     posterior = as_posterior(posterior, model)
-    posterior.check_model(model)
     with opened_passes(model, data, batch_size, progress) as opened:
         columns = Columns(opened.batches.num_data)
         for trace in opened.traces("variances"):

@@ -112,7 +112,7 @@ def sampled_sensitivities(
     """
     rule = sampling.rule(estimator)
     settings |= {"seed": seed, "estimator": rule}
-    at_mean = sensitivities(model, data, posterior, likelihood=likelihood, **settings)
+    at_mean = sensitivities(model, data, posterior, **settings)
     if not sampling.samples:
         return at_mean
     draws = Draws(posterior, sampling.samples, seed, device_of(model))
@@ -121,7 +121,7 @@ def sampled_sensitivities(
         with session(model, data, likelihood, None, False) as opened:
             deviation = _expected(opened, posterior, draws, PARTS[rule or "linear"])
     else:
-        deviation, flagged = _averaged(model, data, likelihood, draws, at_mean, settings)
+        deviation, flagged = _averaged(model, data, draws, at_mean, settings)
     prepared = likelihood.prepare(at_mean.outputs, at_mean.targets)
     moved = linearised if rule == "paper" else displaced
     change, loo_loss = moved(likelihood, at_mean.outputs, prepared, deviation)
@@ -157,7 +157,6 @@ class Draws:
 def _averaged(
     model: nn.Module,
     data: Data,
-    likelihood: Likelihood,
     draws: Draws,
     at_mean: Result,
     settings: Mapping[str, Any],
@@ -167,7 +166,7 @@ def _averaged(
     for draw in draws:
         with weights(model, draw):
             there = replace(draws.posterior, mean=draw)
-            found = sensitivities(model, data, there, likelihood=likelihood, **settings)
+            found = sensitivities(model, data, there, **settings)
         total += found.deviation / draws.samples
         flagged |= found.flagged
     return total, flagged

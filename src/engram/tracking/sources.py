@@ -258,6 +258,7 @@ def source_of(
     if wanted.kind == "optimizer":
         settings = {
             "num_data": num_data,
+            "likelihood": likelihood,
             "prior_precision": wanted.prior_precision,
             "reduction": wanted.reduction,
             "batch_size": wanted.batch_size,

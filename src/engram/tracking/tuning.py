@@ -246,7 +246,6 @@ class _Fit:
                 self.model,
                 self.data,
                 self._posterior(optimizer),
-                likelihood=self.likelihood,
                 estimator=estimator,
                 progress=False,
             )
@@ -284,5 +283,6 @@ class _Fit:
             optimizer,
             self.model,
             num_data=Batches(self.data, 1).num_data,
+            likelihood=self.likelihood,
             prior_precision=self.prior_precision,
         )

@@ -1,0 +1,77 @@
+"""A model, its training data and its posterior: opened, checked and planned once.
+
+Every question about a trained model begins in the same way. The posterior is one of the model at
+its present weights; the likelihood comes with it; the model is put into eval mode, its passes are
+planned and the plan is checked against autograd. Whoever has a :class:`Problem` has all of that,
+and passes it on to what it calls instead of opening the model again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from engram.core.data.batches import Batches, Data
+from engram.engine.session import Session, session
+from engram.likelihoods import Likelihood
+from engram.posteriors.convert import as_posterior
+from engram.posteriors.gaussian import Posterior
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A posterior, and the model and data that it belongs to, ready for passes.
+
+    Args:
+        session: the model in eval mode with the plan of its passes, the data and the likelihood.
+        posterior: at the model's present weights, fitted with that likelihood.
+    """
+
+    session: Session
+    posterior: Posterior
+
+    @property
+    def model(self) -> nn.Module:
+        """The caller's model, in eval mode while this lasts."""
+        return self.session.model
+
+    @property
+    def batches(self) -> Batches:
+        """The data."""
+        return self.session.batches
+
+    @property
+    def num_data(self) -> int:
+        """N."""
+        return self.session.batches.num_data
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """That of the posterior."""
+        return self.session.likelihood
+
+
+@contextmanager
+def opened_problem(
+    model: nn.Module,
+    data: Data,
+    posterior: Posterior | Any,
+    batch_size: int | None = None,
+    progress: bool = True,
+) -> Iterator[Problem]:
+    """Open a model with its data and posterior; it is as before when this ends, in any way.
+
+    Args:
+        model: trained; not changed.
+        data: with targets.
+        posterior: of this model at its present weights; a fitted laplace-torch object works too.
+        batch_size: most examples at a time; chosen from the free memory if not given.
+        progress: show bars where passes take longer than a few seconds.
+    """
+    posterior = as_posterior(posterior, model)
+    with session(model, data, posterior.known_likelihood, batch_size, progress) as opened:
+        yield Problem(opened, posterior)
