@@ -10,8 +10,8 @@ from torch import Tensor
 from engram.core.data.batches import call
 from engram.core.dtypes import widest
 from engram.core.parameters import Layout, trainable
-from engram.core.state.kernels import plain_attention
 from engram.core.state.model import device_of
+from engram.core.state.process import plain_attention
 from engram.curvature.batched_gradients import many_gradients
 from engram.engine.session import Session
 

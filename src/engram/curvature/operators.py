@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engram.core.data.batches import Batch, call
 from engram.core.parameters import Layout, trainable
-from engram.core.state.kernels import plain_attention
+from engram.core.state.process import plain_attention
 from engram.curvature.batched_gradients import many_gradients
 from engram.curvature.ggn_roots import check_exact
 from engram.engine.session import Session

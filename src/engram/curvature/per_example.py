@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 from engram.core.data.batches import Batch, as_outputs, call
 from engram.core.data.inputs import handed, mapped
 from engram.core.parameters import Layout, Named, trainable
-from engram.core.state.kernels import plain_attention
+from engram.core.state.process import plain_attention
 from engram.likelihoods import Likelihood
 
 

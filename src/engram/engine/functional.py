@@ -8,7 +8,7 @@ from torch.func import functional_call, jvp, vjp, vmap
 
 from engram.core.data.batches import Inputs, call
 from engram.core.parameters import Named, trainable
-from engram.core.state.kernels import plain_attention
+from engram.core.state.process import plain_attention
 from engram.linalg.precision import Precision
 
 

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from engram.core.data.batches import Batch, as_outputs
 from engram.core.data.inputs import handed, mapped
 from engram.core.parameters import Named, trainable
-from engram.core.state.kernels import plain_attention
+from engram.core.state.process import plain_attention
 from engram.engine.refusals import pass_on
 from engram.engine.self_check import Expected
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from engram.core.data.batches import Inputs, call
 from engram.core.memory import available_bytes, in_words
 from engram.core.parameters import Layout, Named, trainable
-from engram.core.state.kernels import plain_attention
+from engram.core.state.process import plain_attention
 from engram.engine.gradient_accumulator import NoSum, Totals
 from engram.engine.pace import QUICKER, Pace
 from engram.engine.plan import Plan

@@ -12,7 +12,7 @@ from torch.autograd.graph import Node
 from engram.core.data.batches import Batch, call
 from engram.core.errors import EngineError
 from engram.core.parameters import Named, trainable
-from engram.core.state.kernels import plain_attention
+from engram.core.state.process import plain_attention
 from engram.engine.passes import Trace, trace
 from engram.engine.plan import Plan
 from engram.engine.refusals import coarsest

@@ -22,7 +22,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
-from engram.core.state.random import RandomState
+from engram.core.state.process import RandomState
 from engram.engine.function_mode import FunctionMode
 from engram.engine.gradient_accumulator import NoSum
 from engram.engine.nested import tensors

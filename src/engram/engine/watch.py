@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from engram.core.data.batches import as_outputs
 from engram.core.errors import EngineError, brief
-from engram.core.state.buffers import Buffers
-from engram.core.state.model import kept
+from engram.core.state.model import state_kept
+from engram.core.state.modules import Buffers
 from engram.core.state.process import end_suspended
 from engram.engine.hooked import hooked
 from engram.engine.passes import trace
@@ -127,7 +127,7 @@ class Watch:
         try:
             with (
                 named_failures("again after its step"),
-                kept(model),
+                state_kept(model),
                 seen.random.again(),
                 self._buffers.again(),
             ):

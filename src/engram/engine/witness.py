@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from engram.core.data.batches import as_outputs, logits_of
 from engram.core.errors import EngineError
-from engram.core.state.random import RandomState
+from engram.core.state.process import RandomState
 from engram.engine.hooked import hooked
 
 UPDATE = "use tracker.update() at chosen times instead: it looks at the model in eval mode"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engram.core.errors import ArgumentError, NonFiniteError, brief
-from engram.core.state.kernels import plain_attention
+from engram.core.state.process import plain_attention
 from engram.engine.self_check import LACKING, doubtful_functions, no_second_derivative
 from engram.likelihoods import Likelihood
 

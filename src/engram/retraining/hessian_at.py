@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from engram.core.memory import available_bytes
-from engram.core.state.kernels import plain_attention
+from engram.core.state.process import plain_attention
 from engram.retraining.stack import MEMORY_SHARE, Stack
 
 Graph = tuple[Tensor, Tensor]  # the gradient of one part of the data, and the point

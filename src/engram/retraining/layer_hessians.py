@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engram.core.state.kernels import plain_attention
+from engram.core.state.process import plain_attention
 from engram.linalg.blocks import EigenBlock
 from engram.linalg.lbfgs import Apply
 from engram.posteriors.gaussian import Posterior

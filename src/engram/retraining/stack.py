@@ -19,7 +19,7 @@ from engram.core.data.inputs import handed, mapped
 from engram.core.dtypes import wide, widest
 from engram.core.memory import available_bytes
 from engram.core.parameters import Layout, Named
-from engram.core.state.kernels import plain_attention
+from engram.core.state.process import plain_attention
 from engram.likelihoods import Likelihood
 from engram.retraining.folding import Folded
 

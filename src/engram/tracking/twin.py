@@ -25,7 +25,7 @@ from engram.core.data.batches import Batches, as_outputs
 from engram.core.data.inputs import handed
 from engram.core.errors import DataError, PosteriorError
 from engram.core.parameters import Named
-from engram.core.state.model import device_of, kept, own_forward, state_preserved
+from engram.core.state.model import device_of, own_forward, state_kept, state_preserved
 from engram.core.storage.values import objects, typed, wrong
 from engram.engine.witness import Witness
 from engram.likelihoods import Likelihood
@@ -98,7 +98,7 @@ class Twin:
         trained = [own for _, own in self._pairs() if own.requires_grad]
         assert seen.random is not None
         with (
-            kept(self.model),
+            state_kept(self.model),
             seen.random.again(),
             own_forward(self.model),
             torch.enable_grad(),

@@ -1,1 +1,6 @@
-"""What a call must leave as it was: the model, its modes and buffers, the thread, the process."""
+"""What a call must leave as it was.
+
+``model``: the one way in, :func:`~engram.core.state.model.state_preserved`; ``modules``: a model's
+buffers and modes; ``process``: the thread and the process (grad mode, random numbers, flags,
+attention's kernels).
+"""

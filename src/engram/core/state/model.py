@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.core.parameters import uncompiled
-from engram.core.state.buffers import Buffers
-from engram.core.state.modes import Modes
+from engram.core.state.modules import Buffers, Modes
 from engram.core.state.process import of_the_thread, random_states, restored, stacks
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
@@ -53,7 +52,7 @@ def state_preserved(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def kept(model: nn.Module) -> Iterator[None]:
+def state_kept(model: nn.Module) -> Iterator[None]:
     """Run something of ours with the model as it is; afterwards everything is as before."""
     with restored((*of_the_thread(), State.now(model).restore, *random_states())):
         yield

@@ -1,7 +1,9 @@
 """What belongs to the thread or the process and not to a call: the same after it, however it ends.
 
 ``with torch.no_grad():`` restores what it changed, but not where Ctrl-C comes while it is being
-entered or left. So the calls that run for long restore everything themselves, last.
+entered or left. So the calls that run for long restore everything themselves, last
+(:func:`restored`): grad mode, modes of torch, flags, random numbers, and which kernels attention
+takes (:class:`plain_attention`). :class:`RandomState` draws numbers again as they were drawn.
 """
 
 from __future__ import annotations
@@ -10,16 +12,29 @@ import contextlib
 import random
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-
-from engram.core.state import kernels
+from torch import Tensor
 
 Restore = Callable[[], object]
 _ONE_THREAD = threading.RLock()  # seeds and flags are the whole process's: the others wait
+
+_cuda, _encoder = torch.backends.cuda, torch.backends.mha
+# how to read one, how to set it, and what it is for plain attention
+SWITCHES = (
+    (_cuda.flash_sdp_enabled, _cuda.enable_flash_sdp, False),
+    (_cuda.mem_efficient_sdp_enabled, _cuda.enable_mem_efficient_sdp, False),
+    (_cuda.cudnn_sdp_enabled, _cuda.enable_cudnn_sdp, False),
+    (_cuda.math_sdp_enabled, _cuda.enable_math_sdp, True),
+    (_encoder.get_fastpath_enabled, _encoder.set_fastpath_enabled, False),
+)
+_lock = threading.RLock()
+_depth: dict[int, int] = {}  # how often each thread has asked
+_before: list[bool] = []  # the switches as they were before the first thread asked
 
 
 @contextmanager
@@ -86,7 +101,7 @@ def of_the_thread() -> Iterator[Restore]:
     yield lambda: torch._C._set_grad_enabled(grad)  # in C: no Ctrl-C before its effect
     for kind in ("cpu", "cuda"):
         yield _setting(torch.set_autocast_enabled, kind, torch.is_autocast_enabled(kind))
-    yield _setting(kernels.reset, kernels.asked())
+    yield _setting(reset_attention, times_asked())
 
 
 def stacks() -> Iterator[Restore]:
@@ -121,8 +136,8 @@ def _flags() -> Iterator[Restore]:
     cudnn = torch.backends.cudnn
     for name in ("benchmark", "deterministic", "enabled"):
         yield _setting(setattr, cudnn, name, getattr(cudnn, name))
-    if not kernels.plain():  # else they are not the user's to keep
-        for read, write, _ in kernels.SWITCHES:
+    if not attention_is_plain():  # else they are not the user's to keep
+        for read, write, _ in SWITCHES:
             yield _setting(write, read())
 
 
@@ -137,3 +152,91 @@ def random_states() -> Iterator[Restore]:
 
 def _setting(function: Callable[..., object], *values: object) -> Restore:
     return lambda: function(*values)
+
+
+class plain_attention:  # noqa: N801 (read as the statement that it is)
+    """Attention by plain operations while this lasts: the fused kernels have no second derivative.
+
+    Which kernels are used is a setting of the whole process. So it is switched once, by the first
+    thread that asks, and back by the last one that is done, whatever order they end in.
+
+    Example:
+        >>> with plain_attention():
+        ...     torch.backends.cuda.flash_sdp_enabled()
+        False
+        >>> torch.backends.cuda.flash_sdp_enabled()
+        True
+    """
+
+    def __enter__(self) -> None:
+        self.depth = times_asked()
+        reset_attention(self.depth + 1)
+
+    def __exit__(self, *failure: object) -> None:
+        reset_attention(self.depth)
+
+
+def times_asked() -> int:
+    """How often this thread has asked for plain attention."""
+    return _depth.get(threading.get_ident(), 0)
+
+
+def attention_is_plain() -> bool:
+    """Whether some thread has asked."""
+    return bool(_before)
+
+
+def reset_attention(depth: int) -> None:
+    """As if this thread had asked so often, whatever was left open; the kernels follow.
+
+    Every step may be done twice, so that a Ctrl-C in between is mended by the next call.
+    """
+    with _lock:
+        thread = threading.get_ident()
+        _depth[thread] = depth
+        if not depth:
+            del _depth[thread]
+        if _depth:
+            if not _before:
+                _before[:] = [read() for read, _, _ in SWITCHES]  # all at once, or none
+            _switch([plain for _, _, plain in SWITCHES])
+        elif _before:
+            _switch(_before)
+            _before.clear()
+
+
+def _switch(values: Sequence[bool]) -> None:
+    for (_, write, _), value in zip(SWITCHES, values, strict=True):
+        write(value)
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """The state of torch's generators at one moment.
+
+    Example:
+        >>> state = RandomState.now([])
+        >>> first = torch.rand(2)
+        >>> with state.again():
+        ...     second = torch.rand(2)
+        >>> torch.equal(first, second)
+        True
+    """
+
+    cpu: Tensor
+    cuda: dict[int, Tensor]
+
+    @classmethod
+    def now(cls, devices: Iterable[torch.device]) -> RandomState:
+        """The state on the CPU and on those of the devices that have one of their own."""
+        numbers = {device.index or 0 for device in devices if device.type == "cuda"}
+        return cls(torch.get_rng_state(), {n: torch.cuda.get_rng_state(n) for n in numbers})
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Draw as then; afterwards as if nothing had been drawn."""
+        with torch.random.fork_rng(devices=list(self.cuda)):
+            torch.set_rng_state(self.cpu)
+            for number, state in self.cuda.items():
+                torch.cuda.set_rng_state(state, number)
+            yield
