@@ -19,9 +19,9 @@ from benchmarks.trust.thresholds import (
     rates,
     truth,
 )
-from engram.evidence.rules import RULES as MEASURED
 from engram.trust.thresholds import LEVERAGE, PRIOR
-from engram.trust.thresholds import RULES as OWN
+from engram.trust.thresholds import MEASURED_RULES as MEASURED
+from engram.trust.thresholds import OWN_RULES as OWN
 from engram.trust.verdict import LEVELS, Rule
 
 FITTED_OWN = ("convergence", "prior_mismatch", "share_inconsistent", "mean_leverage")

@@ -11,9 +11,9 @@ from scipy.stats import pearsonr, spearmanr
 
 import engram
 from benchmarks.trust.truths import Solved
-from engram.evidence.rules import measured
+from engram.evidence.assess import measured
 from engram.posteriors.gaussian import Posterior
-from engram.trust import thresholds as rules
+from engram.trust import judge
 
 BATCH_SIZE = 40  # of the optimizers whose state is read
 
@@ -106,7 +106,7 @@ def run(solved: Solved, way: Way) -> dict[str, Any]:
         "true_increase": float(solved.truth.increase.mean()),
         "estimated_increase": float((result.loo_loss - result.loss)[chosen].mean()),
         "diagnostics": rounded(result.diagnostics.to_dict()),
-        "signals": rounded(rules.signals(result) | measured(assessment.signals)),
+        "signals": rounded(judge.signals(result) | measured(assessment.signals)),
         "estimated": [rough(value) for value in estimated.tolist()],
         "true": [rough(value) for value in true.tolist()],
         "leverage": [rough(value) for value in result.leverage[chosen].tolist()],

@@ -8,10 +8,9 @@ from torch import nn
 import engram
 from engram.core.errors import ArgumentError, ModelMismatchError, StorageError
 from engram.engine.session import session
-from engram.evidence.displacement import displacement
 from engram.evidence.exact_newton_steps import second_steps
 from engram.evidence.objective import Objective
-from engram.evidence.spectrum import spectrum
+from engram.evidence.signals import displacement, spectrum
 from engram.likelihoods import Gaussian
 from retraining_problems import PRIOR_PRECISION, RIDGE, ridge_problem
 from saved_folders import edit

@@ -7,7 +7,7 @@ import torch
 
 import engram
 from engram.engine.gradient_accumulator import GradientAccumulator
-from engram.trust.thresholds import FINITE
+from engram.trust.judge import FINITE
 from trust_problems import DELTA, judged, trained
 
 NAN, INFINITY = float("nan"), float("inf")

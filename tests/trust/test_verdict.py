@@ -8,7 +8,8 @@ import torch
 from sklearn.linear_model import Ridge
 
 import engram
-from engram.trust.thresholds import LEVERAGE, RULES, judge, rules_of
+from engram.trust.judge import judge, rules_of
+from engram.trust.thresholds import LEVERAGE, OWN_RULES
 from engram.trust.verdict import LEVELS, Rule, Verdict
 from retraining_problems import PRIOR_PRECISION, RIDGE, ridge_problem
 from trust_problems import DELTA, judged, trained, untrained
@@ -106,7 +107,7 @@ def test_saved_and_loaded_alike(tmp_path):
 
 
 def test_rules_are_ordered_and_say_what_to_do():
-    for rule in RULES:
+    for rule in OWN_RULES:
         assert 0 <= rule.caution <= rule.unreliable
         assert rule.text
         assert rule.remedy.endswith(".")

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from engram.core.arguments import MANY, seed_number, whole
 from engram.core.data.batches import Data
 from engram.core.memory import backing_off
 from engram.evidence.assessment import Assessment
 from engram.evidence.objective import Objective
-from engram.evidence.rules import judge
-from engram.evidence.signals import measure
+from engram.evidence.signals import Signals, measure
 from engram.posteriors.gaussian import Posterior
 from engram.problem import opened_problem
 from engram.retraining.matching import check_outputs
 from engram.sensitivity.result import Result, check_result
-from engram.trust.thresholds import PRIOR
-from engram.trust.thresholds import signals as cheap_signals
-from engram.trust.verdict import GOOD
+from engram.trust import judge
+from engram.trust.thresholds import FACTOR, MEASURED_RULES, PRIOR
+from engram.trust.verdict import GOOD, UNRELIABLE, Verdict
 
-SAMPLE = 24
-SMALLEST_SAMPLE = 3
+SAMPLE = 24  # examples that are looked at; each costs its rounds in passes over the data
+SMALLEST_SAMPLE = 3  # examples below which correlations mean nothing
 
 
 @backing_off
@@ -84,11 +85,57 @@ def assess(
         check_outputs(result, problem.model, problem.batches)
         objective = Objective(problem.session, posterior, _prior_share(result, posterior))
         signals = measure(objective, result, sample, rounds, seed, progress)
-    return Assessment(judge(result, signals), signals)
+    return Assessment(refined_verdict(result, signals), signals)
 
 
 def _prior_share(result: Result, posterior: Posterior) -> float:
     """The training's prior precision over the posterior's, where the weights tell it."""
-    if PRIOR.level(cheap_signals(result)["prior_mismatch"]) == GOOD:
+    if PRIOR.level(judge.signals(result)["prior_mismatch"]) == GOOD:
         return 1.0
     return result.diagnostics.fitting_prior / posterior.prior_precision
+
+
+def measured(signals: Signals) -> dict[str, float]:
+    """The signals of the rules by name, each worse the larger it is.
+
+    Correlations are not known where scores do not differ; everything else that is no number came
+    from numbers that are none, and is as bad as can be.
+    """
+    known = bool(_comparable(signals).all())
+    return {
+        "rank_disagreement": 1 - signals.spearman if known else math.inf,
+        "size_disagreement": 1 - signals.pearson if known else math.inf,
+        "linearisation": _worst_if_nan(signals.linearisation),
+        "indefinite": _worst_if_nan(max(-signals.smallest_curvature, 0.0)),
+    }
+
+
+def _worst_if_nan(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def _comparable(signals: Signals) -> Tensor:
+    """Where both scores are numbers, [n]."""
+    return torch.isfinite(signals.score) & torch.isfinite(signals.second_score)
+
+
+def own_levels(result: Result, signals: Signals) -> Tensor:
+    """The result's own levels; for the sample also how many times the two scores differ by."""
+    levels = judge.own_levels(result)
+    tiny = torch.finfo(signals.score.dtype).tiny
+    ratio = signals.score.clamp(min=tiny) / signals.second_score.to(signals.score).clamp(min=tiny)
+    factor = FACTOR.levels(torch.maximum(ratio, 1 / ratio))
+    factor = torch.where(_comparable(signals), factor, torch.full_like(factor, UNRELIABLE))
+    levels[signals.positions] = torch.maximum(levels[signals.positions], factor)
+    return levels
+
+
+def refined_verdict(result: Result, signals: Signals) -> Verdict:
+    """The verdict from what the result carries and what was measured."""
+    known = judge.signals(result) | measured(signals)
+    return Verdict.of(
+        (*judge.rules_of(result), *MEASURED_RULES),
+        known,
+        own_levels(result, signals),
+        judge.lost_examples(result),
+    )

@@ -20,7 +20,7 @@ from engram.core.storage.values import as_read, init_fields, read_fields
 from engram.sensitivity.basis import Basis, read_basis
 from engram.sensitivity.diagnostics import Diagnostics
 from engram.sensitivity.saved import FORMAT, check_saved
-from engram.trust.thresholds import judge
+from engram.trust.judge import judge
 from engram.trust.verdict import Verdict
 
 OBTAINED = ("estimate", "solve", "retrain")  # what the numbers in the column stand for

@@ -1,75 +1,124 @@
-"""The rules of a result's own verdict: signals that every result carries, and their thresholds.
+"""Every threshold of a verdict, with what passing it means and what to do about it.
 
-The thresholds come from the study in docs/results/trust.md, except those of the guard and of what
-is taken as fixed, which the study does not vary: these only ask for caution.
+Signals are worse the larger they are: above ``caution`` a result calls for caution, above
+``unreliable`` it is not to be believed. The numbers come from the study in docs/results/trust.md:
+290 runs, each held against the true scores of 40 examples from retraining. The goal was to flag
+90 % of the runs whose correlation with the truth is below 0.7, and at most 10 % of those above
+0.95. Those of the guard, of what is taken as fixed and of the step the study does not vary.
+
+What a result's own signals are is in :mod:`engram.trust.judge`, what an assessment measures in
+:mod:`engram.evidence.signals`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from engram.trust.verdict import Rule
 
-from engram.trust.verdict import LEVELS, UNRELIABLE, Reason, Rule, Verdict
-
-if TYPE_CHECKING:
-    from engram.sensitivity.result import Result
-
+# Signals that every result carries.
 CONVERGENCE = Rule(
     "convergence",
-    0.03,
-    0.1,
-    "the model is not at a minimum of its objective",
-    "Train until the gradient vanishes, with the regulariser in the objective.",
+    caution=0.03,
+    unreliable=0.1,
+    text="the model is not at a minimum of its objective",
+    remedy="Train until the gradient vanishes, with the regulariser in the objective.",
 )
 PRIOR = Rule(
     "prior_mismatch",
-    0.05,
-    math.inf,
-    "prior_precision is not the regulariser that the model was trained with",
-    "Pass the delta of the training, N times the weight decay of the mean loss; "
+    caution=0.05,
+    unreliable=math.inf,
+    text="prior_precision is not the regulariser that the model was trained with",
+    remedy="Pass the delta of the training, N times the weight decay of the mean loss; "
     "diagnostics.fitting_prior is what the weights fit best.",
 )
 CONSISTENCY = Rule(
     "share_inconsistent",
-    0.16,
-    0.25,
-    "the posterior is surer of many examples than all data together allow",
-    "Use a richer structure (full before kronecker before diagonal), or regularise more.",
+    caution=0.16,
+    unreliable=0.25,
+    text="the posterior is surer of many examples than all data together allow",
+    remedy="Use a richer structure (full before kronecker before diagonal), or regularise more.",
 )
 CAPACITY = Rule(
     "mean_leverage",
-    0.65,
-    0.82,
-    "nearly as many effective parameters as examples, or more",
-    "Use a richer structure (full before kronecker before diagonal), or regularise more.",
+    caution=0.65,
+    unreliable=0.82,
+    text="nearly as many effective parameters as examples, or more",
+    remedy="Use a richer structure (full before kronecker before diagonal), or regularise more.",
 )
 GUARD = Rule(
     "flagged_share",
-    0.05,
-    math.inf,
-    "the estimator was held by its guard",
-    'Use estimator="linear", or structure="full".',
+    caution=0.05,
+    unreliable=math.inf,
+    text="the estimator was held by its guard",
+    remedy='Use estimator="linear", or structure="full".',
 )
 COVERAGE = Rule(
     "parameters_fixed",
-    0.05,
-    math.inf,
-    "some trainable parameters are taken as fixed by the posterior",
-    "Use a posterior of all parameters if the training moved all of them.",
+    caution=0.05,
+    unreliable=math.inf,
+    text="some trainable parameters are taken as fixed by the posterior",
+    remedy="Use a posterior of all parameters if the training moved all of them.",
 )
 STEP = Rule(
     "step_error",
-    0.02,
-    0.1,
-    "one Newton step, or less, is not enough for some examples",
-    'Use estimator="exact", which fits again without them.',
+    caution=0.02,
+    unreliable=0.1,
+    text="one Newton step, or less, is not enough for some examples",
+    remedy='Use estimator="exact", which fits again without them.',
 )
-RULES = (CONVERGENCE, PRIOR, CONSISTENCY, CAPACITY, GUARD, COVERAGE, STEP)
+OWN_RULES = (CONVERGENCE, PRIOR, CONSISTENCY, CAPACITY, GUARD, COVERAGE, STEP)
 RICHER = (CONSISTENCY, CAPACITY, GUARD)  # their remedies name a richer structure
+
+# Signals that an assessment measures, on a sample of the examples.
+RANKS = Rule(
+    "rank_disagreement",
+    caution=0.06,
+    unreliable=0.1,
+    text="steps of the exact Hessian rank the examples differently",
+    remedy='Use structure="full" or "kronecker", and train to a minimum.',
+)
+SIZES = Rule(
+    "size_disagreement",
+    caution=0.1,
+    unreliable=0.2,
+    text="steps of the exact Hessian give scores of other relative size",
+    remedy='Use curvature="hessian" where that is positive definite, else structure="full" with '
+    'estimator="corrected".',
+)
+LINEARISATION = Rule(
+    "linearisation",
+    caution=0.15,
+    unreliable=0.2,
+    text="the model is far from its tangent where the posterior's steps lead",
+    remedy="Regularise more, or use a posterior that is surer.",
+)
+INDEFINITE = Rule(
+    "indefinite",
+    caution=0.0,
+    unreliable=math.inf,
+    text="the Hessian has negative curvature: a saddle, or not yet a minimum",
+    remedy="Train on with noise or another seed, or regularise more.",
+)
+MEASURED_RULES = (RANKS, SIZES, LINEARISATION, INDEFINITE)
+
+# Signals of a single example.
+LEVERAGE = Rule(
+    "leverage",
+    caution=0.5,
+    unreliable=1.0,
+    text="the example holds itself in place",
+    remedy="Train without it.",
+)
+FACTOR = Rule(
+    "factor",
+    caution=2.0,
+    unreliable=5.0,
+    text="the exact Hessian gives the example another score",
+    remedy="Train without it.",
+)
+
+# Remedies where those of the rules are not open.
 NO_RICHER = (
     "The structure is the richest there is here: regularise more, use fewer parameters, or obtain "
     'the examples that matter by engram.refine with method="retrain".'
@@ -78,9 +127,6 @@ CLOSED = (
     "The model is in closed form, and its precision the whole one: use a larger penalty, noise or "
     "prior precision, or fit again without the examples that matter."
 )
-LEVERAGE = Rule("leverage", 0.5, 1.0, "the example holds itself in place", "Train without it.")
-
-
 LOST = (
     "Raise prior_precision, compute in double precision, or leave these examples out: their rows, "
     "and means over all rows, mean nothing."
@@ -90,73 +136,3 @@ LOST_CLOSED = (
     "mean outside of the support: use penalty > 0, drop columns that it alone determines, or leave "
     "it out. Means over all rows mean nothing."
 )
-FINITE = ("outputs", "deviation", "prediction_deviation", "score", "loss", "loo_loss")
-
-
-def not_finite(result: Result) -> Tensor:
-    """Where a number of an example is NaN or infinite, [N].
-
-    A leverage that is NaN was not computed, or is counted in the diagnostics.
-    """
-    lost = result.leverage.isinf()
-    for name in FINITE:
-        lost = lost | ~torch.isfinite(getattr(result, name).reshape(result.num_data, -1)).all(1)
-    return lost
-
-
-def lost_examples(result: Result) -> list[Reason]:
-    """That some numbers are no numbers: the means over all examples are none either."""
-    count = max(int(not_finite(result).sum()), result.diagnostics.leverages_lost)
-    if count == 0:
-        return []
-    text = f"{count:,} of {result.num_data:,} examples have numbers that are NaN or infinite"
-    remedy = LOST if _linearised(result) else LOST_CLOSED
-    return [Reason("not_finite", LEVELS[UNRELIABLE], count / result.num_data, 0.0, text, remedy)]
-
-
-def _linearised(result: Result) -> bool:
-    """Whether a net was linearised; models in closed form may have any leverage."""
-    return any(way in ("rule", "copies", "unit") for way in result.coverage.values())
-
-
-def signals(result: Result) -> dict[str, float]:
-    """The signals of the rules by name; NaN where a result does not know."""
-    found = result.diagnostics
-    leverage = found.effective_parameters / result.num_data
-    relative = found.relative_gradient
-    if math.isnan(relative):  # it is always computed: the gradient is no number
-        relative = math.inf
-    convergence = relative
-    if math.isfinite(relative) and not math.isnan(found.fitting_gradient):
-        convergence = min(relative, found.fitting_gradient)
-    return {
-        "convergence": convergence,
-        "prior_mismatch": 0.0 if math.isinf(relative) else relative - convergence,
-        "share_inconsistent": found.share_inconsistent,
-        "mean_leverage": leverage if _linearised(result) else math.nan,
-        "flagged_share": found.flagged_share,
-        "parameters_fixed": 1 - found.parameters_covered,
-        "step_error": found.step_error,
-    }
-
-
-def rules_of(result: Result) -> tuple[Rule, ...]:
-    """The rules, with remedies that the result's structure leaves open."""
-    if not result.basis.whole_matrix:
-        return RULES
-    remedy = NO_RICHER if _linearised(result) else CLOSED
-    return tuple(replace(r, remedy=remedy) if r in RICHER else r for r in RULES)
-
-
-def own_levels(result: Result) -> Tensor:
-    """What speaks against single examples, whatever the run: leverage, guard, no numbers."""
-    levels = LEVERAGE.levels(result.leverage)
-    if not _linearised(result):
-        levels = torch.zeros_like(levels)
-    bad = result.flagged | not_finite(result)
-    return torch.where(bad, torch.full_like(levels, UNRELIABLE), levels)
-
-
-def judge(result: Result) -> Verdict:
-    """The verdict from what the result carries."""
-    return Verdict.of(rules_of(result), signals(result), own_levels(result), lost_examples(result))

@@ -1,0 +1,139 @@
+"""The verdict on a result, from the signals that it carries: what :attr:`Result.verdict` is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engram.trust.thresholds import (
+    CLOSED,
+    LEVERAGE,
+    LOST,
+    LOST_CLOSED,
+    NO_RICHER,
+    OWN_RULES,
+    RICHER,
+)
+from engram.trust.verdict import LEVELS, UNRELIABLE, Reason, Rule, Verdict
+
+#: Columns of a result in which every number has to be finite.
+FINITE = ("outputs", "deviation", "prediction_deviation", "score", "loss", "loo_loss")
+
+
+class Figures(Protocol):
+    """Diagnostics that speak for or against a result; NaN where one is not known."""
+
+    @property
+    def relative_gradient(self) -> float: ...
+    @property
+    def fitting_gradient(self) -> float: ...
+    @property
+    def share_inconsistent(self) -> float: ...
+    @property
+    def effective_parameters(self) -> float: ...
+    @property
+    def flagged_share(self) -> float: ...
+    @property
+    def parameters_covered(self) -> float: ...
+    @property
+    def step_error(self) -> float: ...
+    @property
+    def leverages_lost(self) -> int: ...
+
+
+class Foundation(Protocol):
+    """What a result rests on."""
+
+    @property
+    def whole_matrix(self) -> bool: ...
+
+
+class Judged(Protocol):
+    """What a verdict needs of a result, besides the columns named in ``FINITE``."""
+
+    @property
+    def num_data(self) -> int: ...
+    @property
+    def leverage(self) -> Tensor: ...
+    @property
+    def flagged(self) -> Tensor: ...
+    @property
+    def coverage(self) -> Mapping[str, str]: ...
+    @property
+    def diagnostics(self) -> Figures: ...
+    @property
+    def basis(self) -> Foundation: ...
+
+
+def not_finite(result: Judged) -> Tensor:
+    """Where a number of an example is NaN or infinite, [N].
+
+    A leverage that is NaN was not computed, or is counted in the diagnostics.
+    """
+    lost = result.leverage.isinf()
+    for name in FINITE:
+        lost = lost | ~torch.isfinite(getattr(result, name).reshape(result.num_data, -1)).all(1)
+    return lost
+
+
+def lost_examples(result: Judged) -> list[Reason]:
+    """That some numbers are no numbers: the means over all examples are none either."""
+    count = max(int(not_finite(result).sum()), result.diagnostics.leverages_lost)
+    if count == 0:
+        return []
+    text = f"{count:,} of {result.num_data:,} examples have numbers that are NaN or infinite"
+    remedy = LOST if _linearised(result) else LOST_CLOSED
+    return [Reason("not_finite", LEVELS[UNRELIABLE], count / result.num_data, 0.0, text, remedy)]
+
+
+def _linearised(result: Judged) -> bool:
+    """Whether a net was linearised; models in closed form may have any leverage."""
+    return any(way in ("rule", "copies", "unit") for way in result.coverage.values())
+
+
+def signals(result: Judged) -> dict[str, float]:
+    """The signals of the rules by name; NaN where a result does not know."""
+    found = result.diagnostics
+    leverage = found.effective_parameters / result.num_data
+    relative = found.relative_gradient
+    if math.isnan(relative):  # it is always computed: the gradient is no number
+        relative = math.inf
+    convergence = relative
+    if math.isfinite(relative) and not math.isnan(found.fitting_gradient):
+        convergence = min(relative, found.fitting_gradient)
+    return {
+        "convergence": convergence,
+        "prior_mismatch": 0.0 if math.isinf(relative) else relative - convergence,
+        "share_inconsistent": found.share_inconsistent,
+        "mean_leverage": leverage if _linearised(result) else math.nan,
+        "flagged_share": found.flagged_share,
+        "parameters_fixed": 1 - found.parameters_covered,
+        "step_error": found.step_error,
+    }
+
+
+def rules_of(result: Judged) -> tuple[Rule, ...]:
+    """The rules, with remedies that the result's structure leaves open."""
+    if not result.basis.whole_matrix:
+        return OWN_RULES
+    remedy = NO_RICHER if _linearised(result) else CLOSED
+    return tuple(replace(r, remedy=remedy) if r in RICHER else r for r in OWN_RULES)
+
+
+def own_levels(result: Judged) -> Tensor:
+    """What speaks against single examples, whatever the run: leverage, guard, no numbers."""
+    levels = LEVERAGE.levels(result.leverage)
+    if not _linearised(result):
+        levels = torch.zeros_like(levels)
+    bad = result.flagged | not_finite(result)
+    return torch.where(bad, torch.full_like(levels, UNRELIABLE), levels)
+
+
+def judge(result: Judged) -> Verdict:
+    """The verdict from what the result carries."""
+    return Verdict.of(rules_of(result), signals(result), own_levels(result), lost_examples(result))
