@@ -18,7 +18,7 @@ from benchmarks.converged import PROBLEMS, Problem, Truth, truth
 from benchmarks.records import RESULTS, write
 from benchmarks.timing import environment
 from engram.engine.session import session
-from engram.linalg.blocks import EigenBlock
+from engram.linalg.kronecker import KroneckerBlock
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.trace_estimation import fitted_trace
 
@@ -84,11 +84,11 @@ class Study:
                 found = replace(
                     posterior,
                     blocks=tuple(
-                        EigenBlock(
+                        KroneckerBlock(
                             b.layout, middle * (b.precision - delta) + delta, b.rows, b.columns
                         )
                         for b in posterior.blocks
-                        if isinstance(b, EigenBlock)
+                        if isinstance(b, KroneckerBlock)
                     ),
                 )
                 if fitted_trace(s, found, "errors") > target:

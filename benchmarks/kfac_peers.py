@@ -19,7 +19,7 @@ from benchmarks.nets import NETS, build
 from benchmarks.records import RESULTS, conditions, table, times, write
 from benchmarks.timing import CLOCKS, environment, interleaved, ratio
 from benchmarks.training import BATCH_SIZE
-from engram.linalg.blocks import EigenBlock
+from engram.linalg.kronecker import KroneckerBlock
 
 try:
     from curvlinops import KFACLinearOperator
@@ -93,7 +93,9 @@ def difference(
 
 def factored(posterior: engram.Posterior) -> set[str]:
     """Parameters with Kronecker factors; the others have a diagonal."""
-    turned = [b for b in posterior.blocks if isinstance(b, EigenBlock) and b.columns is not None]
+    turned = [
+        b for b in posterior.blocks if isinstance(b, KroneckerBlock) and b.columns is not None
+    ]
     return {name for block in turned for name in block.names}
 
 

@@ -18,7 +18,8 @@ from benchmarks.nets import build
 from benchmarks.records import RESULTS, conditions, table, write
 from benchmarks.timing import environment
 from benchmarks.training import BATCH_SIZE, epoch
-from engram.linalg.blocks import EigenBlock
+from engram.linalg.diagonal import DiagonalBlock
+from engram.linalg.kronecker import KroneckerBlock
 from engram.posteriors.tolerance import within
 
 TOLERANCES = (0.1, 0.03, 0.01)
@@ -63,11 +64,11 @@ def within_tolerance(posterior: engram.Posterior, tolerance: float) -> engram.Po
 
 def terms(posterior: engram.Posterior) -> str:
     """How many terms the thinned tables have, of the shorter side of each."""
-    tables = (b for b in posterior.blocks if isinstance(b, EigenBlock) and b.columns is None)
+    tables = (b for b in posterior.blocks if isinstance(b, DiagonalBlock))
     found = [
-        f"{block.gain_factors[0].shape[1]} of {min(block.covariance.shape[1:])}"
-        for block in tables
-        if block.gain_factors is not None
+        f"{factors[0].shape[1]} of {min(len(factors[0]), len(factors[1]))}"
+        for factors in (block.gain_factors for block in tables)
+        if factors is not None
     ]
     return ", ".join(found) or "none"
 
@@ -76,10 +77,10 @@ def kept(posterior: engram.Posterior) -> float:
     """Multiplications for the rotations of wide layers, as a share of what exact ones take."""
     needed = whole = 0
     for block in posterior.blocks:
-        if not isinstance(block, EigenBlock) or block.rows is None:
+        if not isinstance(block, KroneckerBlock) or block.rows is None:
             continue
         outputs, inputs = block.precision.shape[1:]
-        parts = block.parts
+        parts = block.clusters
         p, q = parts.both.shape if parts else (outputs, inputs)
         needed += 2 * outputs * p + inputs * q
         whole += 2 * outputs**2 + inputs**2

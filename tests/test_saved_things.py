@@ -16,10 +16,17 @@ from saved_things import FOLDER, SAVED
 TOLERANCE = 1e-10
 REFUSED: dict[str, dict[str, type[EngramError]]] = {
     "0.1": dict.fromkeys(SAVED, FormatError),
-    # they do not say whether the refit with everything had converged
-    # or have the likelihood of a result in words only
+    # some do not say whether the refit with everything had converged, or have the likelihood of a
+    # result in words only; the blocks of posteriors were of one kind, with and without a rotation
     "0.1-one-writer": dict.fromkeys(
-        ("retraining", "verification", "result", "result refined"), FormatError
+        (
+            "retraining",
+            "verification",
+            "result",
+            "result refined",
+            *(name for name in SAVED if name.startswith("posterior")),
+        ),
+        FormatError,
     ),
 }
 """What this version refuses of each earlier one; everything else it reads."""

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 import engram
 from engram.core.parameters import Layout
-from engram.engine import functional, merged
-from engram.linalg.blocks import EigenBlock
+from engram.engine import functional
 from engram.linalg.clustered import ClusteredSpectrum
+from engram.linalg.kronecker import KroneckerBlock
 
 OUTPUTS, INPUTS = 70, 90
 
 
-def random_block(generator: torch.Generator, bias: bool = False) -> EigenBlock:
+def random_block(generator: torch.Generator, bias: bool = False) -> KroneckerBlock:
     """Kronecker factors with quickly falling spectra, as wide layers have them."""
     bases, values = [], []
     for size in (OUTPUTS, INPUTS + bias):
@@ -28,7 +28,7 @@ def random_block(generator: torch.Generator, bias: bool = False) -> EigenBlock:
     if bias:
         names, shapes = ("w", "b"), (*shapes, torch.Size((OUTPUTS,)))
     precision = 1 + 100 * values[0][:, None] * values[1]
-    return EigenBlock(Layout(names, shapes), precision[None], *bases)
+    return KroneckerBlock(Layout(names, shapes), precision[None], *bases)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-def solved(block: EigenBlock, rows: Tensor, columns: Tensor) -> Tensor:
+def solved(block: KroneckerBlock, rows: Tensor, columns: Tensor) -> Tensor:
     """The move by the definition: every gradient, every rotation, every product."""
     if len(block.names) == 2:
         columns = torch.cat([columns, torch.ones_like(columns[..., :1])], dim=-1)
@@ -47,7 +47,7 @@ def solved(block: EigenBlock, rows: Tensor, columns: Tensor) -> Tensor:
     return columns @ step.mT
 
 
-def one_sided(block: EigenBlock, side: str) -> EigenBlock:
+def one_sided(block: KroneckerBlock, side: str) -> KroneckerBlock:
     """A block with a tail on one side only."""
     table = block.precision.clone()
     if side in ("rows", "both"):
@@ -61,7 +61,7 @@ def one_sided(block: EigenBlock, side: str) -> EigenBlock:
 @pytest.mark.parametrize("bias", [False, True])
 def test_every_way_equals_the_solve(side: str, bias: bool, generator: torch.Generator) -> None:
     block = one_sided(random_block(generator, bias), side)
-    parts = block.parts
+    parts = block.clusters
     assert parts is not None
     assert (parts.merged_rows, parts.merged_columns) == (side != "columns", side != "rows")
     rows, columns = (
@@ -69,7 +69,7 @@ def test_every_way_equals_the_solve(side: str, bias: bool, generator: torch.Gene
         for size in (OUTPUTS, INPUTS)
     )
     expected = solved(block, rows, columns)
-    by_positions = merged.move_by_positions(parts, rows, columns, bias)
+    by_positions = parts.position_moves(rows, columns)
     torch.testing.assert_close(by_positions, expected, rtol=1e-10, atol=1e-12)
     whole = torch.cat([columns, torch.ones(3, 5, 1)], dim=2) if bias else columns
     step = parts.step(rows.mT @ whole)
@@ -91,25 +91,25 @@ def test_one_position_equals_the_solve(side: str, generator: torch.Generator) ->
 
 def test_merging_keeps_the_sum_of_leverages(generator: torch.Generator) -> None:
     block = random_block(generator)
-    short = block.merged(prior_precision=1.0, tolerance=0.05)
+    short = block.within(prior=1.0, tolerance=0.05)
     energy = (block.precision - 1).flatten()
     before = float((energy / block.precision.flatten()).sum())
     turned = (block.rows.mT @ short.rows).abs().argmax(1)[0]  # type: ignore[union-attr]
     columns = (block.columns.mT @ short.columns).abs().argmax(1)[0]  # type: ignore[union-attr]
     shuffled = (block.precision - 1)[:, turned][:, :, columns]
-    assert short.parts is not None
-    assert short.parts.both.shape < (OUTPUTS // 2, INPUTS // 2)
+    assert short.clusters is not None
+    assert short.clusters.both.shape < (OUTPUTS // 2, INPUTS // 2)
     assert float((shuffled / short.precision).sum()) == pytest.approx(before, rel=1e-3)
 
 
 def test_a_smaller_tolerance_keeps_more(generator: torch.Generator) -> None:
     block = random_block(generator)
-    kept = [block.merged(1.0, tolerance).parts for tolerance in (0.1, 0.01)]
+    kept = [block.within(1.0, tolerance).clusters for tolerance in (0.1, 0.01)]
     sizes = [part.both.shape if part else block.precision.shape[1:] for part in kept]
     assert sizes[0][0] < sizes[1][0]
     assert sizes[0][1] < sizes[1][1]
-    assert block.merged(1.0, 1e-12).parts is None
-    assert block.parts is None
+    assert block.within(1.0, 1e-12).clusters is None
+    assert block.clusters is None
 
 
 def test_small_layers_are_left_alone() -> None:
@@ -143,7 +143,7 @@ def test_a_pass_with_merged_eigenvalues_is_close_to_the_exact_one(structure: str
     exact = engram.laplace(model, data, tolerance=0.0, **fit)
     short = engram.laplace(model, data, **fit)
     assert short.settings["tolerance"] == 0.03
-    parts = [getattr(block, "parts", None) for block in short.blocks]
+    parts = [getattr(block, "clusters", None) for block in short.blocks]
     assert sum(part is not None for part in parts) == 3
     plain, quick = (
         engram.sensitivities(model, data, p, estimator="linear", progress=False)
@@ -162,7 +162,7 @@ def test_double_precision_merges_nothing() -> None:
     model, data = wide_net(torch.float64)
     posterior = engram.laplace(model, data, structure="kronecker", progress=False)
     assert posterior.settings["tolerance"] == 0.0
-    assert all(block.parts is None for block in posterior.blocks)  # type: ignore[union-attr]
+    assert all(block.clusters is None for block in posterior.blocks)  # type: ignore[union-attr]
 
 
 def test_merged_moves_equal_the_engine_reference() -> None:

@@ -25,8 +25,8 @@ from engram.engine.rules.convolution import Convolution
 from engram.engine.rules.embedding import Embedding
 from engram.engine.rules.linear import Linear, MatrixRule
 from engram.engine.steps import CHUNK_BYTES
-from engram.linalg.blocks import EigenBlock
 from engram.linalg.gram import GramSum
+from engram.linalg.kronecker import KroneckerBlock
 
 WIDE = 6000  # rows of a factor from which on its eigenvectors take a minute and more on two cores
 
@@ -51,7 +51,7 @@ class Factors:
         other = self.counts is not None or self.rows.matrix is not None
         return other and self.columns.matrix is not None
 
-    def block(self, prior_precision: float, dtype: torch.dtype) -> EigenBlock:
+    def block(self, prior_precision: float, dtype: torch.dtype) -> KroneckerBlock:
         """The precision in its eigenbasis: products of eigenvalues over M, plus delta."""
         columns = self.columns.matrix
         if columns is not None and self.column_sum is not None:
@@ -62,7 +62,7 @@ class Factors:
             row_values, row_vectors = self.counts[None], None
         shares = row_values / max(self.positions, 1)
         products = shares[:, :, None] * column_values[:, None, :]
-        return EigenBlock(
+        return KroneckerBlock(
             self.layout,
             (products + prior_precision).to(dtype),
             None if row_vectors is None else row_vectors.to(dtype),

@@ -20,7 +20,7 @@ from engram.engine.recorder import Site
 from engram.engine.rules.convolution import Convolution
 from engram.engine.rules.linear import Linear
 from engram.engine.steps import CHUNK_BYTES, num_positions
-from engram.linalg.blocks import EigenBlock
+from engram.linalg.kronecker import KroneckerBlock
 
 ROWS_BYTES = 256 * 2**20  # gradients held at once: enough for one efficient product
 
@@ -36,8 +36,8 @@ class SquareMoments:
         blocks: eigenbases, for the parameters that have one; the others are squared as they are.
     """
 
-    def __init__(self, blocks: Sequence[EigenBlock] = ()) -> None:
-        self.block_of: dict[str, EigenBlock] = {n: b for b in blocks for n in b.names}
+    def __init__(self, blocks: Sequence[KroneckerBlock] = ()) -> None:
+        self.block_of: dict[str, KroneckerBlock] = {n: b for b in blocks for n in b.names}
         self.by_name: Named = {}
         self.by_block: dict[tuple[str, ...], Tensor] = {}
 
@@ -74,11 +74,8 @@ class SquareMoments:
             if "bias" in site.roles:
                 self._add_name(site.roles["bias"], (rows * rows).sum(0))
             return
-        if len(block.names) == 2:
-            columns = torch.cat([columns, columns.new_ones(count, 1)], dim=1)
         turned = block.rotate_rows(rows)
-        turned_columns = columns if block.columns is None else columns @ block.columns[0]
-        squares = (turned * turned).mT @ (turned_columns * turned_columns)
+        squares = (turned * turned).mT @ block.rotate_columns(columns).square()
         self._add_block(block, squares[None])
         if "bias" in site.roles and len(block.names) == 1:
             self._add_name(site.roles["bias"], (rows * rows).sum(0))
@@ -98,7 +95,7 @@ class SquareMoments:
         value = wide(value)
         self.by_name[name] = self.by_name[name] + value if name in self.by_name else value
 
-    def _add_block(self, block: EigenBlock, value: Tensor) -> None:
+    def _add_block(self, block: KroneckerBlock, value: Tensor) -> None:
         value, key = wide(value), block.names
         self.by_block[key] = self.by_block[key] + value if key in self.by_block else value
 

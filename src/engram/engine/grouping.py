@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engram.engine.recorder import Site
-from engram.linalg.blocks import Block
+from engram.linalg.block import Block, MatrixBlock
 from engram.linalg.precision import Precision
 
 
@@ -16,6 +16,18 @@ class SiteGroup:
 
     positions: tuple[int, ...]
     blocks: tuple[Block, ...]
+
+    @property
+    def matrices(self) -> list[MatrixBlock]:
+        """The blocks where each of them is over one weight matrix; none where one is not."""
+        return matrix_blocks(self.blocks)
+
+
+def matrix_blocks(blocks: Sequence[Block]) -> list[MatrixBlock]:
+    """All of them where each is over one weight matrix; none where one is not."""
+    found = [block.as_matrix for block in blocks]
+    known = [block for block in found if block is not None]
+    return known if len(known) == len(found) else []
 
 
 def group_sites(sites: Sequence[Site], precision: Precision) -> list[SiteGroup]:

@@ -26,7 +26,7 @@ from engram.engine.steps import (
     rows_of,
     vectors,
 )
-from engram.linalg.blocks import EigenBlock
+from engram.linalg.block import MatrixBlock
 from engram.linalg.precision import Precision
 
 
@@ -65,27 +65,28 @@ def _short_products(
     site = sites[position]
     given = [g[position] for g in gradients]
     present = [g for g in given if g is not None]
-    if not is_rank_one(site, group.blocks):
-        return _layer_products(group, site, present)
+    matrices = group.matrices
+    if not is_rank_one(site, matrices):
+        return _layer_products(group, matrices, site, present)
     rows = torch.stack([vectors(site, g)[0] for g in present], dim=1)
     columns = site.call.input.reshape(site.call.num_examples, -1)
     result = rows.new_zeros(rows.shape[0], rows.shape[1], rows.shape[1])
-    for block, seen in block_columns(site, columns, group.blocks):
+    for block, seen in block_columns(site, columns, matrices):
         result += block.rank_one_products(rows, seen)
     return result
 
 
-def _layer_products(group: SiteGroup, site: Site, gradients: Sequence[Tensor]) -> Tensor | None:
+def _layer_products(
+    group: SiteGroup, matrices: Sequence[MatrixBlock], site: Site, gradients: Sequence[Tensor]
+) -> Tensor | None:
     """Those of a linear layer or a convolution; None where its blocks allow no shorter way."""
-    blocks = group.blocks
-    if not isinstance(site.rule, (Linear, Convolution)):
+    if not matrices or not isinstance(site.rule, (Linear, Convolution)):
         return None
     # the patches, most of the memory, are there once for all vectors
-    parts = chunks([site], blocks, copies=2)
-    if rotated.applies(site, blocks):
-        assert isinstance(blocks[0], EigenBlock)
-        return rotated.inner_products(site, gradients, blocks[0], parts)
-    if not all(isinstance(b, EigenBlock) and set(b.names) <= set(site.names) for b in blocks):
+    parts = chunks([site], matrices, copies=2)
+    if rotated.applies(site, matrices):
+        return rotated.inner_products(site, gradients, matrices[0], parts)
+    if not all(set(b.names) <= set(site.names) for b in matrices):
         return None
     return torch.cat([_matrix_products(group, site, gradients, part) for part in parts])
 

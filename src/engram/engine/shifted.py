@@ -14,20 +14,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from engram.core import equation
+from engram.core.parameters import Named
 from engram.engine.gradient_accumulator import Totals
 from engram.engine.recorder import Site
 from engram.engine.rules.convolution import Convolution
-from engram.linalg.blocks import Block, EigenBlock
+from engram.linalg.block import Block
 
 CHUNK_BYTES = 2 * 2**20  # shifted rows that stay in the cache through all products
 
 
 def applies(site: Site, blocks: Sequence[Block]) -> bool:
-    """A plain two-dimensional convolution, its weight and bias in blocks without rotations."""
+    """A plain two-dimensional convolution, its weight and bias in diagonal blocks."""
     if not isinstance(site.rule, Convolution) or "weight" not in site.roles:
         return False
     call, settings = site.call, site.call.settings
-    plain = all(isinstance(b, EigenBlock) and b.rows is None and b.columns is None for b in blocks)
+    plain = all(block.entrywise_covariance() is not None for block in blocks)
     own = sorted(name for block in blocks for name in block.names) == sorted(site.names)
     whole = call.multiplicity == 1 and settings["groups"] == 1 and call.input.dim() == 4
     steps = settings["stride"] == (1, 1) and settings["dilation"] == (1, 1)
@@ -37,7 +38,7 @@ def applies(site: Site, blocks: Sequence[Block]) -> bool:
 def move(site: Site, gradient: Tensor, blocks: Sequence[Block], total: Totals) -> Tensor:
     """How the site's output moves when every example takes its step; sums go to ``total``."""
     call = site.call
-    covariance = _covariances(site, blocks)
+    covariance = _covariances(blocks)
     rows, channels = call.shapes["weight"][:2]
     height, width = call.settings["kernel"]
     # [O, C, kh, kw] -> for each row of the kernel [O, C * kw], as the shifted rows are laid out
@@ -64,11 +65,10 @@ def move(site: Site, gradient: Tensor, blocks: Sequence[Block], total: Totals) -
     return moved
 
 
-def _covariances(site: Site, blocks: Sequence[Block]) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+def _covariances(blocks: Sequence[Block]) -> Named:
+    found: Named = {}
     for block in blocks:
-        assert isinstance(block, EigenBlock)
-        found |= block.named(block.covariance)
+        found |= block.entrywise_covariance() or {}
     return found
 
 

@@ -22,8 +22,7 @@ from engram.engine.rules.base import Call
 from engram.engine.rules.convolution import Convolution
 from engram.engine.rules.embedding import Embedding
 from engram.engine.rules.linear import Linear
-from engram.linalg.blocks import Block, DenseBlock, EigenBlock
-from engram.linalg.low_rank import LowRankBlock
+from engram.linalg.block import Block, MatrixBlock
 from engram.linalg.precision import Precision
 
 # Temporaries of this size stay in the processor's cache and are reused by the allocator; measured
@@ -71,7 +70,7 @@ class Moves:
         if not alive:
             return [None] * len(members)
         if len(members) == 1:
-            single = _single_move(alive[0][0], alive[0][1], group.blocks, self.total)
+            single = _single_move(alive[0][0], alive[0][1], group, self.total)
             if single is not None:
                 return [single]
         return _long_moves(members, group, self.total)
@@ -96,7 +95,7 @@ def add_total(
 
 def chunks(sites: Sequence[Site], blocks: Sequence[Block], copies: int = 1) -> Iterator[slice]:
     """Slices of the batch whose temporaries fit the budget."""
-    dense = any(isinstance(block, (DenseBlock, LowRankBlock)) for block in blocks)
+    dense = any(block.couples_all for block in blocks)
     budget = DENSE_CHUNK_BYTES if dense else CHUNK_BYTES
     per_example = copies * sum(site.rule.bytes_per_example(site.call) for site in sites)
     size = max(1, budget // max(per_example, 1))
@@ -159,30 +158,31 @@ def _solve(blocks: Sequence[Block], gradient: Named) -> Named:
     return step
 
 
-def _single_move(
-    site: Site, gradient: Tensor, blocks: tuple[Block, ...], total: Totals
-) -> Tensor | None:
+def _single_move(site: Site, gradient: Tensor, group: SiteGroup, total: Totals) -> Tensor | None:
     """Moves of a site by itself that have a shorter way than building every gradient."""
-    if isinstance(site.rule, Embedding) and _plain_table(blocks):
-        return _table_move(site, gradient, blocks[0], total)
-    if is_rank_one(site, blocks):
-        return _rank_one_move(site, gradient, blocks, total)
-    if shifted.applies(site, blocks):
-        return shifted.move(site, gradient, blocks, total)
-    if isinstance(site.rule, (Linear, Convolution)) and rotated.applies(site, blocks):
-        block = blocks[0]
-        assert isinstance(block, EigenBlock)
-        return rotated.move(site, gradient, block, chunks([site], blocks), total)
+    matrices = group.matrices
+    if not matrices:
+        return None
+    if isinstance(site.rule, Embedding) and len(matrices) == 1 and matrices[0].keeps_rows:
+        return _table_move(site, site.rule, gradient, matrices[0], total)
+    if is_rank_one(site, matrices):
+        return _rank_one_move(site, gradient, matrices, total)
+    if shifted.applies(site, matrices):
+        return shifted.move(site, gradient, matrices, total)
+    if rotated.applies(site, matrices):
+        return rotated.move(site, gradient, matrices[0], chunks([site], matrices), total)
     return None
 
 
-def _rank_one_move(site: Site, gradient: Tensor, blocks: Sequence[Block], total: Totals) -> Tensor:
+def _rank_one_move(
+    site: Site, gradient: Tensor, blocks: Sequence[MatrixBlock], total: Totals
+) -> Tensor:
     """One position: the gradient r c' is never built."""
     rows, columns = vectors(site, gradient)
     move: Tensor | None = None
     plain_gain: Tensor | None = None
     for block, seen in block_columns(site, columns, blocks):
-        if block.rows is None:
+        if block.keeps_rows:  # gains of weight and bias are added before they meet the rows
             gain = block.rank_one_gain(seen)
             plain_gain = gain if plain_gain is None else plain_gain + gain
             continue
@@ -198,11 +198,10 @@ def _rank_one_move(site: Site, gradient: Tensor, blocks: Sequence[Block], total:
     return move.reshape(gradient.shape)
 
 
-def is_rank_one(site: Site, blocks: Sequence[Block]) -> bool:
+def is_rank_one(site: Site, blocks: Sequence[MatrixBlock]) -> bool:
+    """Whether every example's gradient is one product r c', and the blocks cover it."""
     rule = site.rule
-    if not all(isinstance(b, EigenBlock) for b in blocks):
-        return False
-    if not isinstance(rule, (Linear, Convolution)) or rule.groups(site.call) != 1:
+    if not blocks or not isinstance(rule, (Linear, Convolution)) or rule.groups(site.call) != 1:
         return False
     if sorted(n for b in blocks for n in b.names) != sorted(site.names):
         return False
@@ -226,47 +225,29 @@ def vectors(site: Site, gradient: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def block_columns(
-    site: Site, columns: Tensor, blocks: Sequence[Block]
-) -> Iterator[tuple[EigenBlock, Tensor]]:
-    """The columns that each block sees: inputs, a constant 1 for the bias, or both.
-
-    ClusteredSpectrum blocks know of the constant by themselves.
-    """
-    one = columns.new_ones(columns.shape[0], 1)
+    site: Site, columns: Tensor, blocks: Sequence[MatrixBlock]
+) -> Iterator[tuple[MatrixBlock, Tensor]]:
+    """The columns that each block sees: inputs, or a constant 1 where it is the bias's alone."""
+    one = columns.new_ones(1, 1)
+    weight = site.roles.get("weight")
     for block in blocks:
-        assert isinstance(block, EigenBlock)
-        if block.parts is not None:
-            yield block, columns
-        elif len(block.names) == 2:
-            yield block, torch.cat([columns, one], dim=1)
-        else:
-            yield block, columns if block.names[0] == site.roles.get("weight") else one[:1]
+        yield block, columns if block.names[0] == weight else one
 
 
-def _plain_table(blocks: Sequence[Block]) -> bool:
-    block = blocks[0]
-    return len(blocks) == 1 and isinstance(block, EigenBlock) and block.rows is None
-
-
-def _table_move(site: Site, gradient: Tensor, block: Block, total: Totals) -> Tensor:
-    rule = site.rule
-    assert isinstance(rule, Embedding)
-    assert isinstance(block, EigenBlock)
+def _table_move(
+    site: Site, rule: Embedding, gradient: Tensor, block: MatrixBlock, total: Totals
+) -> Tensor:
+    """An embedding: an example's gradient is in the rows of its tokens alone."""
     tokens, picked = rule.tokens(site.call), rule.picked_gradient(site.call, gradient)
-    width = picked.shape[-1]
     if total.wanted:
         table = picked.new_zeros(site.call.shapes["weight"])
         table.index_add_(0, tokens.flatten(), picked.flatten(0, 1))
         total.add(site.roles["weight"], table)
-    basis = block.columns
-    turned = picked if basis is None else picked @ basis[0]
     size = max(1, CHUNK_BYTES // (picked.element_size() * tokens.shape[1] ** 2))
-    moved = torch.cat(
+    summed = torch.cat(
         [
             (some[:, :, None] == some[:, None, :]).to(picked.dtype) @ part
-            for some, part in zip(tokens.split(size), turned.split(size), strict=True)
+            for some, part in zip(tokens.split(size), picked.split(size), strict=True)
         ]
     )
-    moved = moved * block.covariance.reshape(-1, width)[tokens]
-    moved = moved if basis is None else moved @ basis[0].mT
-    return moved.reshape(gradient.shape)
+    return block.solve_rows(tokens, summed).reshape(gradient.shape)

@@ -20,7 +20,6 @@ from engram.curvature.kinds import Curvature
 from engram.engine.session import Session
 from engram.evidence.solving import solve_left_out
 from engram.likelihoods import Likelihood
-from engram.linalg.low_rank import LowRankBlock
 from engram.posteriors.gaussian import Posterior
 from engram.problem import Problem, opened_problem
 from engram.retraining.matching import check_outputs
@@ -169,7 +168,7 @@ def _retrain(
 def _is_nearly_exact(posterior: Posterior) -> bool:
     """Whether steps with it need few products with the Hessian besides."""
     exact = posterior.curvature is Curvature.HESSIAN
-    return exact and all(isinstance(block, LowRankBlock) for block in posterior.blocks)
+    return exact and all(block.is_partial for block in posterior.blocks)
 
 
 def _default_choice(result: Result) -> Tensor:

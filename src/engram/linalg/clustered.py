@@ -9,6 +9,17 @@ covariances :math:`D_{jc}` is
 
 with u, w and M zero outside the few directions that are kept. For a gradient :math:`G = r c'` at
 one position this needs :math:`Q_k' r`, :math:`Q_k' c` and lengths, and no rotation of the whole.
+At several positions, with rows R [T, O], columns C [T, I], and :math:`\tilde R = R Q_r`,
+:math:`\tilde C = C Q_c` in the kept directions, :math:`(S^{-1} R' C) C'` is, transposed,
+
+.. math::
+
+    \big(\beta C C' + \tilde C w \tilde C'\big) R
+    + \big(C C' \tilde R u + \tilde C (M \circ \tilde R' \tilde C)'\big) Q_r' ,
+
+which needs no matrix as large as the weight. That is short where there are few positions; where
+there are many, the same step is made on the matrix :math:`G = R' C`.
+
 A merged covariance is the mean of those it stands for, weighted by the curvature there, so that
 the sum of all leverages stays what it was.
 """
@@ -21,9 +32,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SMALLEST = 64  # directions of a side, below which there is little to gain
+from engram.linalg.block import ANY_DIRECTION, SMALLEST_SIDE
+
 LARGEST_SHARE = 0.75  # of directions kept, above which merging does not pay
-ANY_DIRECTION = 10.0  # how much larger an error may be for vectors unlike the data's
 
 
 @dataclass(frozen=True)
@@ -81,11 +92,8 @@ class ClusteredSpectrum:
         """
         length = torch.linalg.vector_norm(columns, dim=1, keepdim=True).square()
         if columns.shape[1] < self.columns.shape[0]:
-            seen = torch.addmm(self.columns[-1], columns, self.columns[:-1])
             length = length + 1
-        else:
-            seen = columns @ self.columns
-        squares = seen.square()
+        squares = self._seen(columns).square()
         every = length * self.base + (squares @ self.by_column)[:, None]
         return every, torch.addmm(length * self.by_row, squares, self.both.mT)
 
@@ -101,6 +109,50 @@ class ClusteredSpectrum:
         step = step + (matrix @ self.columns * self.by_column) @ self.columns.mT
         return step.add_(self.base * matrix) if self.merged_columns else step
 
+    def position_moves(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """From rows [B, T, O] and columns [B, T, I] the moves [B, T, O], by inner products.
+
+        A constant 1 of the bias need not be among the columns.
+        """
+        constant = columns.shape[2] < self.columns.shape[0]
+        seen, turned = self._seen(columns), rows @ self.rows
+        inner = turned.mT @ seen
+        kept = seen @ (self.both * inner).mT
+        near = None
+        if self.merged_columns:
+            gram = columns @ columns.mT
+            gram = gram + 1 if constant else gram
+            kept = torch.baddbmm(kept, gram, turned * self.by_row)
+            near = self.base * gram
+        moved = kept @ self.rows.mT
+        if not self.merged_rows:
+            return moved
+        by_columns = (seen * self.by_column) @ seen.mT
+        return torch.baddbmm(moved, by_columns if near is None else near + by_columns, rows)
+
+    def products_by_positions(self, positions: int) -> int:
+        """Multiplications per example of :meth:`position_moves`."""
+        outputs, p = self.rows.shape
+        inputs, q = self.columns.shape
+        gram = positions**2 * (inputs + p) if self.merged_columns else 0
+        near = positions**2 * (outputs + q) if self.merged_rows else 0
+        return positions * (2 * outputs * p + inputs * q + 2 * p * q) + gram + near
+
+    def products_by_matrix(self) -> int:
+        """Multiplications per example of :meth:`step`."""
+        outputs, p = self.rows.shape
+        inputs, q = self.columns.shape
+        by_columns = 2 * outputs * inputs * q if self.merged_rows else 0
+        return 2 * p * inputs * (outputs + q) + by_columns
+
+    def _seen(self, columns: Tensor) -> Tensor:
+        """Columns [..., I] in the kept directions, a constant 1 appended where it is missing."""
+        if columns.shape[-1] == self.columns.shape[0]:
+            return columns @ self.columns
+        flat = columns.reshape(-1, columns.shape[-1])
+        seen = torch.addmm(self.columns[-1], flat, self.columns[:-1])
+        return seen.unflatten(0, columns.shape[:-1])
+
 
 def _num_distinct(table: Tensor) -> int:
     """How many columns come before those that equal the last one; all where merging is idle."""
@@ -111,7 +163,7 @@ def _num_distinct(table: Tensor) -> int:
 
 
 def _pays(kept: int, count: int) -> bool:
-    return count >= SMALLEST and kept <= LARGEST_SHARE * count
+    return count >= SMALLEST_SIDE and kept <= LARGEST_SHARE * count
 
 
 def merge(covariance: Tensor, energy: Tensor, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:

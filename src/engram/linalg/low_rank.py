@@ -7,6 +7,15 @@ With the precision S known on the span of orthonormal columns U, as its part ins
 
 It agrees with S on the span, and outside holds what the span implies plus :math:`\rho`. It is
 positive definite where A is, and inverts in closed form by eliminating the outside first.
+
+A part :math:`H_m` of S, an example's own, is taken out of what is known, and :math:`\rho` stays:
+
+.. math:: A_m = A - U' H_m U, \qquad E_m = E - (I - U U') H_m U
+
+.. math:: \tilde S_m = \begin{pmatrix} A_m & E_m' \\ E_m & \rho + E_m A_m^{-1} E_m' \end{pmatrix}
+
+So what is taken out was put in: of the example's curvature outside U nothing is known to be in
+the precision. Systems with :math:`A_m` are solved by conjugate gradients preconditioned with A.
 """
 
 from __future__ import annotations
@@ -15,12 +24,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from engram.core.dtypes import wide
 from engram.core.errors import PosteriorError
 from engram.core.parameters import Layout, Named
+from engram.linalg.block import Block, Own, check_numbers, check_that
+from engram.linalg.cg import Solution, conjugate_gradients
+
+CORRECTION = 3e-2  # relative residual of what the outside gives back, a part of the step
 
 
 def check_definite(lowest: float) -> None:
@@ -34,7 +49,7 @@ def check_definite(lowest: float) -> None:
 
 
 @dataclass(frozen=True)
-class LowRankBlock:
+class LowRankBlock(Block):
     """Precision over its parameters from r directions and what it makes of them.
 
     Args:
@@ -50,15 +65,12 @@ class LowRankBlock:
     inside: Tensor
     outside: Tensor
     rest: float
+    couples_all: ClassVar[bool] = True
+    is_partial: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         lowest = float(self.inside.min()) if len(self.inside) else self.rest
         check_definite(min(lowest, self.rest))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Parameters in this block."""
-        return self.layout.names
 
     @property
     def rank(self) -> int:
@@ -133,4 +145,47 @@ class LowRankBlock:
         """The same block, times a number."""
         return LowRankBlock(
             self.layout, self.basis, scale * self.inside, scale * self.outside, scale * self.rest
+        )
+
+    def check(self, where: str) -> None:
+        """A finite rest, and a finite basis with its images."""
+        inside, size = self.inside, self.layout.num_params
+        check_that(inside.dim() == 1, f"inside [r] in {where}", f"{list(inside.shape)}")
+        check_numbers(f"inside of {where}", inside)
+        check_that(0 < self.rest < math.inf, f"a finite rest in {where}", f"{self.rest}")
+        for name in ("basis", "outside"):
+            check_numbers(f"{name} of {where}", getattr(self, name), (size, len(inside)))
+
+    def in_own_type(self, rows: Tensor) -> Tensor:
+        """In single precision, but for small models."""
+        return rows.to(self.basis)
+
+    def solve_without(
+        self, own: Own, right: Tensor, tolerance: float, largest_iteration: int
+    ) -> Solution:
+        """(S - H_m)^-1 b_m for every row of b [M, P], with H_m taken out where S is known."""
+        everyone = torch.arange(len(right), device=right.device)
+
+        def within(coordinates: Tensor, residual: float) -> Solution:
+            """A_m y = b, in coordinates of the kept directions."""
+
+            def times(vectors: Tensor, rows: Tensor, whole: Tensor) -> Tensor:
+                return whole - own(vectors @ self.basis.mT, rows) @ self.basis
+
+            return conjugate_gradients(
+                times, lambda rows: rows / self.inside, coordinates, residual, largest_iteration
+            )
+
+        first = within(right @ self.basis, tolerance)
+        inside = first.vectors @ self.basis.mT
+        known = right + own(inside, everyone)
+        known = known - (known @ self.basis) @ self.basis.mT
+        beyond = (known - first.vectors @ self.outside.mT) / self.rest
+        back = own(beyond, everyone) @ self.basis - beyond @ self.outside
+        second = within(back, CORRECTION)
+        return replace(
+            first,
+            vectors=inside + second.vectors @ self.basis.mT + beyond,
+            indefinite=first.indefinite | second.indefinite,
+            iterations=first.iterations + second.iterations,
         )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engram.core.parameters import Named
-from engram.linalg.blocks import Block
+from engram.linalg.block import Block
 
 
 class Precision(ABC):

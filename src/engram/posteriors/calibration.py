@@ -13,8 +13,6 @@ from engram.core.errors import NonFiniteError, PosteriorError
 from engram.core.memory import backing_off
 from engram.curvature.operators import CurvatureOperator
 from engram.engine.session import session
-from engram.linalg.blocks import Block, DenseBlock, EigenBlock
-from engram.linalg.low_rank import LowRankBlock
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.trace_estimation import (
@@ -117,16 +115,8 @@ def scaled(posterior: Posterior, scale: float, record: dict[str, Any]) -> Poster
     """
     total = scale * posterior.scale
     settings = {**posterior.settings, "calibration": {**record, "total_scale": total}}
-    blocks = tuple(_scaled_block(block, scale) for block in posterior.blocks)
+    blocks = tuple(block.scaled(scale) for block in posterior.blocks)
     return replace(posterior, blocks=blocks, settings=settings, scale=total, exact=False)
-
-
-def _scaled_block(block: Block, scale: float) -> Block:
-    if isinstance(block, DenseBlock):
-        return DenseBlock(block.layout, block.cholesky * scale**0.5)
-    if isinstance(block, LowRankBlock):
-        return block.scaled(scale)
-    return EigenBlock(block.layout, block.precision * scale, block.rows, block.columns)
 
 
 def _record(traces: Traces, match: str, curvature: str, probes: int, seed: int) -> dict[str, Any]:

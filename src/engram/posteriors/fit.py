@@ -16,7 +16,8 @@ from engram.curvature.ggn_roots import seeds
 from engram.curvature.moments import SquareMoments
 from engram.engine.pace import Pace
 from engram.engine.session import Observed, Session
-from engram.linalg.blocks import EigenBlock, diagonal_block
+from engram.linalg.diagonal import DiagonalBlock
+from engram.linalg.kronecker import KroneckerBlock
 from engram.posteriors.tolerance import sampled_share
 
 SPREAD = 256  # examples by which it is decided how much is sampled
@@ -64,17 +65,19 @@ class Fit:
         outputs = [o.outputs for o in self.session.passes("outputs", spread(num_data, SPREAD))]
         return self.session.likelihood.num_leading(torch.cat(outputs), self.sampled_share)
 
-    def square_moments(self, names: set[str], blocks: Sequence[EigenBlock] = ()) -> SquareMoments:
+    def square_moments(
+        self, names: set[str], blocks: Sequence[KroneckerBlock] = ()
+    ) -> SquareMoments:
         """Squared gradients of these parameters over the data."""
         moments = SquareMoments(blocks)
         self.passes("curvature", lambda o, g, r: moments.update(o.trace, g, names))
         return moments
 
-    def diagonal(self, moments: SquareMoments, names: Sequence[str]) -> tuple[EigenBlock, ...]:
+    def diagonal(self, moments: SquareMoments, names: Sequence[str]) -> tuple[DiagonalBlock, ...]:
         """Diagonal blocks; a parameter that no output depends on keeps the prior's precision."""
         blocks = []
         for name in names:
             zeros = wide(torch.zeros_like(self.parameters[name]))
             precision = moments.by_name.get(name, zeros) + self.delta
-            blocks.append(diagonal_block(name, precision.to(self.dtype)))
+            blocks.append(DiagonalBlock.of(name, precision.to(self.dtype)))
         return tuple(blocks)

@@ -20,8 +20,7 @@ from engram.core.storage.values import as_read, init_fields, taken_apart
 from engram.curvature.kinds import Curvature
 from engram.likelihoods import Likelihood
 from engram.likelihoods.remembered import Remembered
-from engram.linalg.blocks import Block, DenseBlock
-from engram.linalg.low_rank import LowRankBlock
+from engram.linalg.block import Block
 from engram.linalg.precision import Precision
 from engram.posteriors.saving import checked, content_of, read, write
 
@@ -104,12 +103,12 @@ class Posterior(Precision):
     @property
     def is_dense(self) -> bool:
         """Whether every block couples everything in it."""
-        return all(isinstance(block, DenseBlock) for block in self.blocks)
+        return all(block.couples_all and not block.is_partial for block in self.blocks)
 
     @property
     def is_whole_matrix(self) -> bool:
         """Whether one block couples all parameters: there is no richer structure."""
-        one = len(self.blocks) == 1 and isinstance(self.blocks[0], (DenseBlock, LowRankBlock))
+        one = len(self.blocks) == 1 and self.blocks[0].couples_all
         return one and len(self.names) == len(self.mean)
 
     @property

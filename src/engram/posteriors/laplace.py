@@ -22,7 +22,10 @@ from engram.curvature.moments import OuterMoments, SquareMoments
 from engram.engine.refusals import pass_on
 from engram.engine.session import Observed, session
 from engram.likelihoods import Likelihood
-from engram.linalg.blocks import Block, DenseBlock, EigenBlock, diagonal_block
+from engram.linalg.block import Block
+from engram.linalg.dense import DenseBlock
+from engram.linalg.diagonal import DiagonalBlock
+from engram.linalg.kronecker import KroneckerBlock
 from engram.posteriors.automatic import (
     SMALLEST_SHARE,
     affordable_directions,
@@ -156,7 +159,7 @@ def _isotropic(fit: Fit) -> tuple[Block, ...]:
     trace = sum(float(m.sum()) for m in moments.by_name.values())
     value = trace / sum(p.numel() for p in fit.parameters.values()) + fit.delta
     return tuple(
-        diagonal_block(name, torch.full_like(p.detach(), value))
+        DiagonalBlock.of(name, torch.full_like(p.detach(), value))
         for name, p in fit.parameters.items()
     )
 
@@ -180,7 +183,7 @@ def kronecker_sums(fit: Fit) -> tuple[KroneckerFactors, SquareMoments]:
 
 def kronecker_blocks(
     fit: Fit, factors: KroneckerFactors, moments: SquareMoments
-) -> tuple[tuple[EigenBlock, ...], tuple[EigenBlock, ...]]:
+) -> tuple[tuple[KroneckerBlock, ...], tuple[DiagonalBlock, ...]]:
     """K-FAC blocks, and diagonal blocks for the rest."""
     blocks = tuple(f.block(fit.delta, fit.dtype) for f in factors.layers.values())
     rest = [name for name in fit.parameters if name not in factors.covered()]
@@ -196,7 +199,7 @@ def _ekfac(fit: Fit) -> tuple[Block, ...]:
     blocks, rest = kronecker_blocks(fit, *kronecker_sums(fit))
     moments = fit.square_moments({n for b in blocks for n in b.names}, blocks)
     corrected = tuple(
-        EigenBlock(
+        KroneckerBlock(
             block.layout,
             (moments.by_block[block.names] + fit.delta).to(fit.dtype),
             block.rows,

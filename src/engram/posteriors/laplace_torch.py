@@ -15,7 +15,10 @@ from engram.core.errors import PosteriorError
 from engram.core.parameters import Layout, trainable
 from engram.curvature.kinds import Curvature
 from engram.likelihoods import Categorical, Gaussian, Likelihood
-from engram.linalg.blocks import Block, DenseBlock, EigenBlock, diagonal_block
+from engram.linalg.block import Block
+from engram.linalg.dense import DenseBlock
+from engram.linalg.diagonal import DiagonalBlock
+from engram.linalg.kronecker import KroneckerBlock
 from engram.posteriors.gaussian import Posterior
 
 BACKENDS = {"GGN": Curvature.GGN, "EF": Curvature.EMPIRICAL, "Hessian": Curvature.HESSIAN}
@@ -116,7 +119,7 @@ def _blocks(precision: Any, structure: str, layout: Layout) -> tuple[Block, ...]
         return (DenseBlock.factorise(layout, precision.detach()),)
     if structure == "diag":
         parts = layout.unflatten(precision.detach())
-        return tuple(diagonal_block(name, part) for name, part in parts.items())
+        return tuple(DiagonalBlock.of(name, part) for name, part in parts.items())
     blocks: list[Block] = []
     for name, shape, vectors, values, delta in zip(
         layout.names,
@@ -132,12 +135,12 @@ def _blocks(precision: Any, structure: str, layout: Layout) -> tuple[Block, ...]
 
 def _kronecker_block(
     name: str, shape: torch.Size, vectors: Any, values: Any, delta: Tensor
-) -> EigenBlock:
+) -> KroneckerBlock:
     """Two factors for a weight; one, over the rows, for a bias."""
     layout = Layout((name,), (shape,))
     rows = vectors[0].detach()[None]
     if len(vectors) == 1:
         eigenvalues = values[0].detach().reshape(1, -1, 1) + delta
-        return EigenBlock(layout, eigenvalues, rows, None)
+        return KroneckerBlock(layout, eigenvalues, rows, None)
     eigenvalues = torch.outer(values[0].detach(), values[1].detach())[None] + delta
-    return EigenBlock(layout, eigenvalues, rows, vectors[1].detach()[None])
+    return KroneckerBlock(layout, eigenvalues, rows, vectors[1].detach()[None])

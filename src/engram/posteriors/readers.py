@@ -10,7 +10,9 @@ from torch.optim import Optimizer
 
 from engram.core.errors import PosteriorError
 from engram.core.parameters import Layout
-from engram.linalg.blocks import Block, DenseBlock, diagonal_block
+from engram.linalg.block import Block
+from engram.linalg.dense import DenseBlock
+from engram.linalg.diagonal import DiagonalBlock
 from engram.optimizers.ivon import check_restored
 from engram.optimizers.structures import SHARED
 from engram.posteriors.adapters import ADAPTERS, IN_PAPER, SQUARED, Adapter, Reading, identity
@@ -115,7 +117,7 @@ def _entries(source: Source, adapter: Adapter) -> Iterator[Block]:
             given = (group, state, source.scale, source.prior[name], source.as_kept)
             reading = Reading(parameter.detach(), *given)
             precision = _read(reading, adapter, source.optimizer).detach()
-            yield diagonal_block(name, precision, source.tolerance)
+            yield DiagonalBlock.of(name, precision, source.tolerance)
 
 
 def _read(reading: Reading, adapter: Adapter, optimizer: Optimizer) -> Tensor:
@@ -162,7 +164,7 @@ def _ivon(source: Source) -> Iterator[Block]:
             if name is not None:
                 precision = group["ess"] * part + source.prior[name]
                 shaped = precision.reshape(parameter.shape)
-                yield diagonal_block(name, shaped, source.tolerance)
+                yield DiagonalBlock.of(name, shaped, source.tolerance)
 
 
 WHOLE: dict[str, Reader] = {"IVON": _ivon, "Newton": _dense, "OnlineNewton": _dense, "VON": _dense}

@@ -12,14 +12,18 @@ from engram.core.errors import EngramError, PosteriorError, StorageError
 from engram.core.storage.folder import read_folder, write_folder
 from engram.core.storage.values import init_fields, read_fields, wrong
 from engram.likelihoods.remembered import described, read_likelihood
-from engram.linalg.blocks import Block, DenseBlock, EigenBlock
+from engram.linalg.block import Block
+from engram.linalg.dense import DenseBlock
+from engram.linalg.diagonal import DiagonalBlock
+from engram.linalg.kronecker import KroneckerBlock
 from engram.linalg.low_rank import LowRankBlock
 from engram.posteriors.whole import check_blocks, check_mean
 
-FORMAT = 2
+FORMAT = 3
 KIND = "kind"
 KINDS: dict[str, type[Any]] = {
-    "eigen": EigenBlock,
+    "diagonal": DiagonalBlock,
+    "kronecker": KroneckerBlock,
     "dense": DenseBlock,
     "low_rank": LowRankBlock,
 }

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import nn
 
 from engram.core.arguments import is_number, shown
 from engram.core.errors import ArgumentError
 from engram.core.parameters import trainable
-from engram.linalg.blocks import Block, EigenBlock
+from engram.linalg.block import Block
 
 TOLERANCE = 0.03  # below what Kronecker factors are off by themselves; see docs/decisions.md
 SAMPLED_SHARE = 3.0  # in tolerances: sampling has no bias
@@ -40,15 +38,7 @@ def sampled_share(tolerance: float) -> float:
 
 
 def within(blocks: tuple[Block, ...], prior: float, tolerance: float) -> tuple[Block, ...]:
-    """The blocks with eigenvalues merged that act alike, and diagonal ones that may be thinned."""
+    """The blocks with eigenvalues merged that act alike, and diagonal ones factorised."""
     if tolerance == 0:
         return blocks
-    return tuple(_within(block, prior, tolerance) for block in blocks)
-
-
-def _within(block: Block, prior: float, tolerance: float) -> Block:
-    if not isinstance(block, EigenBlock):
-        return block
-    if block.rows is None and block.columns is None:
-        return replace(block, tolerance=tolerance)
-    return block.merged(prior, tolerance)
+    return tuple(block.within(prior, tolerance) for block in blocks)

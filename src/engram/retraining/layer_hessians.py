@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engram.core.state.process import plain_attention
-from engram.linalg.blocks import EigenBlock
+from engram.linalg.kronecker import KroneckerBlock
 from engram.linalg.lbfgs import Apply
 from engram.posteriors.gaussian import Posterior
 from engram.retraining.folding import Folded
@@ -36,12 +36,12 @@ MOST_OUTPUTS = 64  # of a layer: each takes a product with the Hessian of what f
 class _Layer:
     """One weight (with its bias): its block of the posterior, and the kept input directions."""
 
-    block: EigenBlock
+    block: KroneckerBlock
     columns: Tensor  # [I, r]
     covariance: Tensor  # of the posterior in these directions, [O, r]
 
     @classmethod
-    def of(cls, block: EigenBlock) -> _Layer | None:
+    def of(cls, block: KroneckerBlock) -> _Layer | None:
         """None where the block has no basis of inputs, or the layer is too wide."""
         groups, outputs, inputs = block.precision.shape
         if block.rows is None or block.columns is None or groups > 1 or outputs > MOST_OUTPUTS:
@@ -98,7 +98,7 @@ def sharpened(stack: Stack, at: Tensor, posterior: Posterior, solve: Apply) -> A
     Returns:
         ``solve`` itself where no layer has a Hessian of its own that is positive.
     """
-    blocks = [block for block in posterior.blocks if isinstance(block, EigenBlock)]
+    blocks = [block for block in posterior.blocks if isinstance(block, KroneckerBlock)]
     found = {block.names[0]: _Layer.of(block) for block in blocks}
     layers = {name: layer for name, layer in found.items() if layer is not None}
     columns = {name: layer.columns for name, layer in layers.items()}

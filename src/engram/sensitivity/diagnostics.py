@@ -15,7 +15,6 @@ from engram.engine.gradient_accumulator import GradientAccumulator
 from engram.engine.prepare import Coverage
 from engram.engine.session import Observed, Session
 from engram.likelihoods.draws import Draws
-from engram.linalg.low_rank import LowRankBlock
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.estimators.base import eigen
 
@@ -163,10 +162,9 @@ def _consistent_eigenvalues(observed: Observed, vectors: Tensor, posterior: Post
     :math:`L (I + L)^{-1}`, as if it did.
     """
     products = observed.trace.inner_products(vectors, posterior)
-    blocks = [block for block in posterior.blocks if isinstance(block, LowRankBlock)]
-    if not blocks:
+    if not any(block.is_partial for block in posterior.blocks):
         return eigen(products)[0]
-    within = replace(posterior, blocks=tuple(block.only_kept() for block in blocks))
+    within = replace(posterior, blocks=tuple(block.only_kept() for block in posterior.blocks))
     kept = observed.trace.inner_products(vectors, within)
     values, turn = eigen(products - kept)
     values = values.clamp(min=0)

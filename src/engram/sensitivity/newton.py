@@ -1,7 +1,7 @@
 r"""The system of the remaining data, :math:`(S - H_i)\,x = \nabla \ell_i`, for S the exact Hessian.
 
 It is solved by conjugate gradients preconditioned with S, a few products with :math:`H_i` each;
-where S is known in some directions only, as in :mod:`engram.sensitivity.low_rank_newton`.
+where S is known in some directions only, as in :mod:`engram.linalg.low_rank`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from engram.linalg.cg import Solution, conjugate_gradients
-from engram.linalg.low_rank import LowRankBlock
+from engram.linalg.block import Own
+from engram.linalg.cg import Solution
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.trace_estimation import covered_layout
-from engram.sensitivity.low_rank_newton import KeptSystems, Own
 
 TOLERANCE = 1e-2  # ten times smaller changed the fourth digit of correlations with the truth
 DOUBLE_TOLERANCE = 1e-9  # who uses double precision wants equality
@@ -38,17 +36,7 @@ def solve_without(
         right: b, in the layout of the parameters that the posterior covers.
         largest_iteration: at most so many products per system.
     """
-    layout, block = covered_layout(posterior), posterior.blocks[0]
-    if isinstance(block, LowRankBlock):
-        # it is known no better than to single precision, but for small models
-        given = right.to(block.basis)
-        found = KeptSystems(block, own, tolerance_of(given), largest_iteration).solve(given)
-        return replace(found, vectors=found.vectors.to(right))
-
-    def times(vectors: Tensor, rows: Tensor, whole: Tensor) -> Tensor:
-        return whole - own(vectors, rows)
-
-    def precondition(vectors: Tensor) -> Tensor:
-        return layout.flatten(posterior.solve(layout.unflatten(vectors)))
-
-    return conjugate_gradients(times, precondition, right, tolerance_of(right), largest_iteration)
+    (block,) = posterior.blocks
+    given = block.in_own_type(right)
+    found = block.solve_without(own, given, tolerance_of(given), largest_iteration)
+    return replace(found, vectors=found.vectors.to(right))

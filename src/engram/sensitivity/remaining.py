@@ -12,10 +12,9 @@ from engram.core.dtypes import wide
 from engram.core.parameters import Named, inner, square_norm, trainable
 from engram.curvature.operators import CurvatureOperator
 from engram.curvature.products import batch_hessian_times
+from engram.engine.grouping import matrix_blocks
 from engram.engine.session import Observed, Session
 from engram.engine.steps import is_rank_one
-from engram.linalg.blocks import EigenBlock
-from engram.linalg.low_rank import LowRankBlock
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.trace_estimation import covered_layout, prior_vector
 
@@ -25,7 +24,7 @@ Times = Callable[[Named], Named]
 
 def has_low_rank(posterior: Posterior) -> bool:
     """Whether the precision is exact in some directions only, and exact products complete it."""
-    return all(isinstance(block, LowRankBlock) for block in posterior.blocks)
+    return all(block.is_partial for block in posterior.blocks)
 
 
 class LeftOut:
@@ -118,9 +117,9 @@ class LeftOut:
         for observed in self.opened.passes("inputs of the group", self.chosen):
             for site in observed.trace.sites:
                 block = self.posterior.block_of.get(site.names[0])
-                if not isinstance(block, EigenBlock) or block.row_share is None:
+                if block is None or not block.knows_inputs:
                     continue
-                if not is_rank_one(site, (block,)):
+                if not is_rank_one(site, matrix_blocks([block])):
                     continue
                 columns = wide(site.call.input.reshape(len(observed.outputs), -1))
                 if len(block.names) == 2:

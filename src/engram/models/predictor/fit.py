@@ -20,7 +20,7 @@ from engram.core.parameters import Layout
 from engram.core.selection import check_group
 from engram.curvature.kinds import Curvature
 from engram.likelihoods import Likelihood
-from engram.linalg.blocks import DenseBlock
+from engram.linalg.dense import DenseBlock
 from engram.models.predictor.design import as_column, count_of
 from engram.models.predictor.factor import Factor
 from engram.models.predictor.frames import check_rows

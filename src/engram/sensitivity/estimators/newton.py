@@ -21,9 +21,7 @@ from engram.core.parameters import Layout, Named
 from engram.curvature.per_example import per_example_hessian_products
 from engram.engine.session import Observed as ObservedByNet
 from engram.engine.session import Session
-from engram.linalg.blocks import DenseBlock
 from engram.linalg.cg import Solution
-from engram.linalg.low_rank import LowRankBlock
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.trace_estimation import covered_layout
 from engram.sensitivity.estimators.base import (
@@ -44,8 +42,7 @@ MOSTLY_OWN = 0.5  # share of the curvature along the cautious step that is the e
 
 def has_own_hessians(posterior: Posterior) -> bool:
     """Whether every example's own Hessian is in the precision, so that it can be taken out."""
-    dense = all(isinstance(block, (DenseBlock, LowRankBlock)) for block in posterior.blocks)
-    return dense and posterior.exact
+    return posterior.exact and len(posterior.blocks) == 1 and posterior.blocks[0].couples_all
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,7 @@ def _first(layout: Layout, rows: Tensor) -> Named:
 
 def _decided(observed: ObservedByNet, setting: Setting) -> Decided:
     layout = covered_layout(setting.posterior)
-    if isinstance(setting.posterior.blocks[0], LowRankBlock):
+    if setting.posterior.blocks[0].is_partial:
         cautious, own_share = cautious_step(observed, setting)
     else:
         cautious = corrected(observed, setting)

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 import engram
 from engram.engine import functional
-from engram.linalg.blocks import diagonal_block
-from engram.linalg.factorised_diagonal import thin
+from engram.linalg.diagonal import DiagonalBlock, factorised
 
 OUTPUTS, INPUTS, NUM_DATA = 150, 200, 400
 
@@ -28,7 +27,7 @@ def curvature(prior: float, seed: int = 0) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("tolerance", [0.03, 0.2])
 def test_no_gain_is_off_by_more_than_any_entry_may_be(prior: float, tolerance: float) -> None:
     precision, inputs = curvature(prior)
-    factors = thin(precision.reciprocal(), tolerance)
+    factors = factorised(precision.reciprocal(), tolerance)
     assert factors is not None
     left, right = factors
     assert left.shape[1] < OUTPUTS / 4
@@ -42,25 +41,25 @@ def test_no_gain_is_off_by_more_than_any_entry_may_be(prior: float, tolerance: f
 def test_tables_without_structure_stay_whole() -> None:
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(OUTPUTS, INPUTS, generator=generator).mul(2).exp()
-    assert thin(noise, 0.03) is None
-    assert thin(torch.ones(OUTPUTS, INPUTS), 0.0) is None
+    assert factorised(noise, 0.03) is None
+    assert factorised(torch.ones(OUTPUTS, INPUTS), 0.0) is None
 
 
 def test_one_number_for_all_entries_is_exact() -> None:
-    factors = thin(torch.full((OUTPUTS, INPUTS), 0.25), 0.03)
+    factors = factorised(torch.full((OUTPUTS, INPUTS), 0.25), 0.03)
     assert factors is not None
     torch.testing.assert_close(factors[0] @ factors[1].T, torch.full((OUTPUTS, INPUTS), 0.25))
 
 
-def test_only_gains_are_thinned() -> None:
+def test_only_gains_are_factorised() -> None:
     """Solves, samples and what is shown of a block stay exact."""
     precision, inputs = curvature(30.0)
-    exact, thinned = (diagonal_block("w", precision, t) for t in (0.0, 0.03))
+    exact, short = (DiagonalBlock.of("w", precision, t) for t in (0.0, 0.03))
     assert exact.gain_factors is None
-    assert thinned.gain_factors is not None
+    assert short.gain_factors is not None
     vector = {"w": torch.ones(OUTPUTS, INPUTS)}
-    torch.testing.assert_close(thinned.solve(vector), exact.solve(vector), rtol=0, atol=0)
-    gains = [block.rank_one_gain(inputs) for block in (thinned, exact)]
+    torch.testing.assert_close(short.solve(vector), exact.solve(vector), rtol=0, atol=0)
+    gains = [block.rank_one_gain(inputs) for block in (short, exact)]
     torch.testing.assert_close(*gains, rtol=0.3, atol=0)
     assert not torch.equal(*gains)
 
@@ -84,12 +83,12 @@ def test_a_pass_stays_within_the_tolerance(source: str) -> None:
             model, (inputs, targets), structure="diagonal", tolerance=tolerance, progress=False
         )
 
-    thinned, exact = posterior(None), posterior(0.0)
-    assert thinned.settings["tolerance"] == 0.03
+    short, exact = posterior(None), posterior(0.0)
+    assert short.settings["tolerance"] == 0.03
     data = (inputs, targets)
     found = [
         engram.sensitivities(model, data, p, estimator="linear", progress=False)
-        for p in (thinned, exact)
+        for p in (short, exact)
     ]
     residual = (model(inputs).softmax(1) - nn.functional.one_hot(targets, 4)).detach()
     reference = functional.deviation(model, (inputs,), residual, exact)

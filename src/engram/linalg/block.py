@@ -1,0 +1,246 @@
+r"""What every block of a Gaussian's precision can do: factorised once, solved many times.
+
+A precision S is block-diagonal; a :class:`Block` is one of its blocks, over some parameters. The
+kinds are :mod:`engram.linalg.diagonal`, :mod:`engram.linalg.kronecker`,
+:mod:`engram.linalg.dense` and :mod:`engram.linalg.low_rank`. Who has a block asks it what it can
+do, and never what kind it is.
+
+A block over one weight matrix [O, I] (:class:`MatrixBlock`) also has shorter ways for gradients
+that are a sum of products :math:`\sum_t r_t c_t'` of rows r and columns c, which a layer's gradient
+is: no gradient has to be built. A block over weight and bias knows that the bias's column is a
+constant 1, and wants the columns without it.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from engram.core.errors import PosteriorError, StorageError
+from engram.core.parameters import Layout, Named
+from engram.linalg.cg import Solution, conjugate_gradients
+
+# of the short ways through wide layers
+SMALLEST_SIDE = 64  # rows or columns of a matrix, below which there is little to gain
+ANY_DIRECTION = 10.0  # tolerances that an error may have for vectors unlike the data's
+
+#: rows v [R, P] of the systems numbered [R] -> H_m v of each with the matrix of its own system
+Own = Callable[[Tensor, Tensor], Tensor]
+
+
+class Block(ABC):
+    """A symmetric positive-definite matrix S over the parameters of a layout.
+
+    Vectors are tensors by name, [..., *shape]; every method maps the leading dimensions.
+
+    Attributes:
+        layout: the parameters, with their shapes.
+        couples_all: whether S couples every entry with every other.
+        is_partial: whether S is exact in some directions only, and isotropic in the others.
+    """
+
+    layout: Layout
+    couples_all: ClassVar[bool] = False
+    is_partial: ClassVar[bool] = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Parameters in this block."""
+        return self.layout.names
+
+    @abstractmethod
+    def solve(self, vectors: Mapping[str, Tensor]) -> Named:
+        """S^-1 v."""
+
+    @abstractmethod
+    def multiply(self, vectors: Mapping[str, Tensor]) -> Named:
+        """S v."""
+
+    @abstractmethod
+    def root_solve(self, vectors: Mapping[str, Tensor]) -> Named:
+        """R v for some R with R R' = S^-1: turns white noise into samples."""
+
+    @abstractmethod
+    def inner_products(self, vectors: Mapping[str, Tensor]) -> Tensor:
+        """<v_r, S^-1 v_s> for vectors [..., R, *shape], as [..., R, R]."""
+
+    @abstractmethod
+    def log_det(self) -> float:
+        """log |S|."""
+
+    @abstractmethod
+    def scaled(self, scale: float) -> Block:
+        """The block times a number."""
+
+    @abstractmethod
+    def check(self, where: str) -> None:
+        """StorageError unless its tensors are finite and fit its layout.
+
+        Args:
+            where: what to call the block in an error.
+        """
+
+    def within(self, prior: float, tolerance: float) -> Block:
+        """A block that is quicker to pass gradients through, and off by no more than a tolerance.
+
+        Args:
+            prior: the part of every eigenvalue that is the prior's.
+            tolerance: relative error allowed in how far an average example moves the model.
+        """
+        return self
+
+    @property
+    def knows_inputs(self) -> bool:
+        """Whether the inputs of single examples can be taken out of its Kronecker factors."""
+        return False
+
+    def without_own_input(self, prior: float) -> Block:
+        """The block from which each example's own input is left out, where it knows inputs.
+
+        Args:
+            prior: the part of every eigenvalue that is the prior's, and always stays.
+        """
+        return self
+
+    def without_inputs(self, taken: Tensor, prior: float) -> tuple[Block, float]:
+        """The block without some inputs c, and the smallest eigenvalue left over the largest.
+
+        Args:
+            taken: the sum of c c' over them, [I, I].
+            prior: the part of every eigenvalue that is the prior's, and always stays.
+        """
+        return self, 0.0
+
+    def only_kept(self) -> Block:
+        """The block with nothing that can move outside the directions in which it is exact."""
+        return self
+
+    def in_own_type(self, rows: Tensor) -> Tensor:
+        """Rows in the precision that S is known to, where it is known no better than that."""
+        return rows
+
+    def solve_without(
+        self, own: Own, right: Tensor, tolerance: float, largest_iteration: int
+    ) -> Solution:
+        """(S - H_m)^-1 b_m for every row of b [M, P], by conjugate gradients preconditioned with S.
+
+        Args:
+            own: products with H_m.
+            right: b, in the order of the layout.
+            tolerance: relative residual at which a system counts as solved.
+            largest_iteration: at most so many products per system.
+        """
+
+        def times(vectors: Tensor, rows: Tensor, whole: Tensor) -> Tensor:
+            return whole - own(vectors, rows)
+
+        def precondition(vectors: Tensor) -> Tensor:
+            return self.layout.flatten(self.solve(self.layout.unflatten(vectors)))
+
+        return conjugate_gradients(times, precondition, right, tolerance, largest_iteration)
+
+    def dense_inverse(self) -> Tensor | None:
+        """S^-1 as a matrix [P, P] in the order of the layout, where it is kept as one."""
+        return None
+
+    def entrywise_covariance(self) -> Named | None:
+        """S^-1 by name where it is diagonal; None where it is not."""
+        return None
+
+    @property
+    def as_matrix(self) -> MatrixBlock | None:
+        """The block itself where it is over one weight matrix, with shorter ways for it."""
+        return None
+
+
+class GradientSum(Protocol):
+    """Takes the sum of all gradients, by parameter name, as they come by."""
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Add a gradient that is there anyway."""
+
+    def add_outer(self, name: str, shape: torch.Size, rows: Tensor, columns: Tensor) -> None:
+        """Add sum_i r_i c_i' for rows [B, O] and columns [B, I]."""
+
+
+class MatrixBlock(Block):
+    """A block over one tensor as a matrix [O, I], or over a weight and its bias.
+
+    Columns that are passed to it do not have the constant 1 of the bias.
+    """
+
+    @property
+    def as_matrix(self) -> MatrixBlock:
+        """The block itself."""
+        return self
+
+    @property
+    @abstractmethod
+    def keeps_rows(self) -> bool:
+        """Whether S couples no row with another; then there are gains and solves by row."""
+
+    @property
+    def turns_positions(self) -> bool:
+        """Whether there are products for several positions, in eigenbases of rows and columns."""
+        return False
+
+    @abstractmethod
+    def rank_one_gain(self, columns: Tensor) -> Tensor:
+        """The gain [B, O] of columns c [B, I] with S^-1 (r c') c = gain * r; it keeps rows."""
+
+    @abstractmethod
+    def rank_one_move(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """S^-1 (r c') c for rows [B, O] and columns [B, I], as [B, O]."""
+
+    @abstractmethod
+    def rank_one_products(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """<r c', S^-1 (s c')> for rows r and s of [B, R, O] and columns [B, I], as [B, R, R]."""
+
+    @abstractmethod
+    def solve_rows(self, numbers: Tensor, vectors: Tensor) -> Tensor:
+        """S^-1 v for vectors [..., I] in the rows numbered [...] alone; it keeps rows."""
+
+    def position_moves(self, rows: Tensor, columns: Tensor, total: GradientSum) -> Tensor:
+        """(S^-1 G) c_t with G = sum_t r_t c_t', for rows [B, T, O] and columns [B, T, I].
+
+        Args:
+            total: the sum of all G is added to it.
+
+        Returns:
+            [B, T, O].
+        """
+        raise NotImplementedError
+
+    def position_products(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """<G_r, S^-1 G_s> for rows [B, R, T, O] and columns [B, T, I], as [B, R, R]."""
+        raise NotImplementedError
+
+
+def check_positive(eigenvalues: Tensor, layout: Layout) -> None:
+    """PosteriorError unless all are positive and finite."""
+    lowest = float(eigenvalues.min()) if eigenvalues.numel() else 1.0
+    if not lowest > 0 or not math.isfinite(float(eigenvalues.max())):
+        raise PosteriorError(
+            "a positive, finite precision",
+            f"eigenvalues from {lowest:.3g} for {', '.join(layout.names)}",
+            "raise prior_precision, or train the model further",
+        )
+
+
+def check_that(good: bool, expected: str, got: str) -> None:
+    """StorageError unless it is good."""
+    if not good:
+        raise StorageError(expected, got, "fit the posterior again, and save it again")
+
+
+def check_numbers(what: str, value: Tensor, shape: tuple[int, ...] | None = None) -> None:
+    """StorageError unless these are finite numbers of the shape."""
+    check_that(value.is_floating_point(), f"numbers as {what}", f"{value.dtype}")
+    right = shape is None or tuple(value.shape) == shape
+    check_that(right, f"{what} of shape {shape}", f"{tuple(value.shape)}")
+    check_that(bool(torch.isfinite(value).all()), f"{what} to be finite", "NaN or infinity")
