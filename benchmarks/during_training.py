@@ -100,7 +100,7 @@ def train_epoch(
     """One epoch over shuffled batches, told to the tracker that follows examples."""
     for indices, inputs, targets in batches:
         optimizer.zero_grad()
-        around: Any = nullcontext() if tracker is None else tracker.follow(indices, targets)
+        around: Any = nullcontext() if tracker is None else tracker.twin_step(indices, targets)
         if isinstance(optimizer, IVON):
             around = optimizer.sampled_params(train=True)
         with around:
@@ -144,7 +144,7 @@ def follow(name: str, seed: int) -> dict[str, Any]:
             prior_precision=run.prior_precision,
             batch_size=run.batch_size,
             second_moment="example" if kind == BOTH[1] else "batch",
-            follow=max(FOLLOWED, num_data // SHARE) if kind == PATH else None,
+            held_out=max(FOLLOWED, num_data // SHARE) if kind == PATH else None,
         )
         for kind in run.posteriors
     }

@@ -73,7 +73,7 @@ stopping there* is the test loss where the estimate is lowest over the lowest te
 The estimate sees the training data alone. The *gap of the training loss* is what one would get by
 taking that for the test loss. *Posterior* `optimizer` is the state as it stands, `per example` the
 same with squares scaled to single examples, and `followed` a twin of the training that leaves a
-twentieth of the data out, but at least 1,000 examples (`Tracker(..., follow=...)`). The IVON runs
+twentieth of the data out, but at least 1,000 examples (`Tracker(..., held_out=...)`). The IVON runs
 are short and hardly overfit: on MNIST the training loss is the closer of the two, on Fashion-MNIST
 the estimate.
 Settings (rates, prior precision, batch size) are in the JSON file and follow the paper, with fewer

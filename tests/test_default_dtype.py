@@ -136,7 +136,7 @@ CASES: dict[str, Callable[[nn.Module, Path], Any]] = {
     "sampled deviations": updated(samples=2, expectation="deviation"),
     "running": updated(posterior="kronecker", prior_precision=DELTA, average=0.5),
     "stream": streamed(),
-    "stream and follow": streamed(follow=8),
+    "stream and held out": streamed(held_out=8),
     "stream with a fit": streamed(posterior="diagonal", prior_precision=DELTA),
     "newton": own_optimizer(Newton),
     "von": own_optimizer(DiagonalVON),

@@ -155,7 +155,7 @@ ARGUMENTS = {
     verify: "sample seed refits train",
     retrain: "indices groups classes train refits seed prior_precision evaluate_on likelihood",
     posterior_of: "num_data prior_precision reduction batch_size second_moment tolerance",
-    tracker: "prior_precision posterior average estimator samples reduction validation follow",
+    tracker: "prior_precision posterior average estimator samples reduction validation held_out",
     patient: "patience",
     update: "samples step seed rounds batch_size",
     tune: "prior_precisions train posterior estimator likelihood validation",

@@ -27,7 +27,7 @@ ORDER = (
     {"__main__"},
 )
 # Doors: these may import `report` inside a function, so that it is loaded when asked for
-# (`result.report()`, `tracker.figure()`), and never with the module.
+# (`result.report()`, `tracker.history.figure()`), and never with the module.
 DOORS = {"sensitivity", "tracking", "evidence", "retraining", "models"}
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 

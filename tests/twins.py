@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn import functional
 
-from engram.likelihoods import resolve
-from engram.tracking.followed import Followed
-from engram.tracking.twin import Twin
+import engram
+from engram.tracking.held_out_twin import HeldOutTwin
 from streamed import MODELS, data
 
 COUNT = 7
@@ -22,8 +21,12 @@ def net(name: str = "tanh") -> nn.Module:
     return MODELS[name][0]().double()
 
 
-def followed_by(model: nn.Module, optimizer: optim.Optimizer, reduction: str = "mean") -> Followed:
-    return Followed(model, optimizer, data(), resolve("categorical"), COUNT, reduction)
+def tracked(
+    model: nn.Module, optimizer: optim.Optimizer, reduction: str = "mean"
+) -> engram.Tracker:
+    """A tracker with a twin, of any optimizer: its posterior plays no part."""
+    fitted = {"posterior": "diagonal", "prior_precision": 1.0, "reduction": reduction}
+    return engram.Tracker(model, optimizer, data(), held_out=COUNT, **fitted)
 
 
 def without(model: nn.Module, batch: Tensor, left_out: Tensor) -> Tensor:
@@ -34,7 +37,7 @@ def without(model: nn.Module, batch: Tensor, left_out: Tensor) -> Tensor:
     return losses[kept].sum() / len(batch)
 
 
-def assert_same(twin: Twin, reference: nn.Module) -> None:
+def assert_same(twin: HeldOutTwin, reference: nn.Module) -> None:
     found = twin.weights
     for name, weight in reference.named_parameters():
         if name in found:

@@ -27,7 +27,7 @@ from engram.sensitivity.leave_one_out import sensitivities
 from engram.sensitivity.result import Result, load
 from engram.sensitivity.variance import prediction_variance
 from engram.tracking.tracker import Tracker
-from engram.tracking.tuning import Tuning, tune
+from engram.tracking.tune import Tuning, tune
 from engram.trust.verdict import Verdict
 
 __all__ = [

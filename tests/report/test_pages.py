@@ -75,7 +75,7 @@ def test_a_streamed_run_has_a_page_too(tmp_path: Path) -> None:
     assert sum(tag == "img" for tag, _ in page.tags) == 2  # no leverages while streaming
     assert "visited" in page.text
     with pytest.raises(DataError, match="no leverages"):
-        tracker.leverage_figure()
+        tracker.history.leverage_figure()
 
 
 def test_a_resumed_run_has_a_page_before_its_next_update(tmp_path: Path) -> None:
@@ -115,14 +115,14 @@ def test_leverages_are_kept_as_quantiles() -> None:
     record = tracker.history.records[-1]
     expected = result.leverage.double().quantile(torch.tensor([0.05, 0.5, 0.95]).double())
     assert record.leverage[0::2] == pytest.approx(expected.tolist())
-    median = tracker.leverage_figure().axes[0].get_lines()[0]
+    median = tracker.history.leverage_figure().axes[0].get_lines()[0]
     assert len(median.get_xdata()) == 4
 
 
 def test_a_page_says_where_the_estimate_comes_from(tmp_path: Path) -> None:
     model, optimizer = build()
-    tracker = engram.Tracker(model, optimizer, data(), follow=7)
-    with tracker.follow(torch.arange(NUM_DATA)):
+    tracker = engram.Tracker(model, optimizer, data(), held_out=7)
+    with tracker.twin_step(torch.arange(NUM_DATA)):
         backward(model, torch.arange(NUM_DATA))
     optimizer.step()
     tracker.update(step=1)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import engram
 from engram.core.errors import ArgumentError, MissingExtraError
 from engram.core.optional import require
-from engram.tracking.indexed import Indexed
+from engram.tracking.integrations.indexed import Indexed
 
 NUM_DATA = 12
 
@@ -71,7 +71,7 @@ def test_lightning_resumes_with_the_same_history(
     tmp_path: Path, streamed: bool, kept: bool
 ) -> None:
     pytest.importorskip("lightning.pytorch")
-    from engram.tracking.lightning import TrackerCallback
+    from engram.tracking.integrations.lightning import TrackerCallback
 
     def callback(name: str = "scores") -> TrackerCallback:
         indices = (lambda batch: batch[0]) if streamed else None
@@ -96,7 +96,7 @@ def test_lightning_resumes_with_the_same_history(
 
 def test_lightning_streams_with_accumulated_batches(tmp_path: Path) -> None:
     pytest.importorskip("lightning.pytorch")
-    from engram.tracking.lightning import TrackerCallback
+    from engram.tracking.integrations.lightning import TrackerCallback
 
     callback = TrackerCallback(data(), indices=lambda batch: batch[0])
     lightning_run(tmp_path, callback, 2, accumulate=3)
@@ -104,12 +104,12 @@ def test_lightning_streams_with_accumulated_batches(tmp_path: Path) -> None:
     assert callback.tracker.history.to_frame().index.tolist() == [0, 1]
 
 
-def test_lightning_follows_examples_and_resumes(tmp_path: Path) -> None:
+def test_lightning_holds_examples_out_and_resumes(tmp_path: Path) -> None:
     pytest.importorskip("lightning.pytorch")
-    from engram.tracking.lightning import TrackerCallback
+    from engram.tracking.integrations.lightning import TrackerCallback
 
     def callback() -> TrackerCallback:
-        return TrackerCallback(data(), indices=lambda batch: batch[0], follow=4)
+        return TrackerCallback(data(), indices=lambda batch: batch[0], held_out=4)
 
     whole, second = callback(), callback()
     lightning_run(tmp_path / "whole", whole, 4)
@@ -119,14 +119,14 @@ def test_lightning_follows_examples_and_resumes(tmp_path: Path) -> None:
     assert second.tracker is not None
     expected, found = whole.tracker.history.to_frame(), second.tracker.history.to_frame()
     assert found["estimate"].tolist() == pytest.approx(expected["estimate"].tolist(), rel=1e-5)
-    untold = TrackerCallback(data(), follow=4)
+    untold = TrackerCallback(data(), held_out=4)
     with pytest.raises(ArgumentError, match="every step of the training inside"):
         lightning_run(tmp_path / "untold", untold, 1)
 
 
 def test_lightning_stops_when_the_tracker_says_so(tmp_path: Path) -> None:
     pytest.importorskip("lightning.pytorch")
-    from engram.tracking.lightning import TrackerCallback
+    from engram.tracking.integrations.lightning import TrackerCallback
 
     callback = TrackerCallback(data(), stop=True, patience=1, prior_precision=1e-3)
     trainer = lightning_run(tmp_path, callback, 300)
@@ -160,7 +160,7 @@ def transformers_run(
 
 def test_transformers_resumes_with_the_same_history(tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="transformers.Trainer needs it")
-    from engram.tracking.transformers import TrackerCallback
+    from engram.tracking.integrations.transformers import TrackerCallback
 
     whole = TrackerCallback(prior_precision=1.0)
     trainer = transformers_run(tmp_path / "whole", whole, 3)
@@ -185,7 +185,7 @@ def test_transformers_in_mixed_precision_tells_its_loggers(tmp_path: Path) -> No
     pytest.importorskip("accelerate", reason="transformers.Trainer needs it")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from engram.tracking.transformers import TrackerCallback
+    from engram.tracking.integrations.transformers import TrackerCallback
 
     callback = TrackerCallback(prior_precision=1.0)
     transformers_run(

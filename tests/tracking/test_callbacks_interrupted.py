@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 import engram
 from engram.core.errors import ModelMismatchError
-from engram.tracking.indexed import Indexed
+from engram.tracking.integrations.indexed import Indexed
 from streamed import BATCH, NUM_DATA, backward, build, data
 
 pl = pytest.importorskip("lightning.pytorch")
@@ -61,7 +61,7 @@ def fitted(model: Net, callback: Any, folder: Path) -> None:
 
 
 def callback(**settings: Any) -> Any:
-    from engram.tracking.lightning import TrackerCallback
+    from engram.tracking.integrations.lightning import TrackerCallback
 
     return TrackerCallback(data(), indices=lambda batch: batch[0], **settings)
 

@@ -21,10 +21,10 @@ SUSPENDED = ("hooked", "watching", "during", "step")  # a generator that yields 
     [
         ("tanh", {}),
         ("bare parameter", {}),
-        ("tanh", {"follow": 4}),
+        ("tanh", {"held_out": 4}),
         ("tanh", {"posterior": "kronecker", "prior_precision": 1.0}),
     ],
-    ids=["tape", "again", "follow", "fitted"],
+    ids=["tape", "again", "held out", "fitted"],
 )
 def test_an_interrupted_step_leaves_everything_as_it_was(
     name: str, settings: dict[str, Any]
@@ -47,6 +47,6 @@ def test_an_interrupted_step_leaves_everything_as_it_was(
         before = surroundings(), condition(model)
         interrupted += watched(step, moment)[1]
         assert (surroundings(), condition(model)) == before
-        tracker.steps.check("another step")
+        tracker.steps.check_outside("another step")
     assert interrupted > 25
     step()

@@ -91,7 +91,7 @@ def divided(rank: int, folder: Path) -> None:
 def refused(rank: int) -> None:
     model, optimizer = build()
     with pytest.raises(ArgumentError, match="2 processes that train together"):
-        engram.Tracker(model, optimizer, examples(), follow=3)
+        engram.Tracker(model, optimizer, examples(), held_out=3)
     with torch.no_grad():
         model[0].weight *= 1 + rank  # another model on the other rank
     tracker = engram.Tracker(model, optimizer, examples())

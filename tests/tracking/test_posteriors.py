@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import engram
 from engram.core.errors import ArgumentError
-from engram.posteriors.moving_average import RunningCurvature
+from engram.tracking.moving_average import RunningCurvature
 from engram.tracking.sampling import weights
 from streamed import NUM_DATA, backward, build, data
 

@@ -140,14 +140,14 @@ def test_figures_show_the_history() -> None:
     model, optimizer = setting()
     tracker = engram.Tracker(model, optimizer, data(), validation=data(1))
     with pytest.raises(DataError, match="update"):
-        tracker.figure()
+        tracker.history.figure()
     for _ in range(3):
         train_step(model, optimizer)
         tracker.update()
-    lines = tracker.figure().axes[0].get_lines()
+    lines = tracker.history.figure().axes[0].get_lines()
     labels = [line.get_label() for line in lines]
     assert {"training", "validation", "estimate"} <= set(labels)
-    assert len(tracker.score_figure(groups=10).axes[0].get_lines()) == 3
+    assert len(tracker.history.score_figure(groups=10).axes[0].get_lines()) == 3
 
 
 def test_bad_settings_say_what_to_do(tmp_path: Path) -> None:
@@ -250,6 +250,6 @@ def test_a_history_without_finite_updates_says_so() -> None:
     tracker.update()
     assert "none of them finite" in repr(tracker.history)
     with pytest.raises(DataError, match="diverged"):
-        tracker.figure()
+        tracker.history.figure()
     with pytest.raises(DataError, match="diverged"):
         tracker.report("nowhere.html")

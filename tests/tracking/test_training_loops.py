@@ -83,13 +83,13 @@ def test_a_gradient_scaler() -> None:
         scaler.scale(functional.cross_entropy(model(data()[0][:8]), data()[1][:8])).backward()
 
 
-@pytest.mark.parametrize("follow", [None, 4])
-def test_an_optimizer_that_maximises_takes_minus_the_loss(follow: int | None) -> None:
+@pytest.mark.parametrize("held_out", [None, 4])
+def test_an_optimizer_that_maximises_takes_minus_the_loss(held_out: int | None) -> None:
     def record(sign: float) -> tuple[Tensor, list[float]]:
         model, _ = build()
         settings = {"lr": 0.05, "weight_decay": 0.01, "maximize": sign < 0}
         optimizer = torch.optim.Adam(model.parameters(), **settings)
-        tracker = engram.Tracker(model, optimizer, data(), follow=follow)
+        tracker = engram.Tracker(model, optimizer, data(), held_out=held_out)
         for batch in batches(2):
             optimizer.zero_grad()
             with tracker.step(batch):

@@ -85,13 +85,13 @@ class Witness:
             raise EngineError(
                 "a call of the model inside the step",
                 "none",
-                "write outputs = model(inputs) inside `with tracker.step(indices):` (or follow)",
+                "write outputs = model(inputs) inside `with tracker.step(indices):` (or twin_step)",
             )
         if self.raw is None or self.gradient is None:
             raise EngineError(
                 "a backward pass inside the step",
                 "none that reached the model's outputs",
-                "call loss.backward() inside `with tracker.step(indices):` (or follow)",
+                "call loss.backward() inside `with tracker.step(indices):` (or twin_step)",
             )
         if len(self.outputs) != self.num_examples:
             raise EngineError(

@@ -9,11 +9,11 @@ import pandas as pd
 
 from engram.report.figures import leverage_figure, loss_figure, score_figure
 from engram.report.page import Page
-from engram.tracking.followed import Followed
+from engram.tracking.held_out import HeldOut
 from engram.tracking.history import QUANTILES, History
 
-GROUPS = 60
-MEDIAN = QUANTILES.index(0.5)
+GROUPS = 60  # of examples, in the figure of the scores
+MEDIAN = QUANTILES.index(0.5)  # place in what a record keeps
 TOO_LARGE = (
     "Most leverages of the last update are above 1, which no consistent posterior gives: "
     "do not trust the size of the estimate. Fit one with engram.laplace and compare."
@@ -24,7 +24,7 @@ UNITS = (
 )
 
 BY_ALL = "The estimate uses training data only."
-BY_FOLLOWED = (
+BY_TWIN = (
     "The estimate uses training data only: a second training without {:,} of the examples. The "
     "scores and losses of single examples below are the posterior's at each update."
 )
@@ -43,7 +43,7 @@ def top_examples(history: History, details: pd.DataFrame | None, count: int) -> 
 def training_page(
     history: History,
     details: pd.DataFrame | None,
-    followed: Followed | None,
+    held_out: HeldOut | None,
     count: int,
     path: Path,
 ) -> Path:
@@ -52,14 +52,14 @@ def training_page(
     Args:
         history: with at least one update.
         details: one row per example of the last update, with a column ``score``.
-        followed: examples left out of a twin; None if the estimate is the posterior's.
+        held_out: examples left out of a twin; None if the estimate is the posterior's.
         count: how many of the top examples are listed.
         path: of the file.
     """
     figure = loss_figure(history)
     best, last = history.best, history.records[-1]
     assert best is not None
-    page = Page("Training, followed by its own sensitivities").text(UNITS)
+    page = Page("A training and its sensitivities").text(UNITS)
     page.facts(
         {
             "updates": len(history),
@@ -70,7 +70,7 @@ def training_page(
     )
     if last.leverage and last.leverage[MEDIAN] > 1:
         page.text(TOO_LARGE)
-    origin = BY_ALL if followed is None else BY_FOLLOWED.format(len(followed.indices))
+    origin = BY_ALL if held_out is None else BY_TWIN.format(len(held_out.indices))
     page.heading("Loss").figure(figure, origin)
     page.heading("Sensitivities over time").figure(
         score_figure(history, GROUPS),

@@ -20,6 +20,7 @@ from engram.tracking.scores import ScoreRows
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 FORMAT = 3
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the leverages that a record keeps
@@ -139,6 +140,24 @@ class History:
         columns = ["step", "train", "estimate", "validation", "streamed", "examples"]
         rows = [[getattr(record, name) for name in columns] for record in self.records]
         return pd.DataFrame(rows, columns=columns).set_index("step")
+
+    def figure(self) -> Figure:
+        """Estimate, training loss and validation loss against the step."""
+        from engram.report.figures import loss_figure
+
+        return loss_figure(self)
+
+    def score_figure(self, groups: int = 60) -> Figure:
+        """How the sensitivities evolve: examples sorted by the last update, in groups."""
+        from engram.report.figures import score_figure
+
+        return score_figure(self, groups)
+
+    def leverage_figure(self) -> Figure:
+        """Quantiles of the leverages against the step."""
+        from engram.report.figures import leverage_figure
+
+        return leverage_figure(self)
 
     def score_matrix(self) -> Tensor:
         """Scores over time, [updates, N]."""

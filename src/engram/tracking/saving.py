@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 PARTS = ("history", "stream", "source")
-OPTIONAL = ("followed",)
+OPTIONAL = ("held_out",)
 
 
 def check_state(state: Any) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def check_state(state: Any) -> dict[str, Any]:
 
 def parts_of(tracker: Tracker) -> dict[str, Any]:
     """The state of everything but the history."""
-    names = ("stream", "source", "followed")
+    names = ("stream", "source", "held_out")
     return {n: getattr(tracker, n).state_dict() for n in names if getattr(tracker, n) is not None}
 
 
@@ -53,13 +53,13 @@ def go_on(tracker: Tracker, state: Mapping[str, Any]) -> History:
 def _load_parts(tracker: Tracker, state: Mapping[str, Any]) -> None:
     tracker.stream.load_state_dict(state["stream"])
     tracker.source.load_state_dict(state["source"])
-    if tracker.followed is not None:
-        tracker.followed.load_state_dict(state.get("followed", {}))
-    elif "followed" in state:
+    if tracker.held_out is not None:
+        tracker.held_out.load_state_dict(state.get("held_out", {}))
+    elif "held_out" in state:
         raise DataError(
-            "the state of a tracker that follows no examples",
-            "that of one that does",
-            "resume with the follow= that the run was started with",
+            "the state of a tracker without held-out examples",
+            "that of one with them",
+            "resume with the held_out= that the run was started with",
         )
 
 

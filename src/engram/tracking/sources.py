@@ -25,9 +25,9 @@ from engram.likelihoods import Likelihood
 from engram.optimizers.ivon import at_mean
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.laplace import STRUCTURES, laplace
-from engram.posteriors.moving_average import RunningCurvature
 from engram.posteriors.optimizer_state import Wanted as Readable
 from engram.posteriors.optimizer_state import check_second_moment, posterior_of, unwrapped
+from engram.tracking.moving_average import RunningCurvature
 
 EVERY_STEP_UNTIL, READ_EVERY = 20, 8  # streamed steps
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,30 +14,26 @@ from torch.optim import Optimizer
 
 from engram.core.arguments import path_of, whole
 from engram.core.data.batches import Batches, Data
-from engram.core.errors import NonFiniteError, PosteriorError
+from engram.core.errors import ArgumentError, NonFiniteError, PosteriorError
 from engram.core.parameters import check_module, uncompiled
 from engram.core.processes import Processes
 from engram.likelihoods import Likelihood, resolve
+from engram.optimizers.ivon import at_mean
 from engram.posteriors.gaussian import Posterior
+from engram.posteriors.optimizer_state import unwrapped
 from engram.sensitivity.estimators import check_estimator
 from engram.sensitivity.result import Result
-from engram.tracking.announced import check_length
-from engram.tracking.epoch import Epoch, ended
-from engram.tracking.followed import Followed, given_followed
-from engram.tracking.gathering import check_alone, whole_epoch
+from engram.tracking.held_out import HeldOut, check_alone
 from engram.tracking.history import History, Record
-from engram.tracking.indexed import Indexed
-from engram.tracking.open_step import OpenStep
+from engram.tracking.index_check import Indices, check_length
+from engram.tracking.integrations.indexed import Indexed
+from engram.tracking.integrations.tensorboard import BoardWriter
 from engram.tracking.sampling import Sampling, sampled_sensitivities
 from engram.tracking.saving import check_state, go_on, parts_of, read_state, write_state
 from engram.tracking.sources import Wanted, source_of, training_lost
-from engram.tracking.stream import Stream, check_streamable
-from engram.tracking.tensorboard import BoardWriter
-from engram.tracking.validation import validation_loss
-from engram.tracking.visits import Indices
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from engram.tracking.streaming import Epoch, Stream, check_streamable, ended, whole_epoch
+from engram.tracking.training_steps import TrainingSteps
+from engram.tracking.validation import mean_loss
 
 
 class Tracker:
@@ -61,8 +57,8 @@ class Tracker:
             keeps of it, as in :func:`engram.posterior_of`; with Adam, pass the batch size and
             ``second_moment="example"`` for estimates that do not grow with the batch.
         validation: data whose loss is recorded beside the estimate; never used for it.
-        follow: examples that a twin of the training leaves out, such as a tenth of the data; the
-            history's estimate is then theirs; see :meth:`follow`.
+        held_out: how many examples a twin of the training leaves out, such as a tenth of the
+            data; the history's estimate is then theirs; see :meth:`twin_step`.
         patience: updates without a better estimate before ``should_stop``.
         folder: where all scores are written; without one, in a temporary file once they are large.
         across_ranks: whether the processes of ``torch.distributed`` train this model together, as
@@ -98,7 +94,7 @@ class Tracker:
         batch_size: int | None = None,
         second_moment: str = "batch",
         validation: Data | None = None,
-        follow: int | None = None,
+        held_out: int | None = None,
         patience: int = 5,
         folder: str | Path | None = None,
         across_ranks: bool = True,
@@ -114,18 +110,19 @@ class Tracker:
         self.likelihood = resolve(likelihood)
         self.validation, self.patience, self.across_ranks = validation, patience, across_ranks
         self.folder = folder if self.peers.rank == 0 else None  # one process writes
-        self.num_data = Batches(data, 1).num_data
+        batches = Batches(data, 1)
+        self.num_data = batches.num_data
         if validation is not None:
             Batches(validation, 1)  # complains about what it cannot read
         wanted = Wanted(posterior, prior_precision, average, reduction, batch_size, second_moment)
         self.source = source_of(wanted, model, optimizer, data, self.likelihood, self.num_data)
-        self.followed: Followed | None = None
-        if follow is not None:
+        training = (model, optimizer, batches, self.likelihood)
+        self.held_out: HeldOut | None = None
+        if held_out is not None:
             check_alone(self.peers)
-            self.followed = Followed(model, optimizer, data, self.likelihood, follow, reduction)
-        streamed = (model, optimizer, data, self.likelihood, self.source, reduction)
-        self.stream = Stream(*streamed, self.followed)
-        self.steps = OpenStep()
+            self.held_out = HeldOut(*training, held_out)
+        self.steps = TrainingSteps(*training, reduction)
+        self.stream = Stream(*training, self.source)
         self.history = History(self.folder)
         self.listeners: list[Callable[[Record, Tensor], None]] = []
         self.last_epoch: Epoch | None = None
@@ -150,7 +147,7 @@ class Tracker:
             settings: further arguments of :func:`engram.sensitivities`; with several processes
                 ``across_ranks=True``, called on every one, divides the examples among them.
         """
-        self.steps.check("an update")
+        self.steps.check_outside("an update")
         number = self.history.number(step)
         check_length(self.stream.batches)
         chosen: dict[str, Any] = {"estimator": self.estimator, "progress": False} | settings
@@ -212,20 +209,26 @@ class Tracker:
         """
         check_streamable(self.optimizer, self.estimator, self.sampling.samples)
         number = self.history.number(epoch)
-        with self.steps.during(self.stream.step(indices, targets, scale)):
+        listeners = (self.stream,) if self.held_out is None else (self.stream, self.held_out)
+        with self.steps.step(indices, targets, scale, listeners, self.stream.watch):
             yield
         if self.stream.epoch.all_seen and self.peers.count == 1:
             self._record_epoch(self.stream.epoch, number)
 
-    def follow(
+    def twin_step(
         self, indices: Indices = None, targets: Tensor | None = None, scale: float = 1.0
     ) -> AbstractContextManager[None]:
-        """Run the forward and backward pass of every step inside, if made with ``follow``.
+        """Run the forward and backward pass of every step inside, if made with ``held_out``.
 
         The twin takes the step as well. :meth:`step` does the same and streams; arguments as there.
         """
-        inside = given_followed(self.followed).step(indices, targets, scale)
-        return self.steps.during(inside)
+        if self.held_out is None:
+            raise ArgumentError(
+                "a tracker with a held-out twin",
+                "one without held_out",
+                "make it with Tracker(..., held_out=1000)",
+            )
+        return self.steps.step(indices, targets, scale, (self.held_out,))
 
     def finish_epoch(self, step: int | None = None) -> Record:
         """Add the streamed epoch to the history, also where not every example was visited.
@@ -236,7 +239,7 @@ class Tracker:
         After an epoch that ended by itself, its record comes back, with ``step`` as its step. Where
         others were told of it, as TensorBoard is, that has to be ``epoch`` of :meth:`step`.
         """
-        self.steps.check("the end of an epoch")
+        self.steps.check_outside("the end of an epoch")
         found = whole_epoch(self.stream.epoch, self.model, self.peers)
         if found.seen:
             return self._record_epoch(found, self.history.number(step))
@@ -256,8 +259,8 @@ class Tracker:
         A tracker is closed by itself at the end of ``with Tracker(...) as tracker:``.
         """
         self.steps.close()
-        if self.followed is not None:
-            self.followed.twin.close()
+        if self.held_out is not None:
+            self.held_out.twin.close()
 
     def __enter__(self) -> Tracker:
         return self
@@ -274,13 +277,13 @@ class Tracker:
         record = done.record(number, self._validation_loss(), self.peers.count)
         record = self._epoch_record = self._kept(record, done.score, done.loss)
         self.last_epoch = self._latest = done
-        self.stream.begin()
+        self.stream.begin_epoch()
         self._tell(record, done.score)
         return record
 
     def _kept(self, record: Record, scores: Tensor, losses: Tensor) -> Record:
-        if self.followed is not None:
-            record = self.followed.estimated(record, losses)
+        if self.held_out is not None:
+            record = self.held_out.estimated(record, losses)
         self.history.add(record, scores)
         return record
 
@@ -297,7 +300,11 @@ class Tracker:
         return Indexed(self.data if data is None else data)
 
     def _validation_loss(self) -> float:
-        return validation_loss(self.model, self.optimizer, self.validation, self.likelihood)
+        """At the mean, also while IVON's weights are a draw; NaN without validation data."""
+        if self.validation is None:
+            return math.nan
+        with at_mean(unwrapped(self.optimizer)):
+            return mean_loss(self.model, self.validation, self.likelihood)
 
     @property
     def best_step(self) -> int | None:
@@ -315,30 +322,12 @@ class Tracker:
         """Why to stop, in words; None while there is no reason."""
         return self.history.standstill() if self.should_stop else None
 
-    def figure(self) -> Figure:
-        """Estimate, training loss and validation loss against the step."""
-        from engram.report.figures import loss_figure
-
-        return loss_figure(self.history)
-
-    def score_figure(self, groups: int = 60) -> Figure:
-        """How the sensitivities evolve: examples sorted by the last update, in groups."""
-        from engram.report.figures import score_figure
-
-        return score_figure(self.history, groups)
-
-    def leverage_figure(self) -> Figure:
-        """Quantiles of the leverages against the step."""
-        from engram.report.figures import leverage_figure
-
-        return leverage_figure(self.history)
-
     def report(self, path: str | Path, top: int = 20) -> Path:
         """Write one HTML page with the figures, the history and the top examples."""
         from engram.report.training_page import training_page
 
         details = None if self._latest is None else self._latest.to_frame()
-        return training_page(self.history, details, self.followed, top, path_of("file", path))
+        return training_page(self.history, details, self.held_out, top, path_of("file", path))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on, in plain values and tensors, for a torch checkpoint."""

@@ -25,19 +25,19 @@ from engram.core.data.batches import Batches, as_outputs
 from engram.core.data.inputs import handed
 from engram.core.errors import DataError, PosteriorError
 from engram.core.parameters import Named
-from engram.core.state.model import device_of, own_forward, state_kept, state_preserved
+from engram.core.state.model import own_forward, state_kept
 from engram.core.storage.values import objects, typed, wrong
 from engram.engine.witness import Witness
 from engram.likelihoods import Likelihood
 from engram.optimizers.base import BayesianOptimizer
 from engram.posteriors.optimizer_state import unwrapped
+from engram.tracking.validation import BATCH_SIZE, losses_of
 
 TWIN = "a saved twin"
-EVALUATED = 1024  # examples at a time
-ROUNDING = 1e-5  # a gradient whose length changed by less was left alone
+ROUNDING = 1e-5  # relative; a gradient whose length changed by less was left alone
 
 
-class Twin:
+class HeldOutTwin:
     """Weights, buffers and optimizer state beside those of a training.
 
     Schedules need no care, nor does whatever scales a gradient as a whole between ``backward`` and
@@ -112,13 +112,8 @@ class Twin:
 
     def losses(self, batches: Batches, indices: Tensor, likelihood: Likelihood) -> Tensor:
         """Losses of these examples at the twin's weights, in eval mode, [m]."""
-        found = []
-        with state_preserved(self.model), torch.no_grad():
-            for batch in batches.subset(indices, EVALUATED):
-                outputs = self._called(*handed(batch.to(device_of(self.model)).inputs))
-                targets = likelihood.prepare(outputs, batch.targets.to(outputs.device))
-                found.append(likelihood.loss(outputs, targets).cpu().double())
-        return torch.cat(found)
+        parts = batches.subset(indices, BATCH_SIZE)
+        return losses_of(self.model, parts, likelihood, lambda x: self._called(*handed(x)))
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         state = {**self.buffers, **self.weights}
@@ -218,7 +213,7 @@ def check_copied(optimizer: Optimizer) -> None:
         raise PosteriorError(
             "an optimizer whose step takes the gradients of one backward pass, such as SGD, Adam",
             type(optimizer).__name__,
-            "leave follow out; IVON and Newton hold a Hessian, which the posterior already uses",
+            "leave held_out out; IVON and Newton hold a Hessian, which the posterior already uses",
         )
 
 
@@ -241,7 +236,7 @@ def _length(parameters: Iterable[Tensor]) -> float:
     return float(torch.stack([gradient.norm().to(place) for gradient in gradients]).norm())
 
 
-def _alive(reference: weakref.ref[Twin]) -> Twin:
+def _alive(reference: weakref.ref[HeldOutTwin]) -> HeldOutTwin:
     found = reference()
     assert found is not None  # the hook is gone with its twin
     return found

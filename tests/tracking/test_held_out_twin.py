@@ -13,10 +13,9 @@ from torch.nn import functional
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 
-from engram.likelihoods import resolve
-from engram.tracking.followed import Followed
+import engram
 from streamed import batches, data
-from twins import assert_same, followed_by, net, without
+from twins import assert_same, net, tracked, without
 
 
 class SignDescent(optim.Optimizer):
@@ -59,23 +58,25 @@ def test_every_optimizer_is_a_training_without_the_examples(name: str) -> None:
     nets = (model, reference, alone)
     first, second, third = (OPTIMIZERS[name](m.parameters()) for m in nets)
     schedules = [StepLR(o, 2, gamma=0.7) for o in (first, second, third)]
-    followed = followed_by(model, first)
+    tracker = tracked(model, first)
     for batch in batches(3):
         for optimizer in (first, second, third):
             optimizer.zero_grad()
-        with followed.step(batch, y[batch], 1.0):
+        with tracker.twin_step(batch, y[batch], 1.0):
             functional.cross_entropy(model(x[batch]), y[batch]).backward()
-        without(reference, batch, followed.indices).backward()
+        without(reference, batch, tracker.held_out.indices).backward()
         functional.cross_entropy(alone(x[batch]), y[batch]).backward()
         for optimizer, schedule in zip((first, second, third), schedules, strict=True):
             optimizer.step()
             schedule.step()
-    assert_same(followed.twin, reference)
+    assert_same(tracker.held_out.twin, reference)
     for one, other in zip(model.parameters(), alone.parameters(), strict=True):
         assert one.equal(other)  # the training did not notice, bit for bit
-    losses = followed.twin.losses(followed.batches, followed.indices, followed.likelihood)
+    losses = tracker.held_out.twin.losses(
+        tracker.held_out.batches, tracker.held_out.indices, tracker.held_out.likelihood
+    )
     own = functional.cross_entropy(
-        reference(x[followed.indices]), y[followed.indices], reduction="none"
+        reference(x[tracker.held_out.indices]), y[tracker.held_out.indices], reduction="none"
     )
     torch.testing.assert_close(losses, own.detach())
 
@@ -89,17 +90,20 @@ def test_linear_regression_by_gradient_descent_in_closed_form() -> None:
     model = nn.Linear(3, 1, bias=False, dtype=torch.float64)
     nn.init.zeros_(model.weight)
     optimizer = optim.SGD(model.parameters(), lr=rate, weight_decay=decay)
-    followed = Followed(model, optimizer, TensorDataset(x, y), resolve("gaussian"), 4, "mean")
+    data = TensorDataset(x, y)
+    tracker = engram.Tracker(model, optimizer, data, likelihood="gaussian", held_out=4)
     for _ in range(steps):
         optimizer.zero_grad()
-        with followed.step(torch.arange(12), None, 1.0):
+        with tracker.twin_step(torch.arange(12), None, 1.0):
             (0.5 * (model(x) - y).square().mean()).backward()
         optimizer.step()
-    kept = [i for i in range(12) if i not in followed.indices.tolist()]
+    kept = [i for i in range(12) if i not in tracker.held_out.indices.tolist()]
     matrix = x[kept].mT @ x[kept] / 12 + decay * torch.eye(3, dtype=torch.float64)
     faded = torch.linalg.matrix_power(torch.eye(3, dtype=torch.float64) - rate * matrix, steps)
     limit = torch.linalg.solve(matrix, x[kept].mT @ y[kept] / 12)
-    torch.testing.assert_close(followed.twin.weights["weight"].detach().mT, limit - faded @ limit)
+    torch.testing.assert_close(
+        tracker.held_out.twin.weights["weight"].detach().mT, limit - faded @ limit
+    )
 
 
 @pytest.mark.parametrize("name", ["dropout", "bare parameter", "residual", "convolutions"])
@@ -108,13 +112,13 @@ def test_the_same_random_numbers_and_any_model(name: str) -> None:
     model = net(name)
     reference = copy.deepcopy(model)
     first, second = optim.SGD(model.parameters(), 0.1), optim.SGD(reference.parameters(), 0.1)
-    followed = followed_by(model, first)
-    left_out = followed.indices.tolist()
+    tracker = tracked(model, first)
+    left_out = tracker.held_out.indices.tolist()
     for number, batch in enumerate(batches(2)):
         first.zero_grad()
         second.zero_grad()
         torch.manual_seed(number)
-        with followed.step(batch, None, 1.0):
+        with tracker.twin_step(batch, None, 1.0):
             functional.cross_entropy(model(x[batch]), y[batch]).backward()
         after = torch.get_rng_state()
         torch.manual_seed(number)
@@ -124,4 +128,4 @@ def test_the_same_random_numbers_and_any_model(name: str) -> None:
         (losses * weights).mean().backward()
         first.step()
         second.step()
-    assert_same(followed.twin, reference)
+    assert_same(tracker.held_out.twin, reference)

@@ -159,7 +159,7 @@ def test_a_step_that_never_ends_is_noticed_and_can_be_left() -> None:
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, GeneratorExit])
 def test_an_interrupted_step_leaves_nothing(error: type[BaseException]) -> None:
     model, optimizer = build("dropout")
-    tracker = engram.Tracker(model, optimizer, data(), follow=4)
+    tracker = engram.Tracker(model, optimizer, data(), held_out=4)
 
     def interrupted(outputs: Tensor) -> None:
         raise error
@@ -177,7 +177,7 @@ def test_an_interrupted_step_leaves_nothing(error: type[BaseException]) -> None:
 
 def test_a_closed_tracker_keeps_its_history_and_nothing_else() -> None:
     model, optimizer = build()
-    with engram.Tracker(model, optimizer, data(), follow=4) as tracker:
+    with engram.Tracker(model, optimizer, data(), held_out=4) as tracker:
         for batch in torch.arange(NUM_DATA).split(BATCH):
             with tracker.step(batch):
                 backward(model, batch)
@@ -186,7 +186,7 @@ def test_a_closed_tracker_keeps_its_history_and_nothing_else() -> None:
     assert not optimizer._optimizer_step_pre_hooks
     assert not optimizer._optimizer_step_post_hooks
     assert len(tracker.history) == 1
-    for call in (tracker.update, tracker.step(FIRST).__enter__, tracker.follow(FIRST).__enter__):
+    for call in (tracker.update, tracker.step(FIRST).__enter__, tracker.twin_step(FIRST).__enter__):
         with pytest.raises(ArgumentError, match="one that was closed"):
             call()
 
@@ -214,9 +214,9 @@ def test_data_that_grows_is_other_data() -> None:
     backward(model, FIRST)
     optimizer.step()
     held = Growing()
-    tracker = engram.Tracker(model, optimizer, held, follow=4)
+    tracker = engram.Tracker(model, optimizer, held, held_out=4)
     held.count = NUM_DATA + 1
-    for call in (tracker.update, tracker.step(FIRST).__enter__, tracker.follow(FIRST).__enter__):
+    for call in (tracker.update, tracker.step(FIRST).__enter__, tracker.twin_step(FIRST).__enter__):
         with pytest.raises(DataError, match=f"data of {NUM_DATA + 1} now"):
             call()
 

@@ -1,4 +1,4 @@
-"""Whether the batch of a step holds the examples that its indices announce, in their order.
+"""Whether the batch of a training step holds the examples that its indices name, in their order.
 
 Rows are compared by an exact hash of their bits. Where the training changes its inputs on the way
 (augmentation, normalisation) no row is found anywhere, and nothing can be said; where rows are
@@ -15,19 +15,35 @@ import torch
 from torch import Tensor
 
 from engram.core.data.batches import Batches
-from engram.core.errors import DataError
+from engram.core.errors import ArgumentError, DataError
+from engram.core.selection import check_indices
 from engram.core.state.process import random_states, restored
 from engram.engine.nested import tensors
 from engram.engine.witness import Witness
 
-CHECKED_EVERY = 50  # steps, where looking means to read the examples from a dataset once more
-LARGEST_WIDTH = 512  # entries of a row that are looked at, spread over it
-TABLE_ROWS = 4096  # at a time, while all rows are hashed
-BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+Indices = Tensor | Sequence[int] | None
+
+# What a check may cost beside the step itself.
+CHECKED_EVERY = 50  # steps between two checks that read the examples from a dataset once more
+LARGEST_WIDTH = 512  # entries of a row that are hashed, spread over it
+TABLE_ROWS = 4096  # rows that are hashed at a time, when all are
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an entry
 
 
-class Announced:
-    """The data behind the indices of streamed steps.
+def check_batch_indices(indices: Indices, num_data: int) -> Tensor:
+    """The examples of a step, each once; a batch that does not say which they are is an error."""
+    if indices is None:
+        raise ArgumentError(
+            "the indices of the examples in the batch",
+            "a batch without indices",
+            "let the loader give them, for instance DataLoader(tracker.indexed(dataset), ...)",
+        )
+    once = "draw batches without replacement; a later step may visit an example again"
+    return check_indices(indices, num_data, once)
+
+
+class IndexCheck:
+    """Compares the batches of training steps with the examples that their indices name.
 
     Args:
         batches: of the data that indices refer to.
