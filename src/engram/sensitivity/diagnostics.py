@@ -18,9 +18,15 @@ from engram.likelihoods.draws import Draws
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.estimators.base import eigen
 
-SHARE_OF_LEVERAGES = 32  # of the examples that a pass could hold
+#: Examples whose leverage is computed where the estimator does not give all: the error of the
+#: effective parameters falls with its root (it is printed), the cost grows with it.
 LEVERAGE_SAMPLE = 256
-EXACT_RANK = 16  # up to here the trace is taken over the root of Lambda, beyond by probes
+#: Of the examples that a pass could hold at once, one in so many has its leverage computed at a
+#: time: each needs a gradient per output vector at every layer.
+SHARE_OF_LEVERAGES = 32
+#: Outputs up to which the trace is taken over the whole root of Lambda, a backward pass each;
+#: beyond, it is the mean over so many random probes, whose error falls with their root.
+EXACT_RANK = 16
 PROBES = 16
 
 

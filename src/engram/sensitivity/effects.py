@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from engram.core.data.batches import Batch, as_outputs
+from engram.core.data.columns import Columns
 from engram.core.data.inputs import handed
 from engram.core.errors import NonFiniteError
 from engram.core.parameters import Named, trainable
 from engram.engine.gradient_accumulator import NoSum
 from engram.engine.session import Observed, Session
 from engram.posteriors.gaussian import Posterior
-from engram.sensitivity.columns import Columns
 from engram.sensitivity.estimators.base import Setting
 from engram.sensitivity.estimators.paper import paper
 

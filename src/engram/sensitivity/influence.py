@@ -15,14 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from engram.core.data.batches import Batches, Data
+from engram.core.data.columns import finite
 from engram.core.memory import backing_off, check_room
 from engram.core.parameters import Layout, trainable
 from engram.engine.gradients import per_example_gradients
 from engram.engine.session import Session
 from engram.posteriors.gaussian import Posterior
 from engram.problem import opened_problem
-from engram.sensitivity.columns import finite
 
+#: Bytes of per-example gradients that are held at once; more is no faster once products are large.
 CHUNK_BYTES = 128 * 2**20
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from engram.core.arguments import MANY, seed_number, whole
 from engram.core.data.batches import Data
+from engram.core.data.columns import Columns
 from engram.core.memory import backing_off
 from engram.core.processes import Processes
 from engram.engine.gradient_accumulator import GradientAccumulator
@@ -15,7 +16,6 @@ from engram.engine.session import Session
 from engram.posteriors.gaussian import Posterior
 from engram.problem import Problem, opened_problem
 from engram.sensitivity.basis import Basis
-from engram.sensitivity.columns import Columns
 from engram.sensitivity.diagnostics import Leverages, diagnose, sampled_leverages
 from engram.sensitivity.estimators import ESTIMATORS, check_estimator, default_estimator
 from engram.sensitivity.estimators.base import Estimator, Setting

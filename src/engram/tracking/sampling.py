@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from engram.core.arguments import MANY, whole
 from engram.core.data.batches import Batch, Data
+from engram.core.data.columns import Columns
 from engram.core.errors import ArgumentError
 from engram.core.parameters import Layout, Named, trainable
 from engram.core.state.model import device_of
 from engram.engine.session import Session, session
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
-from engram.sensitivity.columns import Columns
 from engram.sensitivity.estimators.base import displaced
 from engram.sensitivity.estimators.paper import linearised
 from engram.sensitivity.leave_one_out import sensitivities

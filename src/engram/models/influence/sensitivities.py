@@ -17,10 +17,11 @@ from engram.models.responses.likelihood import ResponseLikelihood, Weighted
 from engram.sensitivity.basis import Basis
 from engram.sensitivity.diagnostics import Diagnostics
 from engram.sensitivity.estimators import ESTIMATORS, FROM_VARIANCE, check_estimator
-from engram.sensitivity.estimators.base import GUARD, Estimate, KnownBatch, KnownVariance, Setting
+from engram.sensitivity.estimators.base import GUARD, Estimate, KnownBatch, Setting
 from engram.sensitivity.estimators.corrected import corrected
 from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import OBTAINED, Result
+from engram.sensitivity.variance import KnownVariance
 
 EXACT = "exact"
 EXACT_GUARD = 1 - 1e-9  # least squares is exact up to rounding

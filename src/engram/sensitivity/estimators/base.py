@@ -1,4 +1,4 @@
-r"""What all estimators share: what they are given, what they say, and products with V.
+r"""What all estimators share: what they are given, and what they say.
 
 An estimator says how far the outputs f of an example would move without it, from the prediction
 variance :math:`V = J S^{-1} J'`, the residual :math:`e = \partial\ell / \partial f` and the output
@@ -17,33 +17,15 @@ from torch import Tensor
 
 from engram.core.errors import ArgumentError
 from engram.engine.gradient_accumulator import Totals
-from engram.engine.pace import QUICKER, Pace
 from engram.engine.session import Session
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
+from engram.sensitivity.variance import KnownVariance, Products
 
 #: Largest eigenvalue of V Lambda that is taken at its word. It is below 1 where the precision holds
 #: the example's own curvature; at 0.99 a direction is lengthened 100 times. A larger guard lets an
 #: inconsistent posterior explode, a smaller one holds examples that truly have a leverage near 1.
 GUARD = 0.99
-#: Outputs up to which V [K, K] is built, by K backward passes; beyond, V is only applied, one
-#: backward and tangent pass a product. Trades K passes for the rounds of an iteration.
-DENSE_OUTPUTS = 32
-
-
-class Products(Protocol):
-    """Products with V = J S^-1 J': the engine's trace, or V itself where it is known."""
-
-    def deviation(
-        self, residual: Tensor, posterior: Posterior, total: Totals | None = None
-    ) -> Tensor:
-        """V e, [B, K]."""
-
-    def inner_products(self, vectors: Tensor, posterior: Posterior) -> Tensor:
-        """F' V F for vectors F [B, K, R]."""
-
-    def add_gradient(self, residual: Tensor, posterior: Posterior, total: Totals) -> None:
-        """Add the gradient of the batch to the total."""
 
 
 class Observed(Protocol):
@@ -57,36 +39,6 @@ class Observed(Protocol):
     def targets(self) -> Tensor: ...
     @property
     def residual(self) -> Tensor: ...
-
-
-@dataclass(frozen=True, eq=False)
-class KnownVariance:
-    """Products with V where it is known for every example of a batch, [B, K, K].
-
-    Example:
-        >>> known = KnownVariance(torch.tensor([[[2.0, 1.0], [1.0, 3.0]]]))
-        >>> known.deviation(torch.tensor([[1.0, -1.0]]))
-        tensor([[ 1., -2.]])
-    """
-
-    variances: Tensor
-
-    def deviation(
-        self, residual: Tensor, posterior: Posterior | None = None, total: Totals | None = None
-    ) -> Tensor:
-        """V e."""
-        if residual.shape[1] == 1:
-            return self.variances[:, :, 0] * residual
-        return (self.variances @ residual[:, :, None])[:, :, 0]
-
-    def inner_products(self, vectors: Tensor, posterior: Posterior | None = None) -> Tensor:
-        """F' V F; where F is the identity, V itself."""
-        if vectors.shape[1] == 1:
-            return vectors.mT * self.variances * vectors
-        return vectors.mT @ self.variances @ vectors
-
-    def add_gradient(self, residual: Tensor, posterior: Posterior, total: Totals) -> None:
-        """Nothing: who knows V knows the gradient too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,26 +168,6 @@ def estimate_at(
 def none_flagged(observed: Observed) -> Tensor:
     """False for every example of the batch."""
     return torch.zeros(len(observed.outputs), dtype=torch.bool, device=observed.outputs.device)
-
-
-def variance(trace: Products, outputs: Tensor, posterior: Posterior) -> Tensor:
-    """V = J S^-1 J', [B, K, K], contracted layer by layer."""
-    identity = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
-    return trace.inner_products(identity.expand(len(outputs), -1, -1), posterior)
-
-
-def output_variances(trace: Products, outputs: Tensor, posterior: Posterior) -> Tensor:
-    """The diagonal of V, [B, K], without V: some outputs at a time."""
-    parts = torch.arange(outputs.shape[1], device=outputs.device).split(DENSE_OUTPUTS)
-    pace = Pace(len(parts), f"times {DENSE_OUTPUTS} backward passes for a batch", QUICKER)
-    found = []
-    for part in parts:
-        vectors = torch.zeros(*outputs.shape, len(part), dtype=outputs.dtype, device=outputs.device)
-        vectors[:, part, torch.arange(len(part))] = 1
-        products = trace.inner_products(vectors, posterior)
-        found.append(torch.diagonal(products, dim1=1, dim2=2))
-        pace.step()
-    return torch.cat(found, dim=1)
 
 
 def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from engram.sensitivity.estimators.base import (
-    DENSE_OUTPUTS,
     GUARD,
     Estimate,
     Estimator,
@@ -25,8 +24,8 @@ from engram.sensitivity.estimators.base import (
     eigen,
     estimate_at,
     only_eigenvalue,
-    variance,
 )
+from engram.sensitivity.variance import DENSE_OUTPUTS, variance
 
 #: Products with V that conjugate gradients may take for one batch. They end by their residual long
 #: before, unless leverages are close to 1.

@@ -26,7 +26,8 @@ def linear(observed: Observed, setting: Setting) -> Estimate:
         >>> import torch
         >>> from engram.engine.gradient_accumulator import NoSum
         >>> from engram.likelihoods import Gaussian
-        >>> from engram.sensitivity.estimators.base import KnownBatch, KnownVariance
+        >>> from engram.sensitivity.estimators.base import KnownBatch
+        >>> from engram.sensitivity.variance import KnownVariance
         >>> known = KnownVariance(torch.tensor([[[0.5]]]))  # leverage 1/2
         >>> f, y = torch.tensor([[3.0]]), torch.tensor([[1.0]])
         >>> linear(KnownBatch(known, f, y, f - y), Setting(Gaussian(), None, 0, NoSum())).deviation

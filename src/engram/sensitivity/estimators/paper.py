@@ -13,7 +13,6 @@ from torch import Tensor
 
 from engram.likelihoods import Likelihood
 from engram.sensitivity.estimators.base import (
-    DENSE_OUTPUTS,
     Estimate,
     Estimator,
     Observed,
@@ -21,9 +20,8 @@ from engram.sensitivity.estimators.base import (
     eigen,
     none_flagged,
     only_eigenvalue,
-    output_variances,
-    variance,
 )
+from engram.sensitivity.variance import DENSE_OUTPUTS, output_variances, variance
 
 
 def linearised(
