@@ -19,8 +19,8 @@ from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import laplace
 from engram.posteriors.optimizer_state import posterior_of
 from engram.retraining import recipes
+from engram.retraining.result import Retraining
 from engram.retraining.retrain import retrain
-from engram.retraining.truth import Retraining
 from engram.sensitivity.groups import ClassRemovals, Removal, remove, remove_classes
 from engram.sensitivity.influence import influence
 from engram.sensitivity.leave_one_out import sensitivities

@@ -12,11 +12,11 @@ from engram.core.arguments import MANY, seed_number, whole
 from engram.core.data.batches import Data
 from engram.core.memory import backing_off
 from engram.evidence.assessment import Assessment
+from engram.evidence.matching import check_outputs
 from engram.evidence.objective import Objective
 from engram.evidence.signals import Signals, measure
 from engram.posteriors.gaussian import Posterior
 from engram.problem import opened_problem
-from engram.retraining.matching import check_outputs
 from engram.sensitivity.result import Result, check_result
 from engram.trust import judge
 from engram.trust.thresholds import FACTOR, MEASURED_RULES, PRIOR

@@ -18,11 +18,11 @@ from engram.core.selection import check_group
 from engram.curvature.ggn_roots import check_exact
 from engram.curvature.kinds import Curvature
 from engram.engine.session import Session
+from engram.evidence.matching import check_outputs
 from engram.evidence.solving import solve_left_out
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
 from engram.problem import Problem, opened_problem
-from engram.retraining.matching import check_outputs
 from engram.retraining.newton import Newton
 from engram.retraining.prior import Prior
 from engram.retraining.retrain import Train, retrain

@@ -14,8 +14,8 @@ from torch import Tensor
 from engram.core.storage.folder import read_folder, write_folder
 from engram.core.storage.values import as_read, read_fields
 from engram.evidence.correlation import Agreement, Interval
+from engram.retraining.result import Retraining, read_retraining
 from engram.retraining.saved import check, check_numbers, check_positions
-from engram.retraining.truth import Retraining, read_retraining
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,8 +12,8 @@ from engram.core.data.batches import Batches, Data
 from engram.core.errors import ArgumentError
 from engram.core.parameters import check_module, trainable, uncompiled
 from engram.evidence.correlation import agreement
+from engram.evidence.matching import check_outputs
 from engram.evidence.verification import Verification
-from engram.retraining.matching import check_outputs
 from engram.retraining.prior import Prior
 from engram.retraining.retrain import Train, retrain
 from engram.sensitivity.result import Result, check_result

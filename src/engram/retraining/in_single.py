@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from engram.retraining.returned import private_copy
 from engram.retraining.stack import Stack
+from engram.retraining.user_function import private_copy
 
 
 def in_single(stack: Stack) -> Stack:

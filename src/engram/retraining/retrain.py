@@ -19,22 +19,18 @@ from engram.core.state.model import device_of, locked, state_preserved
 from engram.core.state.process import kept_surroundings
 from engram.engine.refusals import named_failures
 from engram.likelihoods import Likelihood, resolve
-from engram.retraining import fingerprints
-from engram.retraining.assembly import assemble
-from engram.retraining.function_worker import FunctionWorker
-from engram.retraining.identity import identify
+from engram.retraining.identity import identify, is_steady
 from engram.retraining.open_stack import open_stack
 from engram.retraining.prior import Prior, check_prior
 from engram.retraining.ranks import Ranks, wait_until_done
 from engram.retraining.recipe import Recipe
-from engram.retraining.recipe_worker import RecipeWorker
 from engram.retraining.recipes import NAMED
-from engram.retraining.returned import check_arguments, private_copy, training_copies
+from engram.retraining.result import Retraining, assemble
 from engram.retraining.run_folder import RunFolder, check_folder
-from engram.retraining.selection import Indices, Selection, select
+from engram.retraining.selection import Indices, Selection, Task, select
 from engram.retraining.stack import Stack
-from engram.retraining.task import Task
-from engram.retraining.truth import Retraining
+from engram.retraining.user_function import check_arguments, private_copy, training_copies
+from engram.retraining.workers import FunctionWorker, RecipeWorker
 
 Function = Callable[[nn.Module, Any], nn.Module | None]
 Train = str | Recipe | Function
@@ -171,7 +167,7 @@ def _worker(
             given = stack.predict(stack.start[None])[0].detach().cpu()
             yield RecipeWorker(task, stack, data, bound, _evaluation(stack, task)), given
     else:
-        steady = fingerprints.is_steady(data)
+        steady = is_steady(data)
         worker = FunctionWorker(task, ways, model, data, steady)
         yield worker, worker.outputs(model, data, None)
 

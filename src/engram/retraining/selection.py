@@ -1,4 +1,4 @@
-"""What is left out: single examples, groups, or whole classes, one copy of the model each."""
+"""What a run is asked for: which examples, groups or classes are left out, one copy for each."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from engram.core.arguments import shown, whole
-from engram.core.data.batches import Batches
+from engram.core.data.batches import Batches, Data
 from engram.core.errors import ArgumentError
 from engram.core.selection import check_indices
+from engram.likelihoods import Likelihood
 from engram.sensitivity.groups import class_numbers
 
 Indices = Sequence[int] | Tensor
+NOTHING = torch.empty(0, dtype=torch.long)  # what a refit with everything leaves out
 
 
 @dataclass(frozen=True)
@@ -114,3 +117,24 @@ def _check_some_remain(
                 f"{label!r} with all {num_data} of them",
                 "leave out fewer",
             )
+
+
+@dataclass(frozen=True)
+class Task:
+    """What both workers need.
+
+    Args:
+        selection: which examples each copy leaves out.
+        likelihood: of the data.
+        evaluate_on: other data whose losses are wanted for every copy.
+        refits: trainings with nothing left out; the first is the baseline.
+        keep_models: whether the parameters of every copy are kept.
+        seed: of all trainings.
+    """
+
+    selection: Selection
+    likelihood: Likelihood
+    evaluate_on: Data | None
+    refits: int
+    keep_models: bool
+    seed: int

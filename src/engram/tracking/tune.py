@@ -29,8 +29,9 @@ from engram.likelihoods import Likelihood, resolve
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.laplace import STRUCTURES, laplace
 from engram.posteriors.optimizer_state import posterior_of
-from engram.retraining.fingerprints import is_steady
-from engram.retraining.returned import (
+from engram.retraining.identity import is_steady
+from engram.retraining.user_function import (
+    Watched,
     check_arguments,
     check_same_parameters,
     has_moved,
@@ -38,7 +39,6 @@ from engram.retraining.returned import (
     trained_model,
     training_copies,
 )
-from engram.retraining.watched import Watched
 from engram.sensitivity.leave_one_out import sensitivities
 from engram.tracking.validation import mean_loss
 

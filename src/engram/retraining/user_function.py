@@ -1,17 +1,24 @@
-"""What a training function of the user's has made of the copy it was given."""
+"""A training function of the user's: it trains the copy it is given and leaves all else alone.
+
+What it returns, or has made of its copy, must be a model with the same parameters; the caller's
+own model and the data must be as before.
+"""
 
 from __future__ import annotations
 
 import copy
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from engram.core.data.batches import Data
 from engram.core.errors import ArgumentError, ModelMismatchError, TrainingError
 from engram.core.identity.digests import bytes_of
+from engram.retraining.identity import sample_fingerprint
 
 
 def check_arguments(function: Callable[..., Any], form: str) -> None:
@@ -135,7 +142,9 @@ def check_finite(trained: nn.Module, template: nn.Module) -> None:
         finite = not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
         if not finite and not torch.equal(tensor, before[name].to(tensor.device)):
             raise TrainingError(
-                "finite weights after training", f"NaN or infinity in {name!r}", "train slower"
+                "finite weights after training",
+                f"NaN or infinity in {name!r}",
+                "lower the learning rate",
             )
 
 
@@ -176,3 +185,30 @@ def has_moved(trained: nn.Module, template: nn.Module) -> bool:
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)}
+
+
+@dataclass(frozen=True, eq=False)
+class Watched:
+    """Data sets and what they were like.
+
+    Args:
+        data: that reads the same each time; other data cannot be watched.
+        before: a fingerprint of each.
+    """
+
+    data: tuple[Data, ...]
+    before: tuple[str, ...]
+
+    @classmethod
+    def of(cls, *data: Data) -> Watched:
+        """Data as it is now."""
+        return cls(data, tuple(map(sample_fingerprint, data)))
+
+    def check(self) -> None:
+        """Raise where it has changed since."""
+        if self.before != tuple(map(sample_fingerprint, self.data)):
+            raise TrainingError(
+                "a training function that leaves the data as it is",
+                "data that changed during the training",
+                "copy what you want to change, for instance x = x.clone()",
+            )
