@@ -13,7 +13,7 @@ from interrupting import condition, moments, surroundings, watched
 from streamed import BATCH, backward, build, data
 
 FIRST = torch.arange(BATCH)
-SUSPENDED = ("hooked", "watching", "during", "step")  # a generator that yields takes no signal
+SUSPENDED = ("hooked", "recording", "during", "step")  # a generator that yields takes no signal
 
 
 @pytest.mark.parametrize(

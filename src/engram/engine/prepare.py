@@ -39,9 +39,12 @@ class Coverage:
         return self.exact + self.fallback + self.frozen + self.unused
 
 
+BatchNorm = nn.modules.batchnorm._BatchNorm
+
+
 def training_layers(model: nn.Module) -> list[str]:
     """Kinds of layers in train mode that behave otherwise in eval mode."""
-    kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+    kinds = (BatchNorm, nn.modules.dropout._DropoutNd)
     found = (m for m in model.modules() if isinstance(m, kinds) and m.training)
     return sorted({type(module).__name__ for module in found})
 
@@ -56,6 +59,7 @@ class Engine:
     parameters: dict[str, nn.Parameter]
     doubtful: tuple[str, ...] = ()  # functions whose second derivative may lack a part
     true_hessian: bool = True  # whether the second derivatives through them are right
+    mixing: tuple[BatchNorm, ...] = ()  # layers that mix the examples of a batch in train mode
 
     def trace(self, batch: Batch) -> Trace:
         """Forward pass over a batch, recorded."""
@@ -93,7 +97,8 @@ def _prepare(model: nn.Module, batches: Batches) -> Engine:
     plan, used = _checked_plan(model, probe, expected)
     functions, coverage = tuple(expected.functions), _coverage(model, plan, used)
     curved = has_true_hessian(model, probe, expected)
-    return Engine(model, plan, coverage, parameters, functions, curved)
+    mixing = tuple(module for module in model.modules() if isinstance(module, BatchNorm))
+    return Engine(model, plan, coverage, parameters, functions, curved, mixing)
 
 
 def _checked_plan(model: nn.Module, probe: Batch, expected: Expected) -> tuple[Plan, set[str]]:

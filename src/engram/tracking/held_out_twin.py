@@ -27,7 +27,7 @@ from engram.core.errors import DataError, PosteriorError
 from engram.core.parameters import Named
 from engram.core.state.model import own_forward, state_kept
 from engram.core.storage.values import objects, typed, wrong
-from engram.engine.witness import Witness
+from engram.engine.streaming.step import StepRecorder
 from engram.likelihoods import Likelihood
 from engram.optimizers.base import BayesianOptimizer
 from engram.posteriors.optimizer_state import unwrapped
@@ -85,7 +85,7 @@ class HeldOutTwin:
             self.optimizer.zero_grad()
             self._length = None
 
-    def learn(self, seen: Witness, objective: Callable[[Tensor], Tensor]) -> None:
+    def learn(self, seen: StepRecorder, objective: Callable[[Tensor], Tensor]) -> None:
         """Add the gradient of an objective of the outputs [B, K] to what the next step takes.
 
         Args:

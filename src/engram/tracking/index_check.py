@@ -19,7 +19,7 @@ from engram.core.errors import ArgumentError, DataError
 from engram.core.selection import check_indices
 from engram.core.state.process import random_states, restored
 from engram.engine.nested import tensors
-from engram.engine.witness import Witness
+from engram.engine.streaming.step import StepRecorder
 
 Indices = Tensor | Sequence[int] | None
 
@@ -53,7 +53,9 @@ class IndexCheck:
         self.batches = batches
         self._hashed: Known | None = None  # of every row, where the data is in memory
 
-    def targets(self, seen: Witness, chosen: Tensor, given: Tensor | None, step: int) -> Tensor:
+    def targets(
+        self, seen: StepRecorder, chosen: Tensor, given: Tensor | None, step: int
+    ) -> Tensor:
         """The targets of a step, after a look at its inputs.
 
         Args:
@@ -74,7 +76,7 @@ class IndexCheck:
         return own.targets if given is None else given
 
     def _check(
-        self, chosen: Tensor, call: Witness, own: Sequence[Tensor], names: Sequence[str] | None
+        self, chosen: Tensor, call: StepRecorder, own: Sequence[Tensor], names: Sequence[str] | None
     ) -> None:
         if names is not None and (call.args or not set(names) <= set(call.kwargs)):
             return

@@ -29,7 +29,7 @@ from engram.core.state.model import state_preserved
 from engram.core.storage.values import objects, read_fields, typed, wrong
 from engram.engine.prepare import Engine, prepare
 from engram.engine.session import keep_freed_memory
-from engram.engine.watch import Watch, mixing_layers
+from engram.engine.streaming.tape import Tape
 from engram.likelihoods import Likelihood
 from engram.optimizers.base import BayesianOptimizer
 from engram.optimizers.ivon import at_mean
@@ -221,7 +221,6 @@ class Stream:
         self.steps = 0
         self.way = "none yet"
         self._engine: Engine | None = None
-        self._mixing: list[nn.modules.batchnorm._BatchNorm] = []
         self._trained: list[Identity] = []  # when the passes were planned
 
     def begin_step(self) -> None:
@@ -236,19 +235,18 @@ class Stream:
             if not training_lost(error, self.model, self.optimizer):
                 raise
 
-    def watch(self, num_examples: int) -> Watch:
-        """What records the operations of a step with so many examples."""
+    def tape(self, num_examples: int) -> Tape:
+        """What takes down the operations of a step with so many examples."""
         assert self._engine is not None
-        return Watch(self._engine, self._mixing, num_examples)
+        return Tape(self._engine, num_examples)
 
     def take(self, step: TrainingStep) -> None:
         """Add what the step says about its examples to the epoch."""
-        assert step.watch is not None
-        self.epoch.add(step.indices, self._visit(step, step.watch), self.steps)
-        self.way = step.watch.way
+        self.epoch.add(step.indices, self._visit(step), self.steps)
+        self.way = step.call.way
         self.steps += 1
 
-    def _visit(self, step: TrainingStep, watch: Watch) -> Visit:
+    def _visit(self, step: TrainingStep) -> Visit:
         nothing = torch.full_like(step.loss, torch.nan)
         try:
             posterior = self.source.at_step(self.steps)
@@ -260,7 +258,7 @@ class Stream:
             return Visit(step.loss, nothing, nothing, complete=True)
         if posterior is None:
             return Visit(step.loss, nothing, nothing, complete=False)
-        deviation = watch.deviation(step.residual, posterior, step.factor)
+        deviation = step.call.deviation(step.residual, posterior, step.factor)
         outputs = step.call.outputs
         change, loo_loss = displaced(self.likelihood, outputs, step.prepared, deviation)
         return Visit(step.loss, loo_loss, change.abs().sum(1), complete=True)
@@ -274,7 +272,7 @@ class Stream:
             with state_preserved(self.model):
                 keep_freed_memory()
                 self._engine = prepare(self.model, self.batches)
-            self._mixing, self._trained = mixing_layers(self.model), found
+            self._trained = found
         return self._engine
 
     def begin_epoch(self) -> None:

@@ -210,7 +210,7 @@ class Tracker:
         check_streamable(self.optimizer, self.estimator, self.sampling.samples)
         number = self.history.number(epoch)
         listeners = (self.stream,) if self.held_out is None else (self.stream, self.held_out)
-        with self.steps.step(indices, targets, scale, listeners, self.stream.watch):
+        with self.steps.step(indices, targets, scale, listeners, self.stream.tape):
             yield
         if self.stream.epoch.all_seen and self.peers.count == 1:
             self._record_epoch(self.stream.epoch, number)

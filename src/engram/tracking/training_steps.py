@@ -22,8 +22,8 @@ from engram.core.data.batches import Batches
 from engram.core.dtypes import wide
 from engram.core.errors import ArgumentError, EngineError, LikelihoodError
 from engram.core.state.process import end_suspended, of_the_thread, random_states, restored
-from engram.engine.watch import Watch
-from engram.engine.witness import Witness
+from engram.engine.streaming.step import StepRecorder
+from engram.engine.streaming.tape import Tape
 from engram.likelihoods import Likelihood
 from engram.tracking.index_check import IndexCheck, Indices, check_batch_indices, check_length
 
@@ -39,8 +39,8 @@ class TrainingStep:
     """One step of the user's, after its backward pass, checked.
 
     Args:
-        call: of the model: its inputs, random numbers, outputs and their gradient.
-        watch: the operations of the step, where sensitivities are asked for.
+        call: of the model: its inputs, random numbers, outputs and their gradient; with a tape of
+            its operations where sensitivities are asked for.
         indices, targets: of the examples in the batch.
         prepared: the targets as the likelihood wants them.
         factor: the user's loss over the sum of the likelihood's losses.
@@ -48,8 +48,7 @@ class TrainingStep:
         residual: e, [B, K]; None where losses or gradients are not finite.
     """
 
-    call: Witness
-    watch: Watch | None
+    call: StepRecorder
     indices: Tensor
     targets: Tensor
     prepared: Tensor
@@ -114,7 +113,7 @@ class TrainingSteps:
         targets: Tensor | None,
         scale: float,
         listeners: Sequence[Listener],
-        watch: Callable[[int], Watch] | None = None,
+        tape: Callable[[int], Tape] | None = None,
     ) -> Iterator[None]:
         """Run a step inside; nothing else may begin before it ends.
 
@@ -122,15 +121,15 @@ class TrainingSteps:
             indices, targets: of the batch; targets None for the data's own.
             scale: factor on the loss before ``backward``.
             listeners: take the step when it is over.
-            watch: makes what records the operations of a batch of so many examples; without it
-                only the model's call is recorded.
+            tape: makes the one that takes down the operations of a batch of so many examples;
+                without it only the model's call is recorded.
         """
         self.check_outside("a step")
         stack = ExitStack()
         try:
             self._open = stack
             with stack:
-                stack.enter_context(self._recorded(indices, targets, scale, listeners, watch))
+                stack.enter_context(self._recorded(indices, targets, scale, listeners, tape))
                 yield
         except KeyboardInterrupt as error:
             end_suspended(error)
@@ -146,31 +145,30 @@ class TrainingSteps:
         targets: Tensor | None,
         scale: float,
         listeners: Sequence[Listener],
-        watch: Callable[[int], Watch] | None,
+        tape: Callable[[int], Tape] | None,
     ) -> Iterator[None]:
         check_length(self.batches)
         chosen = check_batch_indices(indices, self.batches.num_data)
         factor = loss_factor(self.optimizer, scale, self.reduction, len(chosen))
         for listener in listeners:
             listener.begin_step()
-        watched = None if watch is None else watch(len(chosen))
-        call = Witness(self.model, len(chosen)) if watched is None else watched.witness
-        recorder = watched or call
+        taken_down = None if tape is None else tape(len(chosen))
+        call = StepRecorder(self.model, len(chosen), taken_down)
         try:
-            with recorder.watching():
+            with call.recording():
                 yield
             with restored((*of_the_thread(), *random_states())):
-                recorder.check()
+                call.check()
                 own = self.index_check.targets(call, chosen, targets, self.count)
-                step = self._checked(call, watched, chosen, own, factor)
+                step = self._checked(call, chosen, own, factor)
                 for listener in listeners:
                     listener.take(step)
         finally:
-            recorder.release()
+            call.release()
         self.count += 1
 
     def _checked(
-        self, call: Witness, watch: Watch | None, indices: Tensor, targets: Tensor, factor: float
+        self, call: StepRecorder, indices: Tensor, targets: Tensor, factor: float
     ) -> TrainingStep:
         outputs, gradient = call.outputs, call.output_gradient
         prepared = self.likelihood.prepare(outputs, targets.to(outputs.device))
@@ -179,7 +177,7 @@ class TrainingSteps:
         if torch.isfinite(loss).all() and torch.isfinite(gradient).all():
             residual = self.likelihood.residual(outputs, prepared).detach()
             check_loss(gradient, residual, factor, self.likelihood)
-        return TrainingStep(call, watch, indices, targets, prepared, factor, loss, residual)
+        return TrainingStep(call, indices, targets, prepared, factor, loss, residual)
 
     def leave(self) -> None:
         """Forget the step that is under way, as if it had been interrupted."""

@@ -9,25 +9,27 @@ needs only the result, and with a dual number through the operation otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
+from engram.core.errors import EngineError
+from engram.core.state.modules import Buffers
 from engram.core.state.process import RandomState
 from engram.engine.function_mode import FunctionMode
 from engram.engine.gradient_accumulator import NoSum
 from engram.engine.nested import tensors
-from engram.engine.plan import Plan
 from engram.engine.pooling import average_pool
+from engram.engine.prepare import Engine
 from engram.engine.recorder import Site
 from engram.engine.rules import RULES, bind
 from engram.engine.rules.base import Call, Function
@@ -35,6 +37,8 @@ from engram.engine.rules.convolution import Convolution
 from engram.engine.rules.linear import Linear
 from engram.engine.steps import Moves
 from engram.linalg.precision import Precision
+
+UPDATE = "use tracker.update() at chosen times instead: it looks at the model in eval mode"
 
 aten = torch.ops.aten
 RELUS = {functional.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
@@ -75,17 +79,21 @@ class Tape(FunctionMode):
     """Notes down the operations on some parameters while :attr:`recording` is set.
 
     ``obstacle`` says why the tape cannot be used, where it cannot; the user's pass goes on.
+
+    Args:
+        engine: the model with its plan.
+        num_examples: rows that the batch should have.
     """
 
-    def __init__(
-        self, parameters: Mapping[str, nn.Parameter], plan: Plan, num_examples: int
-    ) -> None:
+    def __init__(self, engine: Engine, num_examples: int) -> None:
         super().__init__()
-        self.parameters, self.plan, self.num_examples = parameters, plan, num_examples
+        self.engine, self.plan, self.num_examples = engine, engine.plan, num_examples
+        self.parameters = engine.parameters
         self.name_of = {id(p): name for name, p in self.parameters.items()}
         self.recording = False
+        self.buffers: Buffers | None = None  # as they were before the call
         self.obstacle: str | None = None
-        if plan.units or any(touch.kind != "rule" for touch in plan.touches):
+        if self.plan.units or any(touch.kind != "rule" for touch in self.plan.touches):
             self.obstacle = "parameters without a rule"
         self.followed: dict[int, Tensor] = {}  # what depends on parameters; ids stay unique
         self.entries: list[Entry] = []
@@ -164,15 +172,36 @@ class Tape(FunctionMode):
         self._handles.append(edge.node.register_prehook(capture))
         return number
 
+    def begin(self) -> None:
+        """The model is called: what runs until ``recording`` is unset is taken down."""
+        self._check_mode()
+        self.buffers = Buffers.now(self.engine.model)
+        self.recording = True
+
+    def _check_mode(self) -> None:
+        for module in self.engine.mixing:
+            if module.training or module.running_mean is None:
+                raise EngineError(
+                    "a model that treats the examples of a batch independently in training",
+                    f"{type(module).__name__} in train mode, in which no example has a gradient "
+                    "of its own",
+                    UPDATE,
+                )
+        if torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"):
+            raise EngineError("a step in one precision", "automatic mixed precision", UPDATE)
+
     def release(self) -> None:
         """Let go of everything: the graph holds the hooks, and the hooks hold the graph."""
         for handle in self._handles:
             handle.remove()
         for kept in (self._handles, self.entries, self.sites, self.gradients, self.followed):
             kept.clear()
+        self.buffers = None
 
-    def fresh(self) -> bool:
-        """Whether everything on the tape is still as the operations saw it."""
+    def usable(self) -> bool:
+        """Whether nothing stood in the way, and all on it is still as the operations saw it."""
+        if self.obstacle is not None:
+            return False
         entries = all(
             tuple(t._version for t in entry.results) == entry.versions
             for entry in self.entries
