@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from benchmarks.records import RESULTS, conditions, table, write
 from benchmarks.timing import environment
-from engram.likelihoods.expected import Absolute, Hinge, Quantile, ZeroOne
+from engram.likelihoods import Absolute, Hinge, Quantile, ZeroOne
 from engram.models.variational.linear import fit_variational_linear
 
 EXAMPLES, WEIGHTS = 80, 5

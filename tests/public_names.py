@@ -17,12 +17,12 @@ from typing import Any
 import engram
 from engram import families, likelihoods, models, optimizers, recipes
 from engram.core import errors
-from engram.models import gaussian_process, responses
+from engram.models import gaussian_process
 from engram.optimizers import ivon
 
 STORED = Path(__file__).parent / "public_names.txt"
 PUBLIC = (
-    *(engram, errors, families, likelihoods, models, responses, gaussian_process),
+    *(engram, errors, families, likelihoods, models, gaussian_process),
     *(optimizers, ivon, recipes),
 )
 

@@ -8,19 +8,22 @@ import pytest
 import torch
 
 from engram.core.errors import LikelihoodError, TargetError
-from engram.likelihoods import expected
-from engram.likelihoods.expected import (
+from engram.likelihoods import (
     Absolute,
-    GaussianNoise,
+    Bernoulli,
+    ExpectedCategorical,
+    ExpectedGaussian,
+    Gamma,
+    Gaussian,
     Hinge,
-    Logit,
-    LogPoisson,
-    Probit,
+    NegativeBinomial,
+    Poisson,
+    Quadrature,
     Quantile,
     Sampled,
-    Softmax,
-    SoftplusPoisson,
     ZeroOne,
+    expected_loss,
+    from_loss,
 )
 
 SCALAR = {
@@ -28,11 +31,15 @@ SCALAR = {
     "zero_one": (ZeroOne(), [-1.0, 1.0]),
     "absolute": (Absolute(), [-0.7, 1.2]),
     "quantile": (Quantile(0.85), [-0.7, 1.2]),
-    "gaussian": (GaussianNoise(0.3), [-0.7, 1.2]),
-    "logit": (Logit(), [-1.0, 1.0]),
-    "probit": (Probit(), [-1.0, 1.0]),
-    "log_poisson": (LogPoisson(), [0.0, 3.0]),
-    "softplus_poisson": (SoftplusPoisson(), [0.0, 3.0]),
+    "gaussian": (Gaussian(0.3).expectation(), [-0.7, 1.2]),
+    "gaussian by quadrature": (Quadrature(Gaussian(0.3)), [-0.7, 1.2]),
+    "logit": (Bernoulli().expectation(), [0.0, 1.0]),
+    "probit": (Bernoulli("probit").expectation(), [0.0, 1.0]),
+    "cloglog": (Bernoulli("cloglog").expectation(), [0.0, 1.0]),
+    "log_poisson": (Poisson().expectation(), [0.0, 3.0]),
+    "softplus_poisson": (Poisson("softplus").expectation(), [0.0, 3.0]),
+    "gamma": (Gamma(dispersion=0.5).expectation(), [0.4, 1.2]),
+    "negative_binomial": (NegativeBinomial(0.7).expectation(), [0.0, 3.0]),
 }
 KINKED = ("hinge", "zero_one", "absolute", "quantile")
 
@@ -86,7 +93,7 @@ def test_derivatives_are_those_of_the_expected_loss(name):
     assert torch.allclose(curvature, 2 * by_variance, atol=2e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["gaussian", "logit", "probit", "log_poisson", "softplus_poisson"])
+@pytest.mark.parametrize("name", [name for name in SCALAR if name not in KINKED])
 def test_predictive_loss_is_the_log_of_the_integral(name):
     loss, mean, variance, targets = cases(name)
     truth = -integrate(loss, mean, variance, targets, lambda value: torch.exp(-value)).log()
@@ -127,7 +134,7 @@ def test_sampling_several_outputs_and_the_seed():
 def test_softmax_derivatives(mixed):
     generator = torch.Generator().manual_seed(0)
     mixing = torch.randn(4, 3, generator=generator, dtype=torch.float64) if mixed else None
-    loss = Softmax(mixing, num_samples=512)
+    loss = ExpectedCategorical(mixing, num_samples=512)
     mean = torch.randn(5, 3, generator=generator, dtype=torch.float64)
     variance = torch.rand(5, 3, generator=generator, dtype=torch.float64) + 0.1
     targets = torch.tensor([0, 1, 2, 1, 0])
@@ -149,6 +156,37 @@ def test_softmax_derivatives(mixed):
 def test_labels_zero_and_one_are_signs():
     mean = torch.zeros(2, 1)
     assert Hinge().prepare(mean, torch.tensor([0, 1])).tolist() == [[-1.0], [1.0]]
+    assert Bernoulli().expectation().prepare(mean, torch.tensor([-1, 1])).tolist() == [[0.0], [1.0]]
+
+
+def test_independent_outputs_are_averaged_one_by_one():
+    """Two outputs at once are two losses of one output each, for every loss of independent ones."""
+    mean = torch.tensor([[0.3, -0.2], [1.0, 0.4]], dtype=torch.float64)
+    variance = torch.tensor([[0.5, 1.0], [0.2, 0.7]], dtype=torch.float64)
+    targets = torch.ones(2, 2, dtype=torch.float64)
+    for loss, _ in SCALAR.values():
+        for quantity in ("loss", "predictive_loss", "residual", "curvature"):
+            both = getattr(loss, quantity)(mean, variance, targets)
+            each = [
+                getattr(loss, quantity)(mean[:, [k]], variance[:, [k]], targets[:, [k]])
+                for k in (0, 1)
+            ]
+            summed = each[0] + each[1] if both.dim() == 1 else torch.cat(each, 1)
+            assert torch.allclose(both, summed, rtol=1e-12)
+
+
+def test_soft_targets_weigh_the_classes():
+    loss, mean, variance = ExpectedCategorical(), torch.zeros(1, 3), torch.ones(1, 3)
+    hard = [loss.loss(mean, variance, torch.tensor([k])) for k in range(3)]
+    soft = loss.loss(mean, variance, torch.tensor([[0.5, 0.25, 0.25]]))
+    assert torch.allclose(soft, 0.5 * hard[0] + 0.25 * hard[1] + 0.25 * hard[2])
+
+
+def test_every_likelihood_is_averaged_and_a_loss_of_ones_own_by_sampling():
+    assert repr(expected_loss(Bernoulli("probit"))) == "expected Bernoulli(link=probit)"
+    assert repr(expected_loss("probit")) == "expected Bernoulli(link=probit)"
+    squared = from_loss(lambda f, y: (f[:, 0] - y[:, 0]).square())
+    assert isinstance(squared.expectation(), Sampled)
 
 
 @pytest.mark.parametrize(
@@ -156,11 +194,12 @@ def test_labels_zero_and_one_are_signs():
     [
         (Hinge(), [0.5, 1.0], "labels -1 and 1, or 0 and 1"),
         (ZeroOne(), [-1.0, 0.0], "labels -1 and 1, or 0 and 1"),
-        (SoftplusPoisson(), [-1.0, 2.0], "non-negative whole counts"),
-        (SoftplusPoisson(), [0.5, 2.0], "non-negative whole counts"),
-        (Absolute(), [1.0], "one absolute target per example, 2 in all"),
-        (Quantile(0.5), [1.0, math.nan], "finite targets"),
-        (Softmax(), [0.0, 1.0], "integer class numbers"),
+        (Poisson("softplus").expectation(), [-1.0, 2.0], "poisson targets that are not negative"),
+        (Bernoulli().expectation(), [-1.0, 0.0], "labels -1 and 1, or 0 and 1"),
+        (Bernoulli().expectation(), [2.0, 0.0], "bernoulli targets that are between 0 and 1"),
+        (Absolute(), [1.0], r"absolute targets of the outputs' shape \(2, 1\)"),
+        (Quantile(0.5), [1.0, math.nan], "finite quantile targets"),
+        (ExpectedCategorical(), [0.0, 1.0], "at least 2 outputs"),
         (Sampled(lambda f, y: f[:, 0]), [1.0, 2.0, 3.0], "2 targets, one per example"),
     ],
 )
@@ -171,9 +210,9 @@ def test_targets_outside_the_support(loss, targets, message):
 
 def test_class_numbers_outside():
     with pytest.raises(TargetError, match="class numbers from 0 to 2"):
-        Softmax().prepare(torch.zeros(2, 3), torch.tensor([0, 3]))
+        ExpectedCategorical().prepare(torch.zeros(2, 3), torch.tensor([0, 3]))
     with pytest.raises(TargetError, match="3 latent outputs"):
-        Softmax(torch.zeros(4, 3)).prepare(torch.zeros(2, 2), torch.tensor([0, 3]))
+        ExpectedCategorical(torch.zeros(4, 3)).prepare(torch.zeros(2, 2), torch.tensor([0, 3]))
 
 
 @pytest.mark.parametrize(
@@ -181,15 +220,15 @@ def test_class_numbers_outside():
     [
         (lambda: Quantile(1.0), "a level between 0 and 1"),
         (lambda: Sampled(lambda f, y: f[:, 0], num_samples=4), "at least 16 samples"),
-        (lambda: Softmax(num_samples=2), "at least 16 samples"),
-        (lambda: Probit(num_points=3), "at least 8 quadrature points"),
-        (lambda: expected.expected_loss("hing"), "one of gaussian, bernoulli"),
+        (lambda: ExpectedCategorical(num_samples=2), "at least 16 samples"),
+        (lambda: Quadrature(Bernoulli(), num_points=3), "at least 8 quadrature points"),
+        (lambda: expected_loss("hing"), "one of categorical, bernoulli"),
         (
             lambda: Sampled(lambda f, y: f.sum()).prepare(torch.zeros(2, 1), torch.zeros(2)),
             "one loss per example",
         ),
         (
-            lambda: GaussianNoise(-1.0).prepare(torch.zeros(2, 1), torch.zeros(2)),
+            lambda: ExpectedGaussian(-1.0).prepare(torch.zeros(2, 1), torch.zeros(2)),
             "positive noise variances",
         ),
     ],

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from drawn_responses import BINARY, COUNTS, X, Y
+from engram import likelihoods
 from engram.core.errors import (
     ArgumentError,
     DataError,
@@ -18,7 +19,6 @@ from engram.models import (
     fit_multinomial,
     glm_measures,
     linear_measures,
-    responses,
     sensitivities_of,
 )
 
@@ -26,8 +26,8 @@ from engram.models import (
 @pytest.mark.parametrize(
     ("response", "targets", "text"),
     [
-        ("bernoulli", np.r_[BINARY[:-1], 2.0], "0, 1 or a share"),
-        ("poisson", np.r_[COUNTS[:-1], -1.0], r"not negative; got -1 for example 39"),
+        ("bernoulli", np.r_[BINARY[:-1], 2.0], "between 0 and 1"),
+        ("poisson", np.r_[COUNTS[:-1], -1.0], r"not negative; got -1 at position 39"),
         ("gamma", np.r_[COUNTS[:-1] + 1, 0.0], "positive"),
         ("negative_binomial", np.r_[COUNTS[:-1], -3.0], "not negative"),
         ("inverse_gaussian", np.r_[COUNTS[:-1] + 1, 0.0], "positive"),
@@ -92,12 +92,12 @@ class TestData:
     [("poisson", "logit"), ("bernoulli", "sqrt"), ("gamma", "probit"), ("bernoulli", "inverse")],
 )
 def test_links_that_a_response_cannot_have(response, link):
-    with pytest.raises(ArgumentError, match=f"link for a {response} response: .*got '{link}'"):
+    with pytest.raises(ArgumentError, match=f"link for a {response} likelihood: .*got '{link}'"):
         fit_glm(X, BINARY + 1, response, link=link)
 
 
 def test_numbers_that_are_none():
-    for kind in (responses.NegativeBinomial, responses.Tweedie):
+    for kind in (likelihoods.NegativeBinomial, likelihoods.Tweedie):
         with pytest.raises(ArgumentError, match="'log'"):
             kind("log")
     with pytest.raises(TargetError, match="whole class numbers"):
@@ -107,7 +107,7 @@ def test_numbers_that_are_none():
 
 
 def test_names_and_choices():
-    with pytest.raises(ArgumentError, match="response to be one of gaussian, bernoulli"):
+    with pytest.raises(ArgumentError, match="likelihood to be one of bernoulli, gaussian"):
         fit_glm(X, BINARY, "binomial")
     with pytest.raises(ArgumentError, match="link to be one of identity"):
         fit_glm(X, BINARY, link="logistic")

@@ -17,7 +17,7 @@ from engram.core.errors import (
     NonFiniteError,
     TargetError,
 )
-from engram.likelihoods.expected import Hinge, Logit, ZeroOne
+from engram.likelihoods import Bernoulli, Hinge, ZeroOne
 from engram.models.variational.binary import fit_binary_linear
 from engram.models.variational.binary_expectations import (
     Enumerated,
@@ -26,6 +26,8 @@ from engram.models.variational.binary_expectations import (
     SampledWeights,
 )
 from engram.models.variational.natural_gradient import fit
+
+LOGIT = Bernoulli().expectation()
 
 
 def problem(count, size, scale, seed=0):
@@ -46,7 +48,7 @@ def expected_by_hand(loss, inputs, targets, mean):
     return total
 
 
-@pytest.mark.parametrize("loss", [Hinge(), Hinge(margin=0.0), ZeroOne(), Logit()], ids=repr)
+@pytest.mark.parametrize("loss", [Hinge(), Hinge(margin=0.0), ZeroOne(), LOGIT], ids=repr)
 def test_enumeration_is_brute_force_differentiated(loss):
     inputs, targets = problem(4, 5, 0.6)
     natural = torch.tensor([0.3, -1.2, 0.0, 2.0, -0.4], dtype=torch.float64)
@@ -70,10 +72,10 @@ def test_enumeration_is_brute_force_differentiated(loss):
     ("loss", "way", "accuracy"),
     [
         (Hinge(), GaussianOutputs(), 0.06),
-        (Logit(), GaussianOutputs(), 0.01),
+        (LOGIT, GaussianOutputs(), 0.01),
         (ZeroOne(), GaussianOutputs(), 0.15),  # a jump sees that ten coins are not quite normal
         (Hinge(), SampledWeights(2048), 0.1),
-        (Logit(), SampledWeights(2048), 0.1),
+        (LOGIT, SampledWeights(2048), 0.1),
         (ZeroOne(), SampledWeights(2048), 0.15),
     ],
 )
@@ -121,7 +123,7 @@ def test_linear_loss_is_exact_by_enumerating_the_posterior():
         (Hinge(), 0.5, "enumerated", 6),
         (Hinge(margin=0.0), 0.3, "enumerated", 6),
         (ZeroOne(), 0.5, "enumerated", 6),
-        (Logit(), 0.3, "enumerated", 6),
+        (LOGIT, 0.3, "enumerated", 6),
         (Hinge(), 0.2, "gaussian", 20),
     ],
     ids=["hinge", "perceptron", "zero-one", "logit", "hinge-gaussian"],
@@ -150,9 +152,9 @@ def test_leave_one_out_against_refitting(loss, scale, expectation, size):
 def test_sampling_fits_and_keeps_the_random_state():
     inputs, targets = problem(20, 6, 0.5)
     before = torch.get_rng_state()
-    exact = fit_binary_linear(inputs, targets, Logit())
+    exact = fit_binary_linear(inputs, targets, LOGIT)
     way = SampledWeights(1024, seed=3)
-    sampled = fit_binary_linear(inputs, targets, Logit(), expectation=way)
+    sampled = fit_binary_linear(inputs, targets, LOGIT, expectation=way)
     assert torch.equal(torch.get_rng_state(), before)
     assert (sampled.mean - exact.mean).abs().max() < 0.1
     difference = sampled.sensitivities().loo_nll - exact.sensitivities().loo_nll
@@ -187,7 +189,7 @@ def test_the_result_is_one_like_any_other(tmp_path):
         ({"expectation": "exact"}, ArgumentError, "enumerated, gaussian, sampled"),
         ({"prior_natural": torch.zeros(3)}, ArgumentError, "one prior natural parameter, or 2"),
         ({"prior_natural": math.inf}, NonFiniteError, "finite prior natural"),
-        ({"loss": "hing"}, LikelihoodError, "one of gaussian"),
+        ({"loss": "hing"}, LikelihoodError, "one of categorical"),
         ({"max_steps": 0}, ArgumentError, "at least 1 step"),
     ],
 )

@@ -17,12 +17,14 @@ from engram.core.errors import (
     PosteriorError,
     TargetError,
 )
-from engram.likelihoods.expected import (
+from engram.likelihoods import (
     Absolute,
-    GaussianNoise,
+    Bernoulli,
+    ExpectedBernoulli,
+    ExpectedGaussian,
     Hinge,
-    Logit,
-    LogPoisson,
+    Poisson,
+    Quadrature,
     Quantile,
     Sampled,
     ZeroOne,
@@ -67,8 +69,8 @@ CASES = {
     "zero_one": (ZeroOne(), "label", 0.35, 0.35),
     "absolute": (Absolute(), "number", 0.1, 0.05),
     "quantile": (Quantile(0.8), "number", 0.1, 0.05),
-    "logit": (Logit(num_points=24), "label", 0.05, 0.02),
-    "poisson": (LogPoisson(num_points=24), "count", 0.05, 0.02),
+    "logit": (ExpectedBernoulli(Bernoulli(), num_points=24), "label", 0.05, 0.02),
+    "poisson": (Quadrature(Poisson(), num_points=24), "count", 0.05, 0.02),
 }
 
 
@@ -93,7 +95,7 @@ def test_leave_one_out_against_refitting_the_smoothed_objective(name):
 
 @pytest.mark.parametrize(
     ("loss", "accuracy"),
-    [(ZeroOne(), 0.15), (Hinge(margin=0.0), 0.06), (Logit(24), 0.03)],
+    [(ZeroOne(), 0.15), (Hinge(margin=0.0), 0.06), (ExpectedBernoulli(Bernoulli(), 24), 0.03)],
     ids=repr,
 )
 def test_response_is_right_to_first_order(loss, accuracy):
@@ -123,7 +125,7 @@ def test_response_is_corrected_where_nothing_responds():
 
 def test_gaussian_noise_is_ridge_regression():
     inputs, targets = problem("number")
-    fitted = fit_variational_linear(inputs, targets, GaussianNoise(0.3), prior_precision=2.0)
+    fitted = fit_variational_linear(inputs, targets, ExpectedGaussian(0.3), prior_precision=2.0)
 
     def ridge(kept):
         x, y = inputs[kept], targets[kept]
@@ -199,7 +201,7 @@ def test_the_result_is_one_like_any_other(tmp_path):
         ({"inputs": torch.full((3, 2), math.nan)}, NonFiniteError, "finite inputs"),
         ({"inputs": torch.ones(3, 2).long()}, DataError, "floating-point inputs"),
         ({"prior_precision": 0.0}, ArgumentError, "a positive prior precision"),
-        ({"loss": "svm"}, LikelihoodError, "one of gaussian"),
+        ({"loss": "svm"}, LikelihoodError, "one of categorical"),
         ({"max_steps": 0}, ArgumentError, "at least 1 step"),
     ],
 )

@@ -1,18 +1,37 @@
-"""What an output says about its target, one family a file."""
+"""Losses: what an output says about its target, one a file.
+
+A :class:`Likelihood` has derivatives at an output; ``expectation()`` averages it over Gaussian
+outputs. A loss with kinks or jumps has derivatives only as such an :class:`ExpectedLoss`.
+"""
 
 from __future__ import annotations
 
-from engram.core.errors import LikelihoodError
-from engram.likelihoods.base import Likelihood
-from engram.likelihoods.categorical import Categorical
-from engram.likelihoods.elementwise import Bernoulli, Gaussian, Poisson
-from engram.likelihoods.from_loss import from_loss
+from collections.abc import Callable
 
-KNOWN: dict[str, type[Likelihood]] = {
-    "categorical": Categorical,
-    "bernoulli": Bernoulli,
-    "gaussian": Gaussian,
-    "poisson": Poisson,
+from engram.core.errors import LikelihoodError
+from engram.likelihoods.base import ExpectedLoss, Likelihood
+from engram.likelihoods.bernoulli import Bernoulli, ExpectedBernoulli
+from engram.likelihoods.categorical import Categorical, ExpectedCategorical
+from engram.likelihoods.elementwise import ElementwiseLikelihood
+from engram.likelihoods.from_loss import from_loss
+from engram.likelihoods.gaussian import ExpectedGaussian, Gaussian
+from engram.likelihoods.links import Link
+from engram.likelihoods.nondifferentiable import Absolute, Hinge, Quantile, ZeroOne
+from engram.likelihoods.positive import Gamma, InverseGaussian, NegativeBinomial, Poisson
+from engram.likelihoods.quadrature import Quadrature
+from engram.likelihoods.sampled import Sampled
+from engram.likelihoods.tweedie import Tweedie
+
+ELEMENTWISE: dict[str, type[ElementwiseLikelihood]] = {
+    kind.name: kind
+    for kind in (Bernoulli, Gaussian, Poisson, Gamma, InverseGaussian, NegativeBinomial, Tweedie)
+}
+KNOWN: dict[str, type[Likelihood]] = {"categorical": Categorical, **ELEMENTWISE}
+EXPECTED: dict[str, Callable[[], ExpectedLoss]] = {
+    "hinge": Hinge,
+    "zero_one": ZeroOne,
+    "absolute": Absolute,
+    "probit": lambda: Bernoulli("probit").expectation(),
 }
 
 
@@ -29,4 +48,49 @@ def resolve(likelihood: str | Likelihood) -> Likelihood:
     )
 
 
-__all__ = ["Bernoulli", "Categorical", "Gaussian", "Likelihood", "Poisson", "from_loss", "resolve"]
+def expected_loss(loss: str | Likelihood | ExpectedLoss) -> ExpectedLoss:
+    """The averaged loss that a name or a likelihood stands for; an object stands for itself.
+
+    Example:
+        >>> expected_loss("hinge"), expected_loss("bernoulli")
+        (Hinge(), expected Bernoulli())
+    """
+    if isinstance(loss, ExpectedLoss):
+        return loss
+    if isinstance(loss, str) and loss in EXPECTED:
+        return EXPECTED[loss]()
+    if isinstance(loss, Likelihood) or (isinstance(loss, str) and loss in KNOWN):
+        return resolve(loss).expectation()
+    raise LikelihoodError(
+        f"one of {', '.join([*KNOWN, *EXPECTED])}, or an object such as Quantile(0.9)",
+        repr(loss),
+        "for a loss of your own use engram.likelihoods.Sampled(function)",
+    )
+
+
+__all__ = [
+    "Absolute",
+    "Bernoulli",
+    "Categorical",
+    "ElementwiseLikelihood",
+    "ExpectedBernoulli",
+    "ExpectedCategorical",
+    "ExpectedGaussian",
+    "ExpectedLoss",
+    "Gamma",
+    "Gaussian",
+    "Hinge",
+    "InverseGaussian",
+    "Likelihood",
+    "Link",
+    "NegativeBinomial",
+    "Poisson",
+    "Quadrature",
+    "Quantile",
+    "Sampled",
+    "Tweedie",
+    "ZeroOne",
+    "expected_loss",
+    "from_loss",
+    "resolve",
+]

@@ -1,46 +1,55 @@
-r"""What an output says about its target: loss, residual, output Hessian and mean.
+r"""What a loss can do: at an output (:class:`Likelihood`), and averaged over a Gaussian one.
 
-Every likelihood is a batch of functions of the model outputs f [N, K] and the targets y; losses
-are negative log likelihoods in nats, with their constants. For the exponential families in their
+A likelihood is a batch of functions of the model outputs f [N, K] and the targets y. Losses are
+negative log likelihoods in nats, with their constants; for the exponential families in their
 canonical form the residual is mean minus target.
+
+An :class:`ExpectedLoss` is the average of a loss over independent outputs
+:math:`f_k \sim N(m_k, v_k)`. It is smooth in m even where the loss itself has kinks or jumps, and
+the natural gradient of a Gaussian posterior needs only
+
+.. math:: e_k = \partial_{m_k} \mathbb{E}[\ell(f)], \qquad
+    \beta_k = \partial^2_{m_k} \mathbb{E}[\ell(f)] = 2\, \partial_{v_k} \mathbb{E}[\ell(f)]
+
+(the identities of Bonnet and Price). ``likelihood.expectation()`` is that of a likelihood.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor
 
-from engram.core.errors import TargetError
+from engram.core.errors import LikelihoodError
 from engram.core.identity.description import Description
 from engram.likelihoods.draws import Draws
 
-
-def check_numbers(targets: Tensor, kind: str) -> None:
-    """TargetError if a target is NaN or infinite."""
-    bad = ~targets.isfinite().reshape(len(targets), -1).all(1)
-    if bad.any():
-        where = int(bad.nonzero()[0])
-        raise TargetError(
-            f"finite {kind} targets",
-            f"NaN or infinity at position {where} of the batch",
-            "drop the examples without a target",
-        )
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+MeanFunction = Callable[[Tensor], Tensor]
 
 
-class Likelihood(ABC):
-    """A loss per example as a function of the outputs, with its first two derivatives."""
+class Loss(ABC):
+    """What every loss has: a name, and targets that it has a meaning for."""
 
     name: str
+
+    @abstractmethod
+    def prepare(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Targets in the one form that the other methods take; TargetError if they have none."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+class Likelihood(Loss):
+    """A loss per example as a function of the outputs, with its first two derivatives."""
 
     @property
     def unit(self) -> str:
         """Of losses."""
         return "nats"
-
-    @abstractmethod
-    def prepare(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Targets in the one form that the other methods take; TargetError if they have none."""
 
     @abstractmethod
     def form(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -90,6 +99,19 @@ class Likelihood(ABC):
         factor = self.hessian_factor(outputs, targets)
         return factor @ factor.mT
 
+    def expectation(self) -> ExpectedLoss:
+        """The same loss averaged over Gaussian outputs."""
+        raise LikelihoodError(
+            "a likelihood whose average over Gaussian outputs is known",
+            repr(self),
+            "average it by sampling: engram.likelihoods.Sampled(likelihood.loss)",
+        )
+
+    @property
+    def arguments(self) -> Mapping[str, Any] | None:
+        """What makes the same likelihood again: plain values; None where there are no such."""
+        return vars(self)
+
     @property
     def identity(self) -> str:
         """The same text for the same likelihood, in any process; another one for any other.
@@ -100,5 +122,34 @@ class Likelihood(ABC):
         text = f"{self!r} {description.of(self, 'likelihood')}"
         return f"{text} {id(self)}" if description.unseen else text
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+
+class ExpectedLoss(Loss):
+    """E[loss] under independent Gaussian outputs, with its derivatives by their means [N, K]."""
+
+    @abstractmethod
+    def pointwise(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss itself, without an expectation, [N]."""
+
+    @abstractmethod
+    def loss(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        """E[loss], [N]."""
+
+    @abstractmethod
+    def residual(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        """e = d E[loss] / d mean, [N, K]."""
+
+    @abstractmethod
+    def curvature(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        """beta, the diagonal of d2 E[loss] / d mean2, [N, K]."""
+
+    def predictive_loss(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        """-log E[exp(-loss)] for a likelihood, E[loss] for a loss that is none, [N]."""
+        return self.loss(mean, variance, targets)
+
+    @abstractmethod
+    def prediction(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """What is predicted for a new target: its expectation or its probabilities."""
+
+    def on(self, indices: Tensor) -> ExpectedLoss:
+        """The loss for some of the examples; the same unless it has numbers of its own for each."""
+        return self

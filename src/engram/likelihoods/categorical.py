@@ -1,13 +1,25 @@
-"""Softmax over K logits."""
+r"""Softmax over K logits, and its loss averaged over Gaussian outputs by sampling.
+
+The derivatives of the loss stand under the expectation; with logits :math:`W f` and
+:math:`p = \mathrm{softmax}(W f)`
+
+.. math:: e = \mathbb{E}[W'(p - y)], \qquad
+    \beta = \mathrm{diag}\,\mathbb{E}[W'(\mathrm{diag}(p) - p p') W]
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from engram.core.errors import TargetError
-from engram.likelihoods.base import Likelihood, check_numbers
+from engram.likelihoods.base import ExpectedLoss, Likelihood
 from engram.likelihoods.draws import Draws
+from engram.likelihoods.sampled import NUM_SAMPLES, DrawnAverage
+from engram.likelihoods.targets import classes
 
 
 class Categorical(Likelihood):
@@ -27,56 +39,13 @@ class Categorical(Likelihood):
         return repr(self)
 
     def prepare(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        num_outputs = outputs.shape[1]
-        if num_outputs < 2:
-            raise TargetError(
-                "at least 2 outputs for the categorical likelihood",
-                f"{num_outputs} output",
-                'use likelihood="bernoulli" for a model with one logit',
-            )
-        if targets.is_floating_point():
-            return self._prepare_soft(outputs, targets)
-        if targets.dim() == 2 and targets.shape[1] == 1:
-            targets = targets[:, 0]
-        if targets.dim() != 1 or targets.dtype == torch.bool:
-            raise TargetError(
-                "one integer class number per example, [N], or soft float targets [N, K]",
-                f"{targets.dtype} of shape {tuple(targets.shape)}",
-                "give class numbers as int64, or probabilities as float",
-            )
-        outside = (targets < 0) | (targets >= num_outputs)
-        if outside.any():
-            where = int(outside.nonzero()[0])
-            raise TargetError(
-                f"class numbers from 0 to {num_outputs - 1}",
-                f"{int(targets[where])} at position {where} of the batch",
-                "renumber the classes, or give the model as many outputs as there are classes",
-            )
-        return targets.long()
+        return classes(outputs, targets)
 
     def form(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if targets.is_floating_point():
             return targets.to(outputs.dtype)
         hot = outputs.new_zeros(outputs.shape)
         return hot.scatter_(1, targets.long().reshape(-1, 1), 1.0)
-
-    def _prepare_soft(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if targets.shape != outputs.shape:
-            raise TargetError(
-                f"integer class numbers [N], or soft targets of shape {tuple(outputs.shape)}",
-                f"{targets.dtype} targets of shape {tuple(targets.shape)}",
-                "convert class numbers with .long()",
-            )
-        check_numbers(targets, "soft")
-        targets = targets.to(outputs.dtype)
-        total = targets.sum(1)
-        if (targets < 0).any() or not torch.allclose(total, torch.ones_like(total), atol=1e-4):
-            raise TargetError(
-                "soft targets that are non-negative and sum to 1 in every row",
-                f"rows that sum to {float(total.min()):.4g} to {float(total.max()):.4g}",
-                "divide every row by its sum",
-            )
-        return targets
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if targets.is_floating_point():
@@ -132,6 +101,90 @@ class Categorical(Likelihood):
     def mean_derivative(self, outputs: Tensor) -> Tensor:
         probability = outputs.softmax(1)
         return probability * (1 - probability)
+
+    def expectation(self) -> ExpectedLoss:
+        return ExpectedCategorical()
+
+
+class ExpectedCategorical(DrawnAverage):
+    """E[-log softmax(W f)_y] for class numbers or probabilities y.
+
+    Args:
+        mixing: W, [classes, outputs]; the identity if not given.
+        num_samples, seed: of the draws.
+
+    Example:
+        >>> f = torch.zeros(1, 4)
+        >>> ExpectedCategorical().residual(f, torch.full_like(f, 1e-12), torch.tensor([2]))
+        tensor([[ 0.2500,  0.2500, -0.7500,  0.2500]])
+    """
+
+    name, base = "categorical", Categorical()
+
+    def __init__(
+        self, mixing: Tensor | None = None, num_samples: int = NUM_SAMPLES, seed: int = 0
+    ) -> None:
+        super().__init__(num_samples, seed)
+        self.mixing = mixing
+
+    def prepare(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if self.mixing is not None and self.mixing.shape[1] != outputs.shape[1]:
+            raise TargetError(
+                f"{self.mixing.shape[1]} latent outputs, as the mixing weights have",
+                f"{outputs.shape[1]}",
+                "give the model as many latent functions",
+            )
+        return self.base.prepare(self._logits(outputs), targets)
+
+    def pointwise(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.base.loss(self._logits(outputs), targets)
+
+    def loss(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        return self._losses(mean, variance, targets).mean(0)
+
+    def residual(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        probability = self.prediction(mean, variance)
+        return self._mixed(probability - self.base.form(probability, targets))
+
+    def curvature(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        total = torch.zeros_like(mean)
+        for points in self._points(mean, variance):
+            probability = self._logits(points).softmax(-1)
+            square = probability if self.mixing is None else probability @ self.mixing**2
+            total += (square - self._mixed(probability) ** 2).sum(0)
+        return total / self.count
+
+    def predictive_loss(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        losses = self._losses(mean, variance, targets)
+        return math.log(self.count) - torch.logsumexp(-losses, 0)
+
+    def prediction(self, mean: Tensor, variance: Tensor) -> Tensor:
+        total = torch.zeros_like(self._logits(mean))
+        for points in self._points(mean, variance):
+            total += self._logits(points).softmax(-1).sum(0)
+        return total / self.count
+
+    def _losses(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        """At every draw, [C, N]."""
+        return torch.cat([self._at(points, targets) for points in self._points(mean, variance)])
+
+    def _at(self, points: Tensor, targets: Tensor) -> Tensor:
+        """The loss at a block of points [C, N, K], [C, N]."""
+        repeated = targets.expand(len(points), *targets.shape).flatten(0, 1)
+        return self.pointwise(points.flatten(0, 1), repeated).unflatten(0, points.shape[:2])
+
+    def _logits(self, outputs: Tensor) -> Tensor:
+        return outputs if self.mixing is None else outputs @ self.mixing.T
+
+    def _mixed(self, vector: Tensor) -> Tensor:
+        return vector if self.mixing is None else vector @ self.mixing
+
+    def _points(self, mean: Tensor, variance: Tensor) -> Iterator[Tensor]:
+        for step in self.steps(variance):
+            yield torch.cat([mean + step, mean - step])
+
+    def __repr__(self) -> str:
+        return f"expected Categorical(num_samples={self.num_samples}, seed={self.seed})"
 
 
 def _minus_ones(rows: Tensor) -> Tensor:

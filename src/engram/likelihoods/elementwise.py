@@ -1,164 +1,237 @@
-"""Outputs that are independent given f: Bernoulli, Gaussian and Poisson targets."""
+r"""Targets that are independent given the outputs: a distribution around a mean, through a link.
+
+With the variance function :math:`v(\mu)`, the link :math:`\mu(\eta)` and the dispersion
+:math:`\phi`, the loss of one target y has, whatever the link,
+
+.. math:: e = \frac{\mu'}{\phi v} (\mu - y), \qquad \Lambda = \frac{\mu'}{\phi v}
+    \Big[\mu' + (\mu - y) \Big(\frac{\mu''}{\mu'} - \frac{\mu' v'}{v}\Big)\Big],
+    \qquad \mathbb{E}[\Lambda] = \frac{\mu'^2}{\phi v}
+
+The bracket's second term vanishes for the canonical link only. An output is the predictor
+:math:`\eta` of its own target, so :math:`\Lambda` is diagonal.
+"""
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from engram.core.arguments import is_number
-from engram.core.errors import LikelihoodError, TargetError
-from engram.likelihoods.base import Likelihood, check_numbers
+from engram.core.errors import ArgumentError, LikelihoodError, TargetError
+from engram.likelihoods.base import ExpectedLoss, Likelihood
 from engram.likelihoods.draws import Draws
+from engram.likelihoods.links import LINKS, Link, link_named
+from engram.likelihoods.quadrature import Quadrature
+from engram.likelihoods.targets import like_outputs
 
-
-def _with_output_dimension(outputs: Tensor, targets: Tensor, kind: str) -> Tensor:
-    if targets.dim() == 1 and outputs.shape[1] == 1:
-        targets = targets[:, None]
-    if targets.shape != outputs.shape:
-        raise TargetError(
-            f"{kind} targets of the outputs' shape {tuple(outputs.shape)}",
-            f"shape {tuple(targets.shape)}",
-            "give one number per output and example",
-        )
-    check_numbers(targets, kind)
-    return targets.to(outputs.dtype)
+Kind = TypeVar("Kind", bound="ElementwiseLikelihood")
 
 
 class ElementwiseLikelihood(Likelihood):
-    """Outputs that are independent given f: Lambda is diagonal."""
+    """A distribution with its link and dispersion; one output for each target.
 
-    @property
-    def identity(self) -> str:
-        """What is printed has all settings."""
-        return repr(self)
+    Args:
+        link: how the mean depends on the output, by name or as an object; the usual one if not
+            given.
+        dispersion: what the variance is multiplied by.
+
+    Attributes:
+        expected_hessian: whether Lambda is its expectation over targets, not the observed one.
+    """
+
+    default_link: str
+    canonical_link: str | None = None  # with which the observed Lambda is the expected one
+    links: tuple[str, ...]  # that its mean can have; a link object of another name is let through
+    has_dispersion = False  # whether there is a scale to be estimated beside the mean
+    support: str  # the values that targets may have, in words
+
+    def __init__(self, link: str | Link | None = None, dispersion: float = 1.0) -> None:
+        if not (is_number(dispersion) and 0 < dispersion < math.inf):
+            raise LikelihoodError(
+                "a positive dispersion", repr(dispersion), "use 1.0, or estimate it from residuals"
+            )
+        self.dispersion, self.expected_hessian = float(dispersion), False
+        self.link = link_named(self.default_link if link is None else link)
+        if self.link.name in LINKS and self.link.name not in self.links:
+            raise ArgumentError(
+                f"a link for a {self.name} likelihood: {', '.join(self.links)}",
+                repr(self.link.name),
+                f'use link="{self.default_link}"',
+            )
+
+    def at(self: Kind, dispersion: float, expected_hessian: bool) -> Kind:
+        """The same distribution at another dispersion, or with the other Hessian."""
+        other = copy.copy(self)
+        other.dispersion, other.expected_hessian = dispersion, expected_hessian
+        return other
+
+    # of one target, at dispersion 1: what a distribution says about itself
 
     @abstractmethod
-    def hessian_diagonal(self, outputs: Tensor) -> Tensor:
-        """The diagonal of Lambda, [N, K]."""
+    def outside(self, targets: Tensor) -> Tensor:
+        """Targets outside the support."""
+
+    @abstractmethod
+    def start(self, targets: Tensor) -> Tensor:
+        """Means for a fit to start from, inside the link's domain."""
+
+    @abstractmethod
+    def kernel(self, eta: Tensor, targets: Tensor) -> Tensor:
+        """The loss at dispersion 1, up to what does not depend on eta."""
+
+    @abstractmethod
+    def saturated(self, targets: Tensor) -> Tensor:
+        """The kernel's smallest value, where the mean is the target."""
+
+    @abstractmethod
+    def constant(self, targets: Tensor, dispersion: Tensor) -> Tensor:
+        """What kernel / dispersion lacks to be a negative log likelihood; dispersion [N, 1].
+
+        Where the distribution has none, another one than 1 makes it a quasi-likelihood.
+        """
+
+    @abstractmethod
+    def variance(self, mean: Tensor) -> Tensor:
+        """v(mu)."""
+
+    @abstractmethod
+    def pull(self, eta: Tensor) -> Tensor:
+        """mu' / v."""
+
+    @abstractmethod
+    def variance_growth(self, eta: Tensor) -> Tensor:
+        """mu' v' / v."""
+
+    def inside(self, eta: Tensor) -> Tensor:
+        """Where eta gives a mean in the interior of the support."""
+        return self.link.inside(eta)
+
+    def fitted(self, eta: Tensor, targets: Tensor) -> Tensor:
+        """What a fit minimises: the loss at dispersion 1, but for a constant."""
+        return self.kernel(eta, targets) + self.constant(targets, torch.ones_like(targets))
+
+    def unit_residual(self, eta: Tensor, targets: Tensor) -> Tensor:
+        """d loss / d eta at dispersion 1."""
+        return self.pull(eta) * (self.link.mean(eta) - targets)
+
+    def unit_curvature(self, eta: Tensor, targets: Tensor) -> Tensor:
+        """d2 loss / d eta2 at dispersion 1, as observed."""
+        excess = self.link.mean(eta) - targets
+        bracket = self.link.bend(eta) - self.variance_growth(eta)
+        return self.pull(eta) * (self.link.slope(eta) + excess * bracket)
+
+    def expected_curvature(self, eta: Tensor) -> Tensor:
+        """E[d2 loss / d eta2] at dispersion 1."""
+        return self.pull(eta) * self.link.slope(eta)
+
+    # of all outputs, at its dispersion: what every likelihood has
+
+    @property
+    def unit(self) -> str:
+        """Of losses: nats, or what they are where they are no negative log likelihoods."""
+        if self.has_dispersion or self.dispersion == 1:
+            return "nats"
+        return f"nats over a dispersion of {self.dispersion:.4g} (a quasi-likelihood)"
+
+    def prepare(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        targets = like_outputs(outputs, targets, self.name)
+        wrong = self.outside(targets)
+        if wrong.any():
+            where = int(wrong.nonzero()[0, 0])
+            value = float(targets[where][wrong[where]][0])
+            raise TargetError(
+                f"{self.name} targets that are {self.support}",
+                f"{value:.6g} at position {where} of the batch ({int(wrong.sum())} such)",
+                "check the coding of the targets, or choose another likelihood",
+            )
+        return targets
 
     def form(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return targets.to(outputs.dtype).reshape(outputs.shape)
 
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.losses(outputs, self.form(outputs, targets)).sum(1)
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Of every output by itself, [N, K]."""
+        constant = self.constant(targets, targets.new_full((), self.dispersion))
+        return self.kernel(outputs, targets) / self.dispersion + constant
+
+    def loss_at(self, outputs: Tensor, targets: Tensor, precisions: Tensor) -> Tensor:
+        """Negative log density where each example has the dispersion over its precision [N, 1].
+
+        A likelihood without a dispersion has no such thing: its loss is per unit of weight. So is
+        that of an example of weight 0, which would have none otherwise.
+        """
+        if not self.has_dispersion:
+            precisions = torch.ones_like(precisions)
+        dispersion = self.dispersion / torch.where(precisions > 0, precisions, 1.0)
+        kernel = self.kernel(outputs, targets) / dispersion
+        return (kernel + self.constant(targets, dispersion)).sum(1)
+
+    def residual(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.unit_residual(outputs, self.form(outputs, targets)) / self.dispersion
+
+    def hessian_diagonal(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The diagonal of Lambda, [N, K]; below 0 where the loss is not convex in f."""
+        if self.expected_hessian or self.link.name == self.canonical_link:
+            return self.expected_curvature(outputs) / self.dispersion
+        return self.unit_curvature(outputs, self.form(outputs, targets)) / self.dispersion
+
+    def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.diag_embed(self.hessian_diagonal(outputs, targets))
+
     def hessian_times(self, outputs: Tensor, targets: Tensor, vector: Tensor) -> Tensor:
-        return self.hessian_diagonal(outputs) * vector
+        return self.hessian_diagonal(outputs, targets) * vector
 
     def hessian_factor(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return torch.diag_embed(self.hessian_diagonal(outputs).sqrt())
-
-
-class Bernoulli(ElementwiseLikelihood):
-    """A logit for each 0/1 target; soft targets between 0 and 1 are allowed."""
-
-    name = "bernoulli"
-
-    def prepare(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        targets = _with_output_dimension(outputs, targets, "bernoulli")
-        if ((targets < 0) | (targets > 1)).any():
-            raise TargetError(
-                "bernoulli targets between 0 and 1",
-                f"values from {float(targets.min()):.4g} to {float(targets.max()):.4g}",
-                "code the two classes as 0 and 1",
-            )
-        return targets
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        targets = self.form(outputs, targets)
-        return (functional.softplus(outputs) - targets * outputs).sum(1)
-
-    def residual(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        targets = self.form(outputs, targets)
-        return outputs.sigmoid() - targets
-
-    def hessian_diagonal(self, outputs: Tensor) -> Tensor:
-        return self.mean_derivative(outputs)
+        # only the expectation is sure to have a root, whatever the link
+        return torch.diag_embed((self.expected_curvature(outputs) / self.dispersion).sqrt())
 
     def sampled_residual(self, outputs: Tensor, targets: Tensor, draws: Draws) -> Tensor:
-        probability = outputs.sigmoid()
-        drawn = draws.uniform(probability.shape[1]).to(probability)
-        return probability - (drawn < probability).to(probability)
+        # a sign has the covariance of a drawn target, and needs no inverse of its distribution
+        root = (self.expected_curvature(outputs) / self.dispersion).sqrt()
+        return draws.signs(outputs) * root
 
     def mean(self, outputs: Tensor) -> Tensor:
-        return outputs.sigmoid()
+        return self.link.mean(outputs)
 
     def mean_derivative(self, outputs: Tensor) -> Tensor:
-        probability = outputs.sigmoid()
-        return probability * (1 - probability)
+        return self.link.slope(outputs)
 
+    def expectation(self) -> ExpectedLoss:
+        return Quadrature(self)
 
-class Gaussian(ElementwiseLikelihood):
-    """Regression: targets around the outputs with a known noise variance, per output."""
+    def settings(self) -> dict[str, Any]:
+        """The arguments of its own, besides the link."""
+        return {} if self.dispersion == 1 else {"dispersion": self.dispersion}
 
-    name = "gaussian"
+    @property
+    def arguments(self) -> Mapping[str, Any] | None:
+        if self.expected_hessian or not self._has_known_link:
+            return None
+        usual = self.link.name == self.default_link
+        return self.settings() | ({} if usual else {"link": self.link.name})
 
-    def __init__(self, noise_variance: float = 1.0) -> None:
-        if not (is_number(noise_variance) and 0 < noise_variance < math.inf):
-            raise LikelihoodError(
-                "a positive noise variance", repr(noise_variance), "estimate it from residuals"
-            )
-        self.noise_variance = float(noise_variance)
+    @property
+    def identity(self) -> str:
+        """What is printed has all settings, but for a link of the user's own."""
+        return repr(self) if self._has_known_link else super().identity
 
-    def prepare(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return _with_output_dimension(outputs, targets, "gaussian")
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        targets = self.form(outputs, targets)
-        constant = 0.5 * outputs.shape[1] * math.log(2 * math.pi * self.noise_variance)
-        return 0.5 * ((outputs - targets) ** 2).sum(1) / self.noise_variance + constant
-
-    def residual(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        targets = self.form(outputs, targets)
-        return (outputs - targets) / self.noise_variance
-
-    def hessian_diagonal(self, outputs: Tensor) -> Tensor:
-        return torch.full_like(outputs, 1 / self.noise_variance)
-
-    def sampled_residual(self, outputs: Tensor, targets: Tensor, draws: Draws) -> Tensor:
-        return draws.normal(outputs) / math.sqrt(self.noise_variance)
-
-    def mean(self, outputs: Tensor) -> Tensor:
-        return outputs
-
-    def mean_derivative(self, outputs: Tensor) -> Tensor:
-        return torch.ones_like(outputs)
+    @property
+    def _has_known_link(self) -> bool:
+        return self.link is LINKS.get(self.link.name)
 
     def __repr__(self) -> str:
-        return f"Gaussian(noise_variance={self.noise_variance})"
-
-
-class Poisson(ElementwiseLikelihood):
-    """Counts with a log link: the outputs are log rates."""
-
-    name = "poisson"
-
-    def prepare(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        targets = _with_output_dimension(outputs, targets, "poisson")
-        if (targets < 0).any():
-            raise TargetError(
-                "non-negative counts", f"a count of {float(targets.min()):.4g}", "check the targets"
-            )
-        return targets
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        targets = self.form(outputs, targets)
-        return (outputs.exp() - targets * outputs + torch.lgamma(targets + 1)).sum(1)
-
-    def residual(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        targets = self.form(outputs, targets)
-        return outputs.exp() - targets
-
-    def hessian_diagonal(self, outputs: Tensor) -> Tensor:
-        return outputs.exp()
-
-    def sampled_residual(self, outputs: Tensor, targets: Tensor, draws: Draws) -> Tensor:
-        # a sign has the variance of a count around its rate, and needs no inverse of its sums
-        return draws.signs(outputs) * outputs.exp().sqrt()
-
-    def mean(self, outputs: Tensor) -> Tensor:
-        return outputs.exp()
-
-    def mean_derivative(self, outputs: Tensor) -> Tensor:
-        return outputs.exp()
+        shown = {name: repr(value) for name, value in self.settings().items()}
+        if self.link.name != self.default_link:
+            shown["link"] = repr(self.link)
+        if self.expected_hessian and self.link.name != self.canonical_link:
+            shown["expected_hessian"] = "True"
+        return f"{type(self).__name__}({', '.join(f'{k}={v}' for k, v in shown.items())})"

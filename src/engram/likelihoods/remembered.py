@@ -32,7 +32,9 @@ def described(likelihood: Likelihood | Remembered) -> dict[str, Any]:
     about = {"text": repr(likelihood), "identity": likelihood.identity}
     if isinstance(likelihood, Remembered) or KNOWN.get(likelihood.name) is not type(likelihood):
         return about
-    return about | {"name": likelihood.name, "settings": dict(vars(likelihood))}
+    if likelihood.arguments is None:
+        return about
+    return about | {"name": likelihood.name, "settings": dict(likelihood.arguments)}
 
 
 def restored(about: Mapping[str, Any]) -> Likelihood | Remembered:

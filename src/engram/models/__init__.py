@@ -1,6 +1,5 @@
 """Models for which leaving out is exact, or one Newton step from it."""
 
-from engram.models import responses
 from engram.models.from_estimator import from_estimator, read
 from engram.models.glm import fit_glm, fit_multinomial
 from engram.models.influence.glm_measures import GlmMeasures, glm_measures
@@ -22,6 +21,5 @@ __all__ = [
     "linear_measures",
     "read",
     "remove_group",
-    "responses",
     "sensitivities_of",
 ]

@@ -15,21 +15,18 @@ from torch import Tensor
 
 from engram.core.arguments import truth
 from engram.core.errors import ArgumentError, PosteriorError, TargetError
-from engram.likelihoods import Categorical
+from engram.likelihoods import ELEMENTWISE, Categorical, ElementwiseLikelihood, Link
 from engram.models.predictor.design import as_column, count_of, read_design
 from engram.models.predictor.fit import Fit, fit_at
 from engram.models.predictor.frames import check_rows
 from engram.models.predictor.newton import Objective, minimise, starting_point
 from engram.models.predictor.separation import check_one_class, check_separation
-from engram.models.responses import Response, response_named
-from engram.models.responses.likelihood import ResponseLikelihood
-from engram.models.responses.links import Link
 
 
 def fit_glm(
     inputs: Any,
     targets: Any,
-    response: str | Response = "bernoulli",
+    likelihood: str | ElementwiseLikelihood = "bernoulli",
     *,
     link: str | Link | None = None,
     penalty: float | Sequence[float] = 0.0,
@@ -45,16 +42,18 @@ def fit_glm(
     Args:
         inputs: X, [N, P]: tensor, array, data frame or sparse matrix.
         targets: y, [N]; for shares of trials the share, with the trials as weights.
-        response: ``gaussian``, ``bernoulli``, ``poisson``, ``gamma``, ``inverse_gaussian``,
-            ``negative_binomial``, ``tweedie``, or a response object.
+        likelihood: ``gaussian``, ``bernoulli``, ``poisson``, ``gamma``, ``inverse_gaussian``,
+            ``negative_binomial``, ``tweedie``, or an object such as
+            ``NegativeBinomial(0.7)``, with its link inside.
         link: ``identity``, ``log``, ``logit``, ``probit``, ``cloglog``, ``loglog``, ``cauchit``,
-            ``inverse``, ``inverse_squared``, ``sqrt``; the response's usual one if not given.
+            ``inverse``, ``inverse_squared``, ``sqrt``; the likelihood's usual one if not given.
         penalty: penalty/2 theta^2 is added to the sum of losses at dispersion 1; one number or one
             per column of X.
         penalise_intercept: give the intercept the penalty too (one number).
         weights: of each example's loss; what a dispersion is divided by, where there is one.
         offset: added to the linear predictor, for instance a log exposure.
-        dispersion: Pearson's estimate if not given, where the response has one.
+        dispersion: if not given, that of a likelihood object where it is not 1, else Pearson's
+            estimate where the likelihood has one.
         hessian: ``observed`` or ``expected`` curvature in the precision; they are the same for
             canonical links.
 
@@ -66,7 +65,9 @@ def fit_glm(
     Reference:
         D. Pregibon, *Logistic regression diagnostics*, Annals of Statistics 9, 1981.
     """
-    kind = response_named(response, link)
+    kind = _elementwise(likelihood, link)
+    if dispersion is None and kind.dispersion != 1:
+        dispersion = kind.dispersion
     count = count_of(targets)
     check_rows(X=inputs, y=targets)
     if truth("penalise_intercept", penalise_intercept) and not isinstance(penalty, Real):
@@ -85,9 +86,9 @@ def fit_glm(
         offset=offset,
     )
     column = as_column("targets", targets, count, 0.0)[:, None]
-    likelihood = ResponseLikelihood(kind)
-    kind.check(column)
-    return _fitted(Objective(design, likelihood, column), dispersion, hessian)
+    unscaled = kind.at(1.0, expected_hessian=False)
+    objective = Objective(design, unscaled, unscaled.prepare(column, column))
+    return _fitted(objective, dispersion, hessian)
 
 
 def fit_multinomial(
@@ -117,6 +118,21 @@ def fit_multinomial(
     check_rows(X=inputs, y=targets)
     design = read_design(inputs, count, penalty=penalty, intercept=intercept, weights=weights)
     return _fitted(Objective(design, Categorical(), class_shares(targets)), None, "observed")
+
+
+def _elementwise(
+    likelihood: str | ElementwiseLikelihood, link: str | Link | None
+) -> ElementwiseLikelihood:
+    """The likelihood with this name and link; an object stands for itself."""
+    if isinstance(likelihood, ElementwiseLikelihood) and link is None:
+        return likelihood
+    if isinstance(likelihood, str) and likelihood in ELEMENTWISE:
+        return ELEMENTWISE[likelihood](link=link)
+    raise ArgumentError(
+        f"likelihood to be one of {', '.join(ELEMENTWISE)}, or an object with its link inside",
+        f"{likelihood!r} with link {link!r}",
+        'use likelihood="bernoulli", link="probit", or Bernoulli(link="probit")',
+    )
 
 
 def class_shares(targets: Any) -> Tensor:

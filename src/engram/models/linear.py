@@ -16,13 +16,12 @@ from typing import Any
 import torch
 
 from engram.core.errors import PosteriorError
+from engram.likelihoods import Gaussian
 from engram.models.predictor.design import as_column, count_of, read_design
 from engram.models.predictor.fit import Fit, fit_at
 from engram.models.predictor.frames import check_rows
 from engram.models.predictor.newton import Objective
 from engram.models.predictor.rank import check_rank
-from engram.models.responses import Gaussian
-from engram.models.responses.likelihood import ResponseLikelihood
 
 
 def fit_linear(
@@ -65,7 +64,7 @@ def fit_linear(
         inputs, count, penalty=penalty, intercept=intercept, weights=weights, offset=offset
     )
     column = as_column("targets", targets, count, 0.0)[:, None]
-    objective = Objective(design, ResponseLikelihood(Gaussian()), column)
+    objective = Objective(design, Gaussian(), column)
     factor = objective.factor(design.offset)
     if factor is None:
         check_rank(design)

@@ -73,11 +73,11 @@ def test_bad_data(inputs):
         read_sparse(model, likelihood, inputs)
     with pytest.raises(NonFiniteError, match="finite inputs"):
         read_sparse(model, likelihood, (inputs / 0, y))
-    with pytest.raises(TargetError, match="finite targets"):
+    with pytest.raises(TargetError, match="finite gaussian targets"):
         read_sparse(model, likelihood, (inputs, y / 0))
-    with pytest.raises(TargetError, match="labels -1 and 1, or 0 and 1"):
+    with pytest.raises(TargetError, match="between 0 and 1"):
         read_sparse(model, BernoulliLikelihood(), (inputs, y))
-    with pytest.raises(TargetError, match="whole counts"):
+    with pytest.raises(TargetError, match="poisson targets that are not negative"):
         read_sparse(model, PoissonLikelihood(), (inputs, y))
     with pytest.raises(ArgumentError, match="at least 1 step"):
         fit_sparse(model, likelihood, (inputs, y), num_steps=0)

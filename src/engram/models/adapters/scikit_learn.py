@@ -20,13 +20,20 @@ import torch
 from torch import Tensor
 
 from engram.core.errors import DataError, TargetError, UnsupportedModelError
-from engram.likelihoods import Categorical, Likelihood
+from engram.likelihoods import (
+    Bernoulli,
+    Categorical,
+    ElementwiseLikelihood,
+    Gamma,
+    Gaussian,
+    Likelihood,
+    Poisson,
+)
+from engram.likelihoods.tweedie import power_likelihood
 from engram.models.predictor.design import as_column, as_weights, count_of, read_design
 from engram.models.predictor.fit import Fit, fit_at
 from engram.models.predictor.frames import frame_names, in_order, row_index
 from engram.models.predictor.newton import Objective
-from engram.models.responses import Bernoulli, Gamma, Gaussian, Poisson, Response, tweedie
-from engram.models.responses.likelihood import ResponseLikelihood
 
 MANY = "many classes are read from LogisticRegression with a multinomial loss, two from any other"
 Read = Callable[[Any, Any, Any, Any], Fit]
@@ -84,21 +91,23 @@ def read_least_squares(model: Any, inputs: Any, targets: Any, weights: Any) -> F
 def read_generalised(model: Any, inputs: Any, targets: Any, weights: Any) -> Fit:
     """PoissonRegressor, GammaRegressor and TweedieRegressor."""
     name = _kind(model, ("PoissonRegressor", "GammaRegressor", "TweedieRegressor"))
-    response: Response = Poisson() if name == "PoissonRegressor" else Gamma()
+    likelihood: ElementwiseLikelihood = Poisson() if name == "PoissonRegressor" else Gamma()
     if name == "TweedieRegressor":
-        response = _tweedie(model)
+        likelihood = _tweedie(model)
     column = as_weights(weights, count_of(targets))
-    return _regression(model, inputs, targets, weights, response, model.alpha * float(column.sum()))
+    return _regression(
+        model, inputs, targets, weights, likelihood, model.alpha * float(column.sum())
+    )
 
 
-def _tweedie(model: Any) -> Response:
+def _tweedie(model: Any) -> ElementwiseLikelihood:
     power = float(model.power)
     link = model.link
     if link == "auto":
         link = "identity" if power <= 0 else "log"
     if power < 0:
         raise _unsupported(model, f"power={power:g}")
-    return Poisson(link) if power == 1 else tweedie(power, link)
+    return Poisson(link) if power == 1 else power_likelihood(power, link)
 
 
 def read_stochastic_regression(model: Any, inputs: Any, targets: Any, weights: Any) -> Fit:
@@ -145,15 +154,18 @@ def read_logistic(model: Any, inputs: Any, targets: Any, weights: Any) -> Fit:
 
 
 def _regression(
-    model: Any, inputs: Any, targets: Any, weights: Any, response: Response, penalty: float
+    model: Any,
+    inputs: Any,
+    targets: Any,
+    weights: Any,
+    likelihood: ElementwiseLikelihood,
+    penalty: float,
 ) -> Fit:
     count = count_of(targets)
     if np.ndim(targets) == 2 and np.shape(targets)[1] > 1:
         raise _unsupported(model, f"{np.shape(targets)[1]} targets at once; fit one at a time")
     column = as_column("targets", targets, count, 0.0)[:, None]
-    likelihood = ResponseLikelihood(response)
-    response.check(column)
-    return _fit(model, inputs, column, weights, likelihood, penalty)
+    return _fit(model, inputs, likelihood.prepare(column, column), weights, likelihood, penalty)
 
 
 def _classification(
@@ -170,7 +182,7 @@ def _classification(
         column = column * _class_weights(model, targets, weights)[numbers]
     if len(model.coef_) == 1:
         values = numbers.double()[:, None]
-        binary = ResponseLikelihood(Bernoulli())
+        binary = Bernoulli()
         return _fit(model, inputs, values, column, binary, penalty, intercept_penalty)
     shares = torch.nn.functional.one_hot(numbers, len(model.classes_)).double()
     return _fit(model, inputs, shares, column, Categorical(), penalty, intercept_penalty)

@@ -11,22 +11,21 @@ import torch
 from torch import Tensor
 
 from engram.core.errors import DataError, UnsupportedModelError
-from engram.likelihoods import Categorical
-from engram.models.predictor.design import Design, as_matrix, read_design
-from engram.models.predictor.fit import Fit, fit_at
-from engram.models.predictor.frames import check_names
-from engram.models.predictor.newton import Objective
-from engram.models.responses import (
+from engram.likelihoods import (
     Bernoulli,
+    Categorical,
+    ElementwiseLikelihood,
     Gamma,
     Gaussian,
     InverseGaussian,
     NegativeBinomial,
     Poisson,
-    Response,
-    tweedie,
 )
-from engram.models.responses.likelihood import ResponseLikelihood
+from engram.likelihoods.tweedie import power_likelihood
+from engram.models.predictor.design import Design, as_matrix, read_design
+from engram.models.predictor.fit import Fit, fit_at
+from engram.models.predictor.frames import check_names
+from engram.models.predictor.newton import Objective
 
 LINKS = {
     "Identity": "identity",
@@ -40,14 +39,14 @@ LINKS = {
     "InverseSquared": "inverse_squared",
     "Sqrt": "sqrt",
 }
-FAMILIES: dict[str, Callable[[Any, str], Response]] = {
-    "Gaussian": lambda family, link: Gaussian(link),
+FAMILIES: dict[str, Callable[[Any, str], ElementwiseLikelihood]] = {
+    "Gaussian": lambda family, link: Gaussian(link=link),
     "Binomial": lambda family, link: Bernoulli(link),
     "Poisson": lambda family, link: Poisson(link),
     "Gamma": lambda family, link: Gamma(link),
     "InverseGaussian": lambda family, link: InverseGaussian(link),
     "NegativeBinomial": lambda family, link: NegativeBinomial(float(family.alpha), link),
-    "Tweedie": lambda family, link: tweedie(float(family.var_power), link),
+    "Tweedie": lambda family, link: power_likelihood(float(family.var_power), link),
 }
 
 
@@ -93,15 +92,15 @@ def read_generalised(results: Any) -> Fit:
     kind = FAMILIES.get(type(family).__name__)
     if link is None or kind is None:
         raise _unsupported(f"{type(family).__name__} with link {type(family.link).__name__}")
-    response = kind(family, link)
+    likelihood = kind(family, link)
     frequencies = np.array(model.freq_weights, dtype=float)
     weights = frequencies * np.asarray(model.var_weights, float)
-    if response.name == "bernoulli":
+    if likelihood.name == "bernoulli":
         weights = weights * np.asarray(model.n_trials, float)
     shift = np.broadcast_to(np.asarray(model._offset_exposure, float), len(model.endog))
     design = _design(results, weights=weights, offset=shift)
     design = replace(design, frequencies=torch.from_numpy(frequencies))
-    return _fit(results, design, response, model.endog, float(results.scale))
+    return _fit(results, design, likelihood, model.endog, float(results.scale))
 
 
 def read_binary(results: Any) -> Fit:
@@ -154,14 +153,15 @@ def _kept(results: Any) -> list[int]:
     return [int(column) for column in kept]
 
 
-def _fit(results: Any, design: Design, response: Response, targets: Any, scale: float) -> Fit:
+def _fit(
+    results: Any, design: Design, likelihood: ElementwiseLikelihood, targets: Any, scale: float
+) -> Fit:
     if getattr(results, "constraints", None) is not None:
         raise _unsupported("a constrained fit")
     params = np.array(results.params, dtype=np.float64)
     column = torch.from_numpy(np.array(targets, dtype=np.float64).reshape(-1, 1))
-    response.check(column)
     theta: Tensor = torch.from_numpy(params[None, _kept(results)])
-    objective = Objective(design, ResponseLikelihood(response), column)
+    objective = Objective(design, likelihood, likelihood.prepare(column, column))
     return fit_at(objective, theta, dispersion=scale, source=results)
 
 

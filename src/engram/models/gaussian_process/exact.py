@@ -22,8 +22,7 @@ from torch import Tensor
 
 from engram.core.errors import ArgumentError, DataError, NonFiniteError, PosteriorError
 from engram.core.selection import check_group
-from engram.likelihoods.expected import GaussianNoise
-from engram.likelihoods.expected.gaussian import noise_variances
+from engram.likelihoods.gaussian import ExpectedGaussian, noise_variances
 from engram.models.diagnosis import Convergence
 from engram.models.gaussian_process.covariance import checked_covariance
 from engram.models.latent.marginals import LeftOut, Marginals, leave_one_out, marginal_result
@@ -205,7 +204,7 @@ class ExactGaussianProcess:
             residual=-self.weights[:, None],
             curvature=1 / noise[:, None],
             targets=self.targets[:, None],
-            loss=GaussianNoise(noise),
+            loss=ExpectedGaussian(noise),
         )
 
     def sensitivities(self, estimator: str = "corrected") -> Result:

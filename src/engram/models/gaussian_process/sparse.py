@@ -55,7 +55,7 @@ def read_sparse(model: Any, likelihood: Any, data: tuple[Tensor, Tensor]) -> Spa
         model: with a ``VariationalStrategy`` or ``UnwhitenedVariationalStrategy``, alone or in an
             ``IndependentMultitaskVariationalStrategy``; it is not changed.
         likelihood: Gaussian, fixed-noise Gaussian, Bernoulli, Poisson or softmax of GPyTorch, or
-            an :class:`engram.likelihoods.expected.ExpectedLoss` on the latent functions.
+            a loss of :mod:`engram.likelihoods` on the latent functions.
         data: the training data, (inputs [N, D], targets [N]).
     """
     inputs, targets = _checked(data)

@@ -6,35 +6,36 @@ from collections.abc import Callable
 from typing import Any
 
 from engram.core.errors import LikelihoodError
-from engram.likelihoods.expected import (
+from engram.likelihoods import (
+    Bernoulli,
+    ExpectedCategorical,
+    ExpectedGaussian,
     ExpectedLoss,
-    GaussianNoise,
-    Probit,
-    Softmax,
-    SoftplusPoisson,
+    Likelihood,
+    Poisson,
     expected_loss,
 )
 
 
 def _gaussian(likelihood: Any) -> ExpectedLoss:
-    return GaussianNoise(likelihood.noise.detach().clone())
+    return ExpectedGaussian(likelihood.noise.detach().clone())
 
 
 def _fixed_noise(likelihood: Any) -> ExpectedLoss:
-    return GaussianNoise((likelihood.noise + likelihood.second_noise).detach().clone())
+    return ExpectedGaussian((likelihood.noise + likelihood.second_noise).detach().clone())
 
 
 def _bernoulli(likelihood: Any) -> ExpectedLoss:
-    return Probit()
+    return Bernoulli("probit").expectation()
 
 
 def _poisson(likelihood: Any) -> ExpectedLoss:
-    return SoftplusPoisson()
+    return Poisson("softplus").expectation()
 
 
 def _softmax(likelihood: Any) -> ExpectedLoss:
     weights = likelihood.mixing_weights
-    return Softmax(None if weights is None else weights.detach().clone())
+    return ExpectedCategorical(None if weights is None else weights.detach().clone())
 
 
 LIKELIHOODS: dict[str, Callable[[Any], ExpectedLoss]] = {
@@ -47,14 +48,14 @@ LIKELIHOODS: dict[str, Callable[[Any], ExpectedLoss]] = {
 
 
 def as_expected_loss(likelihood: Any) -> ExpectedLoss:
-    """A GPyTorch likelihood at its present parameters, a name, or an expected loss as it is."""
-    if isinstance(likelihood, str | ExpectedLoss):
+    """A GPyTorch likelihood at its present parameters, or what else stands for a loss."""
+    if isinstance(likelihood, str | Likelihood | ExpectedLoss):
         return expected_loss(likelihood)
     kind = type(likelihood).__name__
     if type(likelihood).__module__.split(".")[0] != "gpytorch" or kind not in LIKELIHOODS:
         raise LikelihoodError(
-            f"one of gpytorch's {', '.join(LIKELIHOODS)}, or an ExpectedLoss",
+            f"one of gpytorch's {', '.join(LIKELIHOODS)}, or a likelihood of engram",
             kind,
-            "write an ExpectedLoss for it, or use engram.likelihoods.expected.Sampled(function)",
+            "write it as a loss function: engram.likelihoods.Sampled(function)",
         )
     return LIKELIHOODS[kind](likelihood)

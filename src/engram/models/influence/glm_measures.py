@@ -3,7 +3,7 @@ r"""The measures of influence of generalised linear models: one Newton step from
 .. math:: \Delta_i = \frac{S^{-1} x_i w_i e_i}{1 - h_i}, \qquad h_i = w_i \Lambda_i v_i, \qquad
     C_i = \frac{\Delta_i' S \Delta_i}{p\,\phi}
 
-The residual e and the Hessian are those of the response *and its link*; with the expected Hessian
+The residual e and the Hessian are those of the likelihood *and its link*; with the expected Hessian
 these are Pregibon's measures. Signs are those of the textbooks, with the example minus without it.
 """
 
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from engram.core.errors import ArgumentError
+from engram.likelihoods import ElementwiseLikelihood
 from engram.models.influence.leverages import remaining
 from engram.models.influence.tables import measures_frame
 from engram.models.predictor.fit import Fit
-from engram.models.responses.likelihood import ResponseLikelihood
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,17 +78,17 @@ def glm_measures(fit: Fit) -> GlmMeasures:
         D. Pregibon, *Logistic regression diagnostics*, Annals of Statistics 9, 1981.
     """
     likelihood = fit.objective.likelihood
-    if not isinstance(likelihood, ResponseLikelihood):
+    if not isinstance(likelihood, ElementwiseLikelihood):
         raise ArgumentError(
             "a model with one output", repr(likelihood), "use engram.models.sensitivities_of"
         )
-    response, design = likelihood.response, fit.objective.design
+    design = fit.objective.design
     targets, means, weights = fit.targets, fit.means, design.taken
     leverage = fit.leverage / design.counts.clamp(min=1.0)
     left = remaining(leverage, fit.factor.nothing_left)
     raw = (targets - means)[:, 0]
-    pearson = raw * (weights / response.variance(means)[:, 0]).sqrt()
-    kernel = response.kernel(fit.outputs, targets) - response.saturated(targets)
+    pearson = raw * (weights / likelihood.variance(means)[:, 0]).sqrt()
+    kernel = likelihood.kernel(fit.outputs, targets) - likelihood.saturated(targets)
     deviance = (2 * weights * kernel[:, 0].clamp(min=0)).sqrt() * torch.sign(raw)
     pull = -weights * likelihood.residual(fit.outputs, targets)[:, 0]
     steps = fit.factor.solve(design.matrix) * (pull / left)[:, None]

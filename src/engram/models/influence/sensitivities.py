@@ -11,9 +11,10 @@ from torch import Tensor
 from engram.core.arguments import MANY, is_number, whole
 from engram.core.errors import ArgumentError
 from engram.engine.gradient_accumulator import NoSum
+from engram.likelihoods import ElementwiseLikelihood
+from engram.likelihoods.weighted import Weighted
 from engram.models.influence.refits import Settled, settle
 from engram.models.predictor.fit import Fit
-from engram.models.responses.likelihood import ResponseLikelihood, Weighted
 from engram.sensitivity.basis import Basis
 from engram.sensitivity.diagnostics import Diagnostics
 from engram.sensitivity.estimators import ESTIMATORS, FROM_VARIANCE, check_estimator
@@ -51,7 +52,7 @@ def sensitivities_of(
         A result; ``obtained`` says which examples were refitted. An example without which the rest
         is separated has an infinite loss, one that alone determines some combination of columns
         has none (NaN); both are flagged. Of a row that stands for several examples (frequencies)
-        one is left out. Losses are negative log densities: where the response has a dispersion
+        one is left out. Losses are negative log densities: where the likelihood has a dispersion
         phi, an example of weight w has phi / w; elsewhere losses are per unit of weight.
 
     Example:
@@ -103,17 +104,17 @@ def sensitivities_of(
 def is_least_squares(fit: Fit) -> bool:
     """Whether leaving out is exact."""
     likelihood = fit.objective.likelihood
-    if not isinstance(likelihood, ResponseLikelihood):
+    if not isinstance(likelihood, ElementwiseLikelihood):
         return False
-    return likelihood.name == "gaussian" and likelihood.response.link.name == "identity"
+    return likelihood.name == "gaussian" and likelihood.link.name == "identity"
 
 
 def _threshold(fit: Fit) -> float | None:
     """The output above which a binary classifier says 1; None for all else."""
     likelihood = fit.objective.likelihood
-    if not isinstance(likelihood, ResponseLikelihood) or likelihood.name != "bernoulli":
+    if not isinstance(likelihood, ElementwiseLikelihood) or likelihood.name != "bernoulli":
         return None
-    return float(likelihood.response.link.predictor(torch.tensor(0.5, dtype=torch.float64)))
+    return float(likelihood.link.predictor(torch.tensor(0.5, dtype=torch.float64)))
 
 
 def _held(iterated: Estimate, step: Estimate) -> Estimate:
@@ -148,7 +149,7 @@ def _undetermined(fit: Fit, estimate: Estimate, share: float) -> Estimate:
 
 
 def _inside_support(fit: Fit, estimate: Estimate) -> Estimate:
-    """Deviations that lead out of the response's support are halved until inside, and flagged."""
+    """Deviations that lead out of the targets' support are halved until inside, and flagged."""
     deviation = estimate.deviation
     wrong = ~fit.objective.inside(fit.outputs + deviation) & ~deviation.isnan().any(1)
     if not wrong.any():

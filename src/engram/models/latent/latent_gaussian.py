@@ -29,7 +29,7 @@ from engram.core import equation
 from engram.core.arguments import is_number
 from engram.core.errors import ArgumentError, PosteriorError
 from engram.core.selection import check_group
-from engram.likelihoods.expected import ExpectedLoss
+from engram.likelihoods import ExpectedLoss
 from engram.models.diagnosis import Convergence
 from engram.models.latent.marginals import (
     CONVERGED_GUARD,

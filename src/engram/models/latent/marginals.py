@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from engram.core.errors import ArgumentError
-from engram.likelihoods.expected import ExpectedLoss
+from engram.likelihoods import ExpectedLoss
 from engram.models.diagnosis import Convergence, diagnose, finished
 from engram.sensitivity.basis import Basis
 from engram.sensitivity.provenance import provenance
@@ -69,9 +69,9 @@ def leave_one_out(marginals: Marginals, estimator: str) -> LeftOut:
     """The marginal of every example when it is left out.
 
     Example:
-        >>> from engram.likelihoods.expected import GaussianNoise
-        >>> one = torch.ones(1, 1)
-        >>> seen = Marginals(0.5 * one, 0.5 * one, 0 * one, -0.5 * one, one, one, GaussianNoise())
+        >>> from engram.likelihoods import ExpectedGaussian
+        >>> one, loss = torch.ones(1, 1), ExpectedGaussian()
+        >>> seen = Marginals(0.5 * one, 0.5 * one, 0 * one, -0.5 * one, one, one, loss)
         >>> left = leave_one_out(seen, "corrected")  # back to the prior N(0, 1)
         >>> float(seen.mean + left.deviation), float(left.variance)
         (0.0, 1.0)

@@ -19,7 +19,8 @@ from engram.core.errors import PosteriorError
 from engram.core.parameters import Layout
 from engram.core.selection import check_group
 from engram.curvature.kinds import Curvature
-from engram.likelihoods import Likelihood
+from engram.likelihoods import ElementwiseLikelihood, Likelihood
+from engram.likelihoods.weighted import Weighted
 from engram.linalg.dense import DenseBlock
 from engram.models.predictor.design import as_column, count_of
 from engram.models.predictor.factor import Factor
@@ -28,7 +29,6 @@ from engram.models.predictor.leaving_out import minimise_again, objective_withou
 from engram.models.predictor.newton import Minimum, Objective
 from engram.models.predictor.rank import check_rank
 from engram.models.predictor.separation import check_separation, check_separation_elsewhere
-from engram.models.responses.likelihood import ResponseLikelihood, Weighted
 from engram.posteriors.gaussian import Posterior
 
 HESSIANS = ("observed", "expected")
@@ -42,7 +42,7 @@ class Fit:
         objective: design, likelihood at dispersion 1 and targets.
         coefficients: theta, [K, P]; one row per output.
         factor: root of the precision S at dispersion 1.
-        dispersion: of the response; 1 where it has none.
+        dispersion: of the likelihood; 1 where it has none.
         hessian: ``observed`` or ``expected``, what S sums.
         converged, source: whether it came to a minimum, and what it was made from.
     """
@@ -69,7 +69,7 @@ class Fit:
     def likelihood(self) -> Likelihood:
         """The likelihood at the fit's dispersion, with the Hessian chosen."""
         base = self.objective.likelihood
-        if isinstance(base, ResponseLikelihood):
+        if isinstance(base, ElementwiseLikelihood):
             return base.at(self.dispersion, self.hessian == "expected")
         return base
 
@@ -309,10 +309,10 @@ def fit_at(
 def _dispersion(fit: Fit) -> float:
     """Pearson's estimate, with the effective number of parameters taken off N."""
     likelihood = fit.objective.likelihood
-    if not isinstance(likelihood, ResponseLikelihood) or not likelihood.response.has_dispersion:
+    if not isinstance(likelihood, ElementwiseLikelihood) or not likelihood.has_dispersion:
         return 1.0
     weights = fit.objective.design.weights
-    variance = likelihood.response.variance(fit.means)[:, 0]
+    variance = likelihood.variance(fit.means)[:, 0]
     squares = weights * (fit.means - fit.targets)[:, 0].square() / variance
     sizes = weights * fit.targets[:, 0].square() / variance
     freedom = float(fit.objective.design.used.sum()) - float(fit.leverage.sum())

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from engram.core.errors import PosteriorError
-from engram.likelihoods import Categorical, Likelihood
+from engram.likelihoods import Categorical, ElementwiseLikelihood, Likelihood
 from engram.models.predictor.design import Design
 from engram.models.predictor.factor import Factor, factorise
 from engram.models.predictor.rank import check_rank
-from engram.models.responses.likelihood import ResponseLikelihood
 
 LARGEST_ITERATION = 100
 HALVINGS = 40
@@ -59,14 +58,14 @@ class Objective:
 
     def _losses(self, outputs: Tensor) -> Tensor:
         """Up to a constant, [N]."""
-        if isinstance(self.likelihood, ResponseLikelihood):
-            return self.likelihood.response.fitted(outputs, self.targets)[:, 0]
+        if isinstance(self.likelihood, ElementwiseLikelihood):
+            return self.likelihood.fitted(outputs, self.targets)[:, 0]
         return self.likelihood.loss(outputs, self.targets)
 
     def inside(self, outputs: Tensor) -> Tensor:
         """Where outputs have a meaning, [N]."""
-        if isinstance(self.likelihood, ResponseLikelihood):
-            return self.likelihood.response.inside(outputs)[:, 0]
+        if isinstance(self.likelihood, ElementwiseLikelihood):
+            return self.likelihood.inside(outputs)[:, 0]
         return torch.isfinite(outputs).all(1)
 
     def gradient(self, coefficients: Tensor, outputs: Tensor) -> Tensor:
@@ -77,8 +76,8 @@ class Objective:
     def factor(self, outputs: Tensor, expected: bool = False) -> Factor | None:
         """The root of S, or None where S is not positive definite."""
         likelihood = self.likelihood
-        if expected and isinstance(likelihood, ResponseLikelihood):
-            likelihood = likelihood.at(1.0, expected=True)
+        if expected and isinstance(likelihood, ElementwiseLikelihood):
+            likelihood = likelihood.at(1.0, expected_hessian=True)
         hessian = likelihood.output_hessian(outputs, self.targets)
         return factorise(self.design, hessian, self.gauge)
 
@@ -139,11 +138,10 @@ def starting_point(objective: Objective) -> Tensor:
     """Least squares on the link of means near the targets; zero for softmax."""
     design, likelihood = objective.design, objective.likelihood
     width = design.width
-    if not isinstance(likelihood, ResponseLikelihood):
+    if not isinstance(likelihood, ElementwiseLikelihood):
         return design.body.new_zeros(objective.targets.shape[1], width)
-    response = likelihood.response
-    eta = response.link.predictor(response.start(objective.targets))
-    weights = response.expected_curvature(eta)
+    eta = likelihood.link.predictor(likelihood.start(objective.targets))
+    weights = likelihood.expected_curvature(eta)
     factor = factorise(design, weights[:, :, None], gauge=False)
     if factor is None:
         check_rank(design)
@@ -160,7 +158,7 @@ def starting_point(objective: Objective) -> Tensor:
         if math.isfinite(objective.value(start, design.outputs(start))):
             return start
     raise PosteriorError(
-        f"a starting point at which all means lie in the support of {response!r}",
+        f"a starting point at which all means lie in the support of {likelihood!r}",
         "none from least squares, nor from a constant",
         "give an intercept, or use a link that keeps means inside, such as log",
     )

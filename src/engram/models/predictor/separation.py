@@ -12,9 +12,8 @@ from scipy.optimize import linprog
 from torch import Tensor
 
 from engram.core.errors import SeparationError
-from engram.likelihoods import Categorical
+from engram.likelihoods import Categorical, ElementwiseLikelihood
 from engram.models.predictor.newton import Objective
-from engram.models.responses.likelihood import ResponseLikelihood
 
 FAR = 3.0  # linear predictors beyond this are looked at: a probit is flat from 6 on
 FLAT = 1e-6  # curvature along a column, relative to that of a loss of curvature 1
@@ -89,15 +88,15 @@ def _check_directions(objective: Objective) -> None:
 
 def _two_sided(objective: Objective) -> bool:
     likelihood = objective.likelihood
-    if isinstance(likelihood, ResponseLikelihood):
-        return likelihood.response.name == "bernoulli"
+    if isinstance(likelihood, ElementwiseLikelihood):
+        return likelihood.name == "bernoulli"
     return isinstance(likelihood, Categorical)
 
 
 def _counts(objective: Objective) -> bool:
     likelihood = objective.likelihood
     counts = ("poisson", "negative_binomial", "tweedie")
-    return isinstance(likelihood, ResponseLikelihood) and likelihood.response.name in counts
+    return isinstance(likelihood, ElementwiseLikelihood) and likelihood.name in counts
 
 
 def _still_moving(objective: Objective, coefficients: Tensor, outputs: Tensor) -> bool:
@@ -140,13 +139,13 @@ def _margins(objective: Objective) -> tuple[np.ndarray | None, np.ndarray | None
         count = targets.shape[1]
         rows = [_against(matrix, own, other, count) for other in range(count)]
         return np.concatenate(rows), np.zeros((0, count * matrix.shape[1]))
-    if not isinstance(likelihood, ResponseLikelihood):
+    if not isinstance(likelihood, ElementwiseLikelihood):
         return None, None
-    single, response = targets[:, 0], likelihood.response
-    if response.name == "bernoulli" and response.link.name not in ("log", "identity"):
+    single = targets[:, 0]
+    if likelihood.name == "bernoulli" and likelihood.link.name not in ("log", "identity"):
         pure = (single == 0) | (single == 1)
         return (2 * single - 1)[pure, None] * matrix[pure], matrix[~pure]
-    if _counts(objective) and response.link.name == "log" and bool((single == 0).any()):
+    if _counts(objective) and likelihood.link.name == "log" and bool((single == 0).any()):
         return -matrix[single == 0], matrix[single > 0]
     return None, None
 

@@ -24,7 +24,7 @@ from engram.core import equation
 from engram.core.arguments import one_of
 from engram.core.errors import ArgumentError, NonFiniteError
 from engram.core.selection import check_group
-from engram.likelihoods.expected import ExpectedLoss, expected_loss
+from engram.likelihoods import ExpectedLoss, Likelihood, expected_loss
 from engram.models.diagnosis import Convergence, diagnose, finished
 from engram.models.variational.binary_expectations import (
     Examples,
@@ -187,7 +187,7 @@ class BinaryPosterior:
 def fit_binary_linear(
     inputs: Tensor,
     targets: Tensor,
-    loss: str | ExpectedLoss = "hinge",
+    loss: str | Likelihood | ExpectedLoss = "hinge",
     *,
     prior_natural: float | Tensor = 0.0,
     expectation: str | Expectation | None = None,

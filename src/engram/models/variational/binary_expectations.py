@@ -21,8 +21,8 @@ from torch.nn.functional import logsigmoid
 
 from engram.core.arguments import one_of
 from engram.core.errors import ArgumentError
-from engram.likelihoods.expected import ExpectedLoss
-from engram.likelihoods.expected.draws import check_samples
+from engram.likelihoods import ExpectedLoss
+from engram.likelihoods.sampled import check_samples
 
 MOST_ENUMERATED = 16
 PAIRS = tuple((a, b) for a in (1.0, -1.0) for b in (1.0, -1.0))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engram.core.arguments import positive
 from engram.core.errors import DataError, NonFiniteError
-from engram.likelihoods.expected import ExpectedLoss, expected_loss
+from engram.likelihoods import ExpectedLoss, Likelihood, expected_loss
 from engram.models.latent.latent_gaussian import LatentGaussian, at_prior
 from engram.models.numbers import as_numbers
 from engram.models.variational.natural_gradient import fit
@@ -44,7 +44,7 @@ def checked_inputs(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 def fit_variational_linear(
     inputs: Tensor,
     targets: Tensor,
-    loss: str | ExpectedLoss = "hinge",
+    loss: str | Likelihood | ExpectedLoss = "hinge",
     *,
     prior_precision: float = 1.0,
     max_steps: int = 1000,

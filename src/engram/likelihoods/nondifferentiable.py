@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from engram.core.errors import LikelihoodError
-from engram.likelihoods.expected.base import ExpectedLoss
-from engram.likelihoods.expected.targets import one_number, signs
+from engram.likelihoods.base import ExpectedLoss
+from engram.likelihoods.targets import like_outputs, signs
 
 
 def _deviation(variance: Tensor) -> Tensor:
@@ -51,16 +51,16 @@ class Hinge(ExpectedLoss):
             raise LikelihoodError("a margin of 0 or more", repr(margin), "use 1 for the hinge loss")
         self.margin = float(margin)
 
-    def prepare(self, mean: Tensor, targets: Tensor) -> Tensor:
-        return signs(mean, targets, self.name)
+    def prepare(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return signs(outputs, targets, self.name)
 
     def pointwise(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return (self.margin - targets * outputs).clamp(min=0)[:, 0]
+        return (self.margin - targets * outputs).clamp(min=0).sum(1)
 
     def loss(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         scale = _deviation(variance)
         z = (self.margin - targets * mean) / scale
-        return (scale * (z * torch.special.ndtr(z) + _density(z)))[:, 0]
+        return (scale * (z * torch.special.ndtr(z) + _density(z))).sum(1)
 
     def residual(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         return -targets * torch.special.ndtr((self.margin - targets * mean) / _deviation(variance))
@@ -68,9 +68,6 @@ class Hinge(ExpectedLoss):
     def curvature(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         scale = _deviation(variance)
         return _density((self.margin - targets * mean) / scale) / scale
-
-    def predictive_loss(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
-        return self.loss(mean, variance, targets)
 
     def prediction(self, mean: Tensor, variance: Tensor) -> Tensor:
         return torch.special.ndtr(mean / _deviation(variance))
@@ -90,14 +87,14 @@ class ZeroOne(ExpectedLoss):
 
     name = "zero_one"
 
-    def prepare(self, mean: Tensor, targets: Tensor) -> Tensor:
-        return signs(mean, targets, self.name)
+    def prepare(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return signs(outputs, targets, self.name)
 
     def pointwise(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return (targets * outputs <= 0).to(outputs.dtype)[:, 0]
+        return (targets * outputs <= 0).to(outputs.dtype).sum(1)
 
     def loss(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
-        return torch.special.ndtr(-targets * mean / _deviation(variance))[:, 0]
+        return torch.special.ndtr(-targets * mean / _deviation(variance)).sum(1)
 
     def residual(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         scale = _deviation(variance)
@@ -107,9 +104,6 @@ class ZeroOne(ExpectedLoss):
         scale = _deviation(variance)
         z = targets * mean / scale
         return z * _density(z) / scale**2
-
-    def predictive_loss(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
-        return self.loss(mean, variance, targets)
 
     def prediction(self, mean: Tensor, variance: Tensor) -> Tensor:
         return torch.special.ndtr(mean / _deviation(variance))
@@ -133,17 +127,17 @@ class Quantile(ExpectedLoss):
             raise LikelihoodError("a level between 0 and 1", repr(level), "use 0.5 for the median")
         self.level = float(level)
 
-    def prepare(self, mean: Tensor, targets: Tensor) -> Tensor:
-        return one_number(mean, targets, self.name)
+    def prepare(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return like_outputs(outputs, targets, self.name)
 
     def pointwise(self, outputs: Tensor, targets: Tensor) -> Tensor:
         above = targets - outputs
-        return torch.maximum(self.level * above, (self.level - 1) * above)[:, 0]
+        return torch.maximum(self.level * above, (self.level - 1) * above).sum(1)
 
     def loss(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         scale = _deviation(variance)
         z = (mean - targets) / scale
-        return (scale * (z * (torch.special.ndtr(z) - self.level) + _density(z)))[:, 0]
+        return (scale * (z * (torch.special.ndtr(z) - self.level) + _density(z))).sum(1)
 
     def residual(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         return torch.special.ndtr((mean - targets) / _deviation(variance)) - self.level
@@ -151,9 +145,6 @@ class Quantile(ExpectedLoss):
     def curvature(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         scale = _deviation(variance)
         return _density((mean - targets) / scale) / scale
-
-    def predictive_loss(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
-        return self.loss(mean, variance, targets)
 
     def prediction(self, mean: Tensor, variance: Tensor) -> Tensor:
         return mean
@@ -173,11 +164,11 @@ class Absolute(ExpectedLoss):
     name = "absolute"
     _half = Quantile(0.5)
 
-    def prepare(self, mean: Tensor, targets: Tensor) -> Tensor:
-        return one_number(mean, targets, self.name)
+    def prepare(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return like_outputs(outputs, targets, self.name)
 
     def pointwise(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return (targets - outputs).abs()[:, 0]
+        return (targets - outputs).abs().sum(1)
 
     def loss(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         return 2 * self._half.loss(mean, variance, targets)
@@ -187,9 +178,6 @@ class Absolute(ExpectedLoss):
 
     def curvature(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         return 2 * self._half.curvature(mean, variance, targets)
-
-    def predictive_loss(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
-        return self.loss(mean, variance, targets)
 
     def prediction(self, mean: Tensor, variance: Tensor) -> Tensor:
         return mean

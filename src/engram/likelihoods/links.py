@@ -1,6 +1,6 @@
-r"""Links: the mean of a response as a function of the linear predictor, :math:`\mu(\eta)`.
+r"""Links: the mean of a target as a function of the linear predictor, :math:`\mu(\eta)`.
 
-Every link gives the mean, its slope :math:`\mu'` and the bend :math:`\mu''/\mu'`; what a response
+Every link gives the mean, its slope :math:`\mu'` and the bend :math:`\mu''/\mu'`; what a likelihood
 divides by, :math:`\mu'/\mu` and :math:`\mu'/(1-\mu)`, is given directly where the quotient of the
 two would be 0/0 far out.
 """
@@ -16,6 +16,7 @@ from torch import Tensor
 from engram.core.errors import ArgumentError
 
 LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
+FAR_BELOW = -36.0  # where log(1 + exp(eta)) is exp(eta) to double precision
 
 
 class Link(ABC):
@@ -103,6 +104,33 @@ class Log(Link):
 
     def log_mean(self, eta: Tensor) -> Tensor:
         return eta
+
+
+class Softplus(Link):
+    """mu = log(1 + exp(eta)): GPyTorch's link for counts."""
+
+    name = "softplus"
+
+    def predictor(self, mean: Tensor) -> Tensor:
+        return mean + torch.log(-torch.expm1(-mean))
+
+    def mean(self, eta: Tensor) -> Tensor:
+        return torch.nn.functional.softplus(eta)
+
+    def slope(self, eta: Tensor) -> Tensor:
+        return eta.sigmoid()
+
+    def bend(self, eta: Tensor) -> Tensor:
+        return (-eta).sigmoid()
+
+    def rise(self, eta: Tensor) -> Tensor:
+        low = eta < FAR_BELOW
+        return torch.where(low, 1.0, self.slope(eta) / torch.where(low, 1.0, self.mean(eta)))
+
+    def log_mean(self, eta: Tensor) -> Tensor:
+        # log softplus(f) tends to f far below zero, where softplus itself underflows
+        low = eta < FAR_BELOW
+        return torch.where(low, eta, torch.where(low, 1.0, self.mean(eta)).log())
 
 
 class PowerLink(Link):
@@ -272,7 +300,7 @@ class Cauchit(Link):
 LINKS: dict[str, Link] = {
     link.name: link
     for link in (
-        *(Identity(), Log(), Logit(), Probit(), Cloglog(), Loglog(), Cauchit()),
+        *(Identity(), Log(), Softplus(), Logit(), Probit(), Cloglog(), Loglog(), Cauchit()),
         *(PowerLink("inverse", -1.0), PowerLink("inverse_squared", -0.5), PowerLink("sqrt", 2.0)),
     )
 }

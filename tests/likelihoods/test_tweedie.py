@@ -11,8 +11,9 @@ import torch
 from scipy import integrate, stats
 
 import engram
-from engram.models import fit_glm, responses, sensitivities_of
-from engram.models.responses.likelihood import ResponseLikelihood
+from engram.likelihoods import Tweedie
+from engram.likelihoods.tweedie import power_likelihood
+from engram.models import fit_glm, sensitivities_of
 
 RANDOM = np.random.default_rng(4)
 X = RANDOM.normal(size=(80, 2))
@@ -21,7 +22,7 @@ TARGETS = np.array([RANDOM.gamma(2.0, m, RANDOM.poisson(0.9)).sum() for m in MEA
 
 
 def density(power, mean, dispersion):
-    likelihood = ResponseLikelihood(responses.Tweedie(power), dispersion)
+    likelihood = Tweedie(power, dispersion=dispersion)
     eta = torch.tensor([[np.log(mean)]], dtype=torch.float64)
     return lambda y: float(
         (-likelihood.loss(eta, torch.tensor([[float(y)]], dtype=torch.float64))).exp()
@@ -54,14 +55,14 @@ def test_the_series(power, y):
         for j in range(max(1, centre - reach), centre + reach)
     ]
     expected = mpmath.log(mpmath.fsum(terms)) - mpmath.log(y)
-    found = -responses.Tweedie(power).constant(
+    found = -Tweedie(power).constant(
         torch.tensor([[y]], dtype=torch.float64), torch.tensor([[0.3]], dtype=torch.float64)
     )
     assert float(found) == pytest.approx(float(expected), rel=1e-9, abs=1e-8)
 
 
 def test_saddle_point_joins_the_series(monkeypatch):
-    from engram.models.responses import tweedie_density
+    from engram.likelihoods import tweedie as tweedie_density
 
     y = torch.tensor([2e6], dtype=torch.float64)
     one = torch.tensor([1e-2], dtype=torch.float64)
@@ -73,7 +74,7 @@ def test_saddle_point_joins_the_series(monkeypatch):
 def test_against_statsmodels():
     family = sm.families.Tweedie(sm.families.links.Log(), var_power=1.6, eql=False)
     peer = sm.GLM(TARGETS, sm.add_constant(X), family=family).fit(tol=1e-12)
-    fit = fit_glm(X, TARGETS, responses.Tweedie(1.6))
+    fit = fit_glm(X, TARGETS, Tweedie(1.6))
     result = sensitivities_of(fit)
     assert fit.dispersion == pytest.approx(peer.scale, rel=1e-6)
     theirs = family.loglike_obs(TARGETS, peer.fittedvalues, scale=peer.scale)
@@ -88,7 +89,7 @@ def test_powers_with_a_density_of_their_own():
         (2.0, "gamma", lambda mean, phi: stats.gamma(1 / phi, scale=mean * phi)),
         (3.0, "inverse_gaussian", lambda mean, phi: stats.invgauss(mean * phi, scale=1 / phi)),
     ):
-        fit = fit_glm(X, positive, responses.tweedie(power, "log"))
+        fit = fit_glm(X, positive, power_likelihood(power, "log"))
         assert torch.equal(fit.coefficients, fit_glm(X, positive, kind, link="log").coefficients)
         expected = -theirs(fit.means[:, 0].numpy(), fit.dispersion).logpdf(positive)
         np.testing.assert_allclose(sensitivities_of(fit).loss, expected, rtol=1e-9)
@@ -96,7 +97,7 @@ def test_powers_with_a_density_of_their_own():
 
 @pytest.mark.parametrize("power", [1.0, 2.5])
 def test_what_is_no_density_is_not_called_nats(power, tmp_path):
-    fit = fit_glm(X, TARGETS + 0.1, responses.Tweedie(power))
+    fit = fit_glm(X, TARGETS + 0.1, Tweedie(power))
     result = sensitivities_of(fit)
     assert result.basis.loss_unit == "half unit deviances over the dispersion"
     assert "nats" not in repr(result)
