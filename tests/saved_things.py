@@ -150,27 +150,24 @@ SAVED: dict[str, Saved] = {
     **{
         f"posterior {name}": Saved(
             lambda f, name=name: posterior(name).save(f),
-            lambda f: of_posterior(engram.Posterior.load(f)),
+            lambda f: of_posterior(engram.load(f)),
         )
         for name in STRUCTURES
     },
     "posterior hessian": Saved(
         lambda f: posterior("full", "hessian").save(f),
-        lambda f: of_posterior(engram.Posterior.load(f)),
+        lambda f: of_posterior(engram.load(f)),
     ),
     "tracker": Saved(lambda f: followed().save(f), resumed),
-    "history": Saved(
-        lambda f: followed().history.save(f), lambda f: of_history(History.load(f, num_data=6))
-    ),
-    "retraining": Saved(
-        lambda f: retrained().save(f), lambda f: of_retraining(engram.Retraining.load(f))
-    ),
+    "history": Saved(lambda f: followed().history.save(f), lambda f: of_history(engram.load(f))),
+    "retraining": Saved(lambda f: retrained().save(f), lambda f: of_retraining(engram.load(f))),
     "verification": Saved(
-        lambda f: verified().save(f), lambda f: of_retraining(engram.Verification.load(f).truth)
+        lambda f: verified().save(f),
+        lambda f: of_retraining(engram.load(f / "verification.json").truth),
     ),
     "assessment": Saved(
         lambda f: assessed().save(f),
-        lambda f: {"levels": engram.Assessment.load(f).verdict.levels},
+        lambda f: {"levels": engram.load(f).verdict.levels},
     ),
     "run folder": Saved(retrained, lambda f: of_retraining(retrained(f))),
 }

@@ -70,7 +70,7 @@ def problem(setting: Setting, regime: str, seed: int, cache: Path = CACHE) -> Pr
     folder = cache / key
     if (folder / "retraining.json").is_file():
         load_model(model, folder / "model.safetensors")
-        truth = engram.Retraining.load(folder)
+        truth = engram.load(folder)
     else:
         if regime == "converged":
             _converge(model, (inputs, targets), setting)

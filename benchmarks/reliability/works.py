@@ -244,7 +244,7 @@ def _result(folder: Path) -> Any:
 
 
 def _posterior(folder: Path) -> Any:
-    posterior = engram.Posterior.load(folder)
+    posterior = engram.load(folder)
     ones = {name: torch.ones_like(value)[None] for name, value in posterior.mean.items()}
     solved = posterior.solve({name: ones[name] for name in posterior.names})
     return [dict(posterior.mean), solved, posterior.prior_precision, dict(posterior.settings)]

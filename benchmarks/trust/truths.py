@@ -38,7 +38,7 @@ def solve(problem: Problem, seed: int, cache: Path = CACHE) -> Solved:
     folder = cache / digest.hexdigest()[:16]
     if (folder / "retraining.json").is_file():
         load_model(model, folder / "model.safetensors")
-        return Solved(problem, model.eval(), data, engram.Retraining.load(folder))
+        return Solved(problem, model.eval(), data, engram.load(folder))
     if problem.early is None:
         _converge(model, data, problem)
     else:

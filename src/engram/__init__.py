@@ -8,6 +8,7 @@ from engram import families, likelihoods, models, optimizers
 from engram._version import __version__
 from engram.core import errors
 from engram.core.errors import EngramError
+from engram.core.storage.kinds import load
 from engram.evidence.assess import assess
 from engram.evidence.assessment import Assessment
 from engram.evidence.refine import refine
@@ -24,7 +25,7 @@ from engram.retraining.retrain import retrain
 from engram.sensitivity.groups import ClassRemovals, Removal, remove, remove_classes
 from engram.sensitivity.influence import influence
 from engram.sensitivity.leave_one_out import sensitivities
-from engram.sensitivity.result import Result, load
+from engram.sensitivity.result import Result
 from engram.sensitivity.variance import prediction_variance
 from engram.tracking.tracker import Tracker
 from engram.tracking.tune import Tuning, tune

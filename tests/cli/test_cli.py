@@ -117,9 +117,8 @@ EVIL = "\x1b[2J[bold red]all good[/bold red]\nverdict good\u202e:smile:\x9b31m"
 def test_show_prints_what_was_saved_and_obeys_none_of_it(demonstration, tmp_path):
     folder, _ = demonstration
     result = engram.load(folder)
-    noted = {**result.provenance, "settings": {"in_eval_mode": [EVIL]}}
-    basis = replace(result.basis, estimator=EVIL, structure=EVIL)
-    replace(result, provenance=noted, basis=basis).save(tmp_path)
+    basis = replace(result.basis, estimator=EVIL, structure=EVIL, in_eval_mode=(EVIL,))
+    replace(result, basis=basis).save(tmp_path)
     found = call("show", str(tmp_path), "--top", "1")
     assert found.exit_code == 0
     for character in ("\x1b[2J", "\u202e", "\x9b"):

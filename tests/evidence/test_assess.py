@@ -127,7 +127,7 @@ def test_examples_saved_shown_and_model_unchanged(tmp_path):
     assert len(frame) == 8
     assert set(frame["level"]) <= {"good", "caution", "unreliable"}
     assert "second opinion" in repr(found)
-    again = engram.Assessment.load(found.save(tmp_path / "assessment"))
+    again = engram.load(found.save(tmp_path / "assessment"))
     assert repr(again) == repr(found)
     assert again.to_frame().equals(frame)
 
@@ -196,14 +196,14 @@ def test_damaged_assessments_are_refused(tmp_path):
     for change in CHANGES:
         edit(found.save(tmp_path), "assessment", change)
         with pytest.raises(StorageError):
-            engram.Assessment.load(tmp_path)
+            engram.load(tmp_path)
     for change in TENSORS:
         edit(found.save(tmp_path), "assessment", change_tensors=change)
         with pytest.raises(StorageError):
-            engram.Assessment.load(tmp_path)
+            engram.load(tmp_path)
     (tmp_path / "assessment.json").write_text("{")
     with pytest.raises(StorageError, match="undamaged"):
-        engram.Assessment.load(tmp_path)
+        engram.load(tmp_path)
     (tmp_path / "file").write_text("{}")
-    with pytest.raises(StorageError, match=r"a folder written by assessment\.save"):
-        engram.Assessment.load(tmp_path / "file")
+    with pytest.raises(StorageError, match=r"has saved.*assessment\.json.*Not a directory"):
+        engram.load(tmp_path / "file")

@@ -43,7 +43,7 @@ def test_a_good_result_is_said_to_be_good(digits_like, tmp_path):
     assert str(check) == check.sentence
     assert check.deterministic
     assert check.noise_share < 0.01
-    again = engram.Verification.load(check.save(tmp_path / "check"))
+    again = engram.load(check.save(tmp_path / "check"))
     assert repr(again) == repr(check)
     assert len(check.to_frame()) == 18
     figure = check.figure()

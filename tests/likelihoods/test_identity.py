@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -111,11 +110,13 @@ def test_it_is_taken_from_the_posterior() -> None:
 
 
 def test_a_saved_function_is_asked_for_and_compared(tmp_path: Path) -> None:
-    read = engram.Posterior.load(fitted(scaled(1.0)).save(tmp_path))
+    read = engram.load(fitted(scaled(1.0)).save(tmp_path))
     assert isinstance(read.likelihood, Remembered)
     with pytest.raises(LikelihoodError, match=r"from_loss\(squared\).*a function cannot be saved"):
         engram.sensitivities(MODEL, DATA, read)
-    again = replace(read, likelihood=from_loss(scaled(1.0)))
+    with pytest.raises(ModelMismatchError, match="another of that name"):
+        engram.load(tmp_path, likelihood=from_loss(scaled(2.0)))
+    again = engram.load(tmp_path, likelihood=from_loss(scaled(1.0)))
     result = engram.sensitivities(MODEL, DATA, again, progress=False)
     expected = engram.sensitivities(MODEL, DATA, fitted(scaled(1.0)), progress=False)
     torch.testing.assert_close(result.loo_loss, expected.loo_loss)
@@ -124,7 +125,7 @@ def test_a_saved_function_is_asked_for_and_compared(tmp_path: Path) -> None:
 def test_our_own_are_saved(tmp_path: Path) -> None:
     likelihood = Gaussian(0.3)
     posterior = engram.laplace(MODEL, DATA, likelihood=likelihood, progress=False)
-    read = engram.Posterior.load(posterior.save(tmp_path))
+    read = engram.load(posterior.save(tmp_path))
     assert read.digest == posterior.digest
     one, other = (engram.sensitivities(MODEL, DATA, p, progress=False) for p in (posterior, read))
     torch.testing.assert_close(one.loo_loss, other.loo_loss)

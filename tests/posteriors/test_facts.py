@@ -89,7 +89,7 @@ def test_a_digest_is_of_all_numbers_and_facts(problem: Problem, tmp_path: Path) 
     fitted = engram.laplace(*problem, structure="full", prior_precision=DELTA, progress=False)
     again = engram.laplace(*problem, structure="full", prior_precision=DELTA, progress=False)
     assert fitted.digest == again.digest
-    assert engram.Posterior.load(fitted.save(tmp_path)).digest == fitted.digest
+    assert engram.load(fitted.save(tmp_path)).digest == fitted.digest
     others = [
         replace(fitted, scale=2.0),
         replace(fitted, exact=True),

@@ -256,14 +256,14 @@ def test_layers_that_differ_in_train_mode_are_named():
     before = snapshot(model)
     truth = engram.retrain(model, (x, y), [0, 1], prior_precision=1.0, progress=False)
     assert differences(before, snapshot(model)) == []
-    assert truth.provenance["settings"]["in_eval_mode"] == ["BatchNorm1d", "Dropout"]
+    assert truth.in_eval_mode == ("BatchNorm1d", "Dropout")
     assert "BatchNorm1d, Dropout in eval mode" in repr(truth)
 
 
 def test_saved_and_loaded(tmp_path):
     model, x, y = ridge_problem()
     truth = ridge_retrain(model, x, y, [1, 2, 5], keep_models=True, evaluate_on=(x, y))
-    again = engram.Retraining.load(truth.save(tmp_path / "truth"))
+    again = engram.load(truth.save(tmp_path / "truth"))
     assert repr(again) == repr(truth)
     assert torch.equal(again.parameters["weight"], truth.parameters["weight"])
     assert again.to_frame().equals(truth.to_frame())
@@ -345,4 +345,4 @@ def test_without_a_converged_baseline_no_copy_counts_as_converged(tmp_path):
     assert not truth.baseline_converged
     assert not truth.converged.any()
     assert "refit with everything, so no copy counts" in repr(truth)
-    assert not engram.Retraining.load(truth.save(tmp_path)).baseline_converged
+    assert not engram.load(truth.save(tmp_path)).baseline_converged

@@ -161,7 +161,7 @@ def test_what_else_is_saved_in_the_folder_stays(tmp_path):
     first = run(tmp_path, "newton")
     first.save(tmp_path)
     again = run(tmp_path, "newton")
-    assert torch.equal(engram.Retraining.load(tmp_path).deviation, again.deviation)
+    assert torch.equal(engram.load(tmp_path).deviation, again.deviation)
 
 
 def test_a_folder_that_cannot_be_one_is_refused(tmp_path):

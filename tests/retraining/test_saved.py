@@ -37,7 +37,7 @@ def verification(truth: engram.Retraining) -> engram.Verification:
 def test_a_verification_is_one_thing_with_its_truth(
     verification: engram.Verification, tmp_path: Path
 ) -> None:
-    read = engram.Verification.load(verification.save(tmp_path))
+    read = engram.load(verification.save(tmp_path))
     assert repr(read) == repr(verification)
     assert read.to_frame().equals(verification.to_frame())
     assert len(list(tmp_path.iterdir())) == 2
@@ -96,14 +96,14 @@ TENSORS = [
 def test_wrong_fields_are_refused(truth: engram.Retraining, tmp_path: Path, change: Any) -> None:
     edit(truth.save(tmp_path), "retraining", change)
     with pytest.raises(StorageError):
-        engram.Retraining.load(tmp_path)
+        engram.load(tmp_path)
 
 
 @pytest.mark.parametrize("change", TENSORS)
 def test_wrong_tensors_are_refused(truth: engram.Retraining, tmp_path: Path, change: Any) -> None:
     edit(truth.save(tmp_path), "retraining", change_tensors=change)
     with pytest.raises(StorageError):
-        engram.Retraining.load(tmp_path)
+        engram.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_wrong_verifications_are_refused(
 ) -> None:
     edit(verification.save(tmp_path), "verification", change)
     with pytest.raises(StorageError):
-        engram.Verification.load(tmp_path)
+        engram.load(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["strata", "estimated_score", "truth/score"])
@@ -133,4 +133,4 @@ def test_verifications_with_other_rows_are_refused(
 
     edit(verification.save(tmp_path), "verification", change_tensors=shorten)
     with pytest.raises(StorageError):
-        engram.Verification.load(tmp_path)
+        engram.load(tmp_path)

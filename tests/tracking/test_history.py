@@ -100,7 +100,7 @@ def test_a_record_survives_with_its_gaps(tmp_path: Path) -> None:
     history.add(Record(3, 0.1, math.nan, leverage=(0.1, 0.2, 0.3, 0.4, 0.5)), torch.ones(2))
     history.add(Record(4, 0.1, 0.2, streamed=True), torch.ones(2))
     history.save(tmp_path)
-    first, second = History.load(tmp_path).records
+    first, second = engram.load(tmp_path).records
     assert math.isnan(first.estimate)
     assert first.leverage == (0.1, 0.2, 0.3, 0.4, 0.5)
     assert second.streamed

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import engram
 from engram.core.errors import ArgumentError, DataError, EngramError
-from engram.tracking.history import History, Record
+from engram.tracking.history import Record
 
 
 def data(seed: int = 0, num_data: int = 40) -> tuple[Tensor, Tensor]:
@@ -159,7 +159,7 @@ def test_bad_settings_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="patience"):
         engram.Tracker(model, optimizer, data(), patience=0)
     with pytest.raises(DataError, match=r"history\.json"):
-        History.load(tmp_path)
+        engram.load(tmp_path)
 
 
 class Unknown(torch.optim.Optimizer):

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engram.core.printable import printable
-from engram.sensitivity.result import load
+from engram.sensitivity.result import KIND
 
 
 class Ranking(str, Enum):
@@ -27,7 +27,7 @@ class Ranking(str, Enum):
 
 def print_result(folder: Path, top: int, by: Ranking, console: Console) -> None:
     """Print the summary of the result in a folder, and the examples that rank highest."""
-    result = load(folder)
+    result = KIND.read(folder)
     for line in str(result).split("\n"):
         console.print(Text(printable(line)), soft_wrap=True)
     console.print()

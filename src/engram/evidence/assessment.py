@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import pandas as pd
 from torch import Tensor
 
-from engram.core.storage.folder import read_folder, write_folder
-from engram.core.storage.values import as_read, read_fields
-from engram.evidence.saved import FORMAT, check_saved
+from engram.core.storage.kinds import Kind, check_that, checked, stored
 from engram.evidence.signals import Signals
 from engram.trust.verdict import LEVELS, Reason, Verdict
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +45,8 @@ class Assessment:
 
     def to_frame(self) -> pd.DataFrame:
         """One row per example of the sample, by its position in the data."""
+        import pandas as pd
+
         signals = self.signals
         columns = {
             "score": signals.score.numpy(),
@@ -57,19 +59,15 @@ class Assessment:
 
     def save(self, folder: str | Path) -> Path:
         """Write ``assessment.json`` and its tensors into a folder, whole; no pickle."""
-        _read(as_read(self))
-        return write_folder(folder, "assessment", FORMAT, self)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> Assessment:
-        """Read what :meth:`save` wrote; StorageError where it is damaged or not finite."""
-        return _read(read_folder(folder, "assessment", FORMAT))
+        return KIND.write(self, folder)
 
     def __repr__(self) -> str:
         return f"{self.verdict!r}\n{self.signals}"
 
 
-def _read(content: Any) -> Assessment:
-    found = Assessment(**read_fields(Assessment, content, "assessment.json"))
-    check_saved(found.verdict, found.signals)
-    return found
+def _check(found: Assessment) -> None:
+    rows, last = len(found.levels), int(found.signals.positions.max())
+    check_that(last < rows, f"positions among {rows} examples", f"{last}")
+
+
+KIND = stored(Kind("assessment", 2, checked(Assessment, {}, _check)))

@@ -27,6 +27,7 @@ from engram.retraining.newton import Newton
 from engram.retraining.prior import Prior
 from engram.retraining.retrain import Train, retrain
 from engram.sensitivity.estimators.base import displaced
+from engram.sensitivity.provenance import noted
 from engram.sensitivity.result import OBTAINED, Result, check_result
 
 TOP_SHARE = 0.05  # of the examples, by score, that are refined with the flagged ones
@@ -215,9 +216,7 @@ def _merged(
         column = getattr(result, name).clone()
         column[chosen] = values.to(column)
         columns[name] = column
-    settings = dict(result.provenance.get("settings", {}))
     step = {"method": method, "examples": len(chosen), **obtained.record}
-    settings["refined"] = [*settings.get("refined", []), step]
     diagnostics = replace(
         result.diagnostics, flagged_share=float(columns["flagged"].double().mean())
     )
@@ -225,5 +224,5 @@ def _merged(
         result,
         **columns,
         diagnostics=diagnostics,
-        provenance={**result.provenance, "settings": settings},
+        provenance=noted(result.provenance, refined=[step]),
     )

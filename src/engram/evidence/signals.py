@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engram.core.progress import progress_over
+from engram.core.storage.kinds import checked, numbers, positions
 from engram.evidence.correlation import agreement
 from engram.evidence.exact_newton_steps import second_steps
 from engram.evidence.objective import Objective
@@ -70,6 +71,17 @@ class Signals:
                 f"left unsolved         {self.residual:.2g} of the gradient, median",
             ]
         )
+
+
+SAMPLED = {
+    "positions": positions("n"),
+    "indices": positions("n"),
+    "score": numbers("n"),
+    "second_score": numbers("n"),
+    "linearisation_error": numbers("n", finite=False),
+    "residuals": numbers("n", finite=False),
+}
+checked(Signals, SAMPLED)
 
 
 def measure(

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from engram.core.storage.folder import read_folder, write_folder
-from engram.core.storage.values import as_read, read_fields
+from engram.core.storage.kinds import Kind, check_that, checked, numbers, positions, stored
 from engram.evidence.correlation import Agreement, Interval
-from engram.retraining.result import Retraining, read_retraining
-from engram.retraining.saved import check, check_numbers, check_positions
+from engram.retraining.result import Retraining
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-FORMAT = 3
 STRATA = ("top", "middle", "bottom")
 NOISY = 0.1  # noise above this share of the median true score takes the ranking away
 DRIFTED = 0.5  # likewise for the way from the given model to its refit
@@ -143,13 +139,7 @@ class Verification:
 
     def save(self, folder: str | Path) -> Path:
         """Write ``verification.json`` and its tensors, the truth among them, into a folder."""
-        _read(as_read(self))
-        return write_folder(folder, "verification", FORMAT, self)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> Verification:
-        """Read what :meth:`save` wrote; StorageError where it is damaged or not finite."""
-        return _read(read_folder(folder, "verification", FORMAT))
+        return KIND.write(self, folder)
 
     def __str__(self) -> str:
         return self.sentence
@@ -167,16 +157,16 @@ class Verification:
         return "\n".join(lines)
 
 
-def _read(content: Any) -> Verification:
-    values = read_fields(Verification, content, "verification.json", {"truth": read_retraining})
-    check_estimates(values)
-    return Verification(**values)
+COLUMNS = {
+    "estimated_score": numbers("n"),
+    "estimated_increase": numbers("n"),
+    "strata": positions("n", below=len(STRATA)),
+}
 
 
-def check_estimates(values: Mapping[str, Any]) -> None:
-    """StorageError unless there is a finite estimate and a stratum of every row of the truth."""
-    rows = len(values["truth"].indices)
-    for name in ("estimated_score", "estimated_increase"):
-        check_numbers(name, values[name], (rows,))
-    check_positions("strata", values["strata"], len(STRATA))
-    check(len(values["strata"]) == rows, f"{rows} strata", str(len(values["strata"])))
+def _check(found: Verification) -> None:
+    rows, estimates = len(found.truth.indices), len(found.strata)
+    check_that(rows == estimates, f"an estimate of each of {rows} true rows", f"{estimates}")
+
+
+KIND = stored(Kind("verification", 4, checked(Verification, COLUMNS, _check)))

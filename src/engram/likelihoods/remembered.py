@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engram.core.storage.values import wrong
+from engram.core.storage.values import READERS, WRITERS, wrong
 from engram.likelihoods import KNOWN
 from engram.likelihoods.base import Likelihood
 
@@ -50,3 +50,7 @@ def read_likelihood(value: Any, where: str) -> Likelihood | Remembered:
         return restored(value)
     except (KeyError, TypeError, ValueError) as error:
         raise wrong(where, "a likelihood", value) from error
+
+
+WRITERS[Likelihood] = WRITERS[Remembered] = described
+READERS[Likelihood | Remembered] = read_likelihood

@@ -21,7 +21,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from engram.core.errors import PosteriorError, StorageError
+from engram.core.errors import PosteriorError
 from engram.core.parameters import Layout, Named
 from engram.linalg.cg import Solution, conjugate_gradients
 
@@ -230,17 +230,3 @@ def check_positive(eigenvalues: Tensor, layout: Layout) -> None:
             f"eigenvalues from {lowest:.3g} for {', '.join(layout.names)}",
             "raise prior_precision, or train the model further",
         )
-
-
-def check_that(good: bool, expected: str, got: str) -> None:
-    """StorageError unless it is good."""
-    if not good:
-        raise StorageError(expected, got, "fit the posterior again, and save it again")
-
-
-def check_numbers(what: str, value: Tensor, shape: tuple[int, ...] | None = None) -> None:
-    """StorageError unless these are finite numbers of the shape."""
-    check_that(value.is_floating_point(), f"numbers as {what}", f"{value.dtype}")
-    right = shape is None or tuple(value.shape) == shape
-    check_that(right, f"{what} of shape {shape}", f"{tuple(value.shape)}")
-    check_that(bool(torch.isfinite(value).all()), f"{what} to be finite", "NaN or infinity")

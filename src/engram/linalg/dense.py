@@ -12,7 +12,8 @@ from torch import Tensor
 from engram.core.dtypes import in_double
 from engram.core.errors import PosteriorError
 from engram.core.parameters import Layout, Named
-from engram.linalg.block import Block, check_numbers, check_that
+from engram.core.storage.kinds import check_numbers, check_that
+from engram.linalg.block import Block
 
 ROUNDING = 1e-6  # of the largest eigenvalue, where passes are in single precision
 

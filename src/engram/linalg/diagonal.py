@@ -23,13 +23,12 @@ from torch import Tensor
 
 from engram.core.dtypes import factorisable, wide
 from engram.core.parameters import Layout, Named
+from engram.core.storage.kinds import check_numbers, check_that
 from engram.linalg.block import (
     ANY_DIRECTION,
     SMALLEST_SIDE,
     MatrixBlock,
-    check_numbers,
     check_positive,
-    check_that,
 )
 
 # of the factorised diagonal

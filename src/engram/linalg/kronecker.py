@@ -35,13 +35,12 @@ from torch import Tensor
 
 from engram.core.dtypes import eigh, in_double, wide
 from engram.core.parameters import Layout, Named
+from engram.core.storage.kinds import check_numbers, check_that
 from engram.linalg.block import (
     SMALLEST_SIDE,
     GradientSum,
     MatrixBlock,
-    check_numbers,
     check_positive,
-    check_that,
 )
 from engram.linalg.clustered import ClusteredSpectrum, merge
 

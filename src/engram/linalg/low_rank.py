@@ -32,7 +32,8 @@ from torch import Tensor
 from engram.core.dtypes import wide
 from engram.core.errors import PosteriorError
 from engram.core.parameters import Layout, Named
-from engram.linalg.block import Block, Own, check_numbers, check_that
+from engram.core.storage.kinds import check_numbers, check_that
+from engram.linalg.block import Block, Own
 from engram.linalg.cg import Solution, conjugate_gradients
 
 CORRECTION = 3e-2  # relative residual of what the outside gives back, a part of the step

@@ -15,7 +15,20 @@ import torch
 from torch import Tensor
 
 from engram.core.parameters import Named
+from engram.core.storage.values import variants
 from engram.linalg.block import Block
+from engram.linalg.dense import DenseBlock
+from engram.linalg.diagonal import DiagonalBlock
+from engram.linalg.kronecker import KroneckerBlock
+from engram.linalg.low_rank import LowRankBlock
+
+BLOCKS = {
+    "diagonal": DiagonalBlock,
+    "kronecker": KroneckerBlock,
+    "dense": DenseBlock,
+    "low_rank": LowRankBlock,
+}
+variants(Block, BLOCKS)  # where a field is annotated with Block, any of these is saved and read
 
 
 class Precision(ABC):

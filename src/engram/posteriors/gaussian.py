@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engram.core.arguments import positive, usable_device
-from engram.core.errors import LikelihoodError, ModelMismatchError, StorageError
+from engram.core.arguments import positive
+from engram.core.errors import LikelihoodError, ModelMismatchError
 from engram.core.identity.digests import joined, of_tensors
-from engram.core.parameters import Named, check_finite_weights, trainable
-from engram.core.storage.values import as_read, init_fields, taken_apart
+from engram.core.parameters import Layout, Named, check_finite_weights, trainable
+from engram.core.storage.kinds import Kind, check_that, checked, numbers, stored
+from engram.core.storage.values import taken_apart
 from engram.curvature.kinds import Curvature
-from engram.likelihoods import Likelihood
+from engram.likelihoods import Likelihood, resolve
 from engram.likelihoods.remembered import Remembered
 from engram.linalg.block import Block
 from engram.linalg.precision import Precision
-from engram.posteriors.saving import checked, content_of, read, write
 
 FACTS = ("structure", "curvature", "exact", "scale", "prior_precision", "num_data", "prior_by_name")
 
@@ -35,21 +34,6 @@ def check_prior_precision(value: float) -> float:
         value,
         "use num_data times the weight decay of the mean loss",
     )
-
-
-def _check_numbers(posterior: Posterior) -> None:
-    """StorageError unless the priors, the scale and the number of examples are possible ones."""
-    unknown = [name for name in posterior.prior_by_name if name not in posterior.mean]
-    priors = (posterior.prior_precision, *posterior.prior_by_name.values())
-    possible = all(0 <= prior < math.inf for prior in priors) and 0 < posterior.scale < math.inf
-    if unknown or posterior.num_data < 1 or not possible:
-        raise StorageError(
-            "prior precisions of the mean's parameters, none negative, a positive scale and a "
-            "number of examples",
-            f"priors from {min(priors):g}, scale {posterior.scale:g}, {posterior.num_data} examples"
-            + "".join(f", a prior of {name!r}" for name in unknown),
-            "fit the posterior again, and save it again",
-        )
 
 
 @dataclass(frozen=True)
@@ -189,19 +173,13 @@ class Posterior(Precision):
 
     def save(self, folder: str | Path) -> Path:
         """Write ``posterior.json`` and its tensors into a folder, whole; no pickle."""
-        content = content_of(init_fields(self))
-        _made(as_read(content))
-        return write(folder, content)
+        return KIND.write(self, folder)
 
-    @classmethod
-    def load(cls, folder: str | Path, device: torch.device | str = "cpu") -> Posterior:
-        """Read what :meth:`save` wrote; an error where it is damaged, not finite or not positive.
-
-        Args:
-            folder: that it was saved in.
-            device: of the model that it is used with.
-        """
-        return _made(read(folder, usable_device(device)))
+    def with_likelihood(self, given: str | Likelihood) -> Posterior:
+        """The same with the likelihood itself, where a file could only name it."""
+        likelihood = resolve(given)
+        self.check_likelihood(likelihood)
+        return replace(self, likelihood=likelihood)
 
     def __repr__(self) -> str:
         return (
@@ -210,7 +188,42 @@ class Posterior(Precision):
         )
 
 
-def _made(content: Any) -> Posterior:
-    found = Posterior(**checked(content, Posterior))
-    _check_numbers(found)
-    return found
+def _check(found: Posterior) -> None:
+    """What must hold before anything is solved with it."""
+    check_that(len(found.mean) > 0, "a mean with parameters", "none")
+    check_that(len(found.blocks) > 0, "a precision with blocks", "none")
+    seen: set[str] = set()
+    for number, block in enumerate(found.blocks):
+        _check_layout(found, block.layout, f"block {number}", seen)
+        block.check(f"block {number}")
+    priors = {name: found.prior_of(name) for name in (*found.mean, *found.prior_by_name)}
+    unknown = [name for name in priors if name not in found.mean]
+    check_that(not unknown, "priors of the mean's parameters", f"a prior of {unknown}")
+    lowest, highest = min(priors.values()), max(priors.values())
+    possible = 0 <= found.prior_precision < math.inf and lowest >= 0 and highest < math.inf
+    check_that(possible, "prior precisions, none negative", f"{lowest:g} to {highest:g}")
+    check_that(0 < found.scale < math.inf, "a positive scale", f"{found.scale:g}")
+    check_that(found.num_data > 0, "a number of examples", f"{found.num_data} examples")
+
+
+def _check_layout(found: Posterior, layout: Layout, where: str, seen: set[str]) -> None:
+    """The parameters of a block are the mean's, each in one block."""
+    same = len(layout.names) == len(layout.shapes) > 0
+    check_that(same, f"names and shapes in {where}", repr(layout)[:80])
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
+        check_that(name in found.mean, f"parameters of the mean in {where}", repr(name))
+        check_that(name not in seen, "every parameter in one block", f"{name!r} in two")
+        wanted = list(found.mean[name].shape)
+        check_that(list(shape) == wanted, f"the shape {wanted} of {name!r}", f"{list(shape)}")
+        seen.add(name)
+
+
+KIND = stored(
+    Kind(
+        "posterior",
+        3,
+        checked(Posterior, {"mean": numbers("...")}, _check),
+        completed=Posterior.with_likelihood,
+        movable=True,
+    )
+)

@@ -42,10 +42,14 @@ class Identity:
     Args:
         settings: by name.
         unseen: what cannot be compared with an earlier run.
+        trained_by: the recipe or function, in words.
+        in_eval_mode: kinds of layers that a recipe trains in eval mode.
     """
 
     settings: dict[str, Any]
     unseen: tuple[str, ...]
+    trained_by: str
+    in_eval_mode: tuple[str, ...]
 
     @property
     def fingerprint(self) -> str:
@@ -84,12 +88,14 @@ def identify(
     own = isinstance(train, Recipe)
     groups = {str(n): m for n, m in enumerate(task.selection.members)}
     evaluated = task.evaluate_on
+    trained_by = repr(train) if own else f"function {name_of(train)}"
+    in_eval_mode = training_layers(model) if own else []
     settings = {
         "model": model_fingerprint(model, described),
         "data": data_fingerprint(data, described, "data"),
         "left_out": of_tensors(groups),
         "kind": task.selection.kind,
-        "train": repr(train) if own else f"function {name_of(train)}",
+        "train": trained_by,
         "code": described.of(train, "train"),
         "likelihood": repr(task.likelihood),
         "loss": described.of(task.likelihood, "likelihood"),
@@ -99,14 +105,14 @@ def identify(
         "keep_models": task.keep_models,
         "refits": task.refits,
         "seed": task.seed,
-        "in_eval_mode": training_layers(model) if own else [],
+        "in_eval_mode": in_eval_mode,
         "modes": None if own else modes_fingerprint(model),
         "default_dtype": None if own else str(torch.get_default_dtype()),
         "prior_precision": prior_precision if own else None,
         **_names_in(train, described),
         "unseen": list(described.unseen),
     }
-    return Identity(settings, tuple(described.unseen))
+    return Identity(settings, tuple(described.unseen), trained_by, tuple(in_eval_mode))
 
 
 def _names_in(train: Any, described: Description) -> dict[str, str]:

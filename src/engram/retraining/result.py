@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -16,14 +16,26 @@ from engram.core.data.batches import Batches, Data
 from engram.core.errors import ArgumentError
 from engram.core.parameters import Named, check_module, uncompiled
 from engram.core.printable import printable
-from engram.core.storage.folder import read_folder, write_folder
-from engram.core.storage.values import as_read, read_fields
+from engram.core.storage.kinds import (
+    Kind,
+    anything,
+    check_that,
+    checked,
+    numbers,
+    positions,
+    stored,
+)
 from engram.likelihoods import Likelihood
+from engram.retraining.identity import Identity
 from engram.retraining.run_folder import Part, RunFolder
-from engram.retraining.saved import FORMAT, check_saved
 from engram.retraining.selection import Task
 from engram.retraining.user_function import with_state
 from engram.sensitivity.provenance import provenance
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KINDS = ("examples", "groups", "classes")
 
 
 @dataclass(frozen=True)
@@ -82,7 +94,9 @@ class Retraining:
         noise_floor: over all rows.
         baseline_converged: whether the refit with everything reached its gradient norm; otherwise
             no deviation can be told from its further training.
-        provenance: versions, settings and seed.
+        provenance: versions, settings and seed, for the record; nothing is decided by it.
+        trained_by: the recipe or function that trained every copy, in words.
+        in_eval_mode: kinds of layers that were in eval mode while training again.
     """
 
     kind: str
@@ -107,6 +121,8 @@ class Retraining:
     evaluation_loss_with: Tensor | None = None
     parameters: Named = field(default_factory=dict, repr=False)
     baseline_converged: bool = True
+    trained_by: str = ""
+    in_eval_mode: tuple[str, ...] = ()
 
     @property
     def num_copies(self) -> int:
@@ -141,6 +157,8 @@ class Retraining:
 
     def to_frame(self) -> pd.DataFrame:
         """One row per left-out example, indexed by its position in the data."""
+        import pandas as pd
+
         columns: dict[str, Any] = {}
         if self.kind != "examples":
             columns["left_out_with"] = [self.labels[int(owner)] for owner in self.owners]
@@ -158,20 +176,13 @@ class Retraining:
 
     def save(self, folder: str | Path) -> Path:
         """Write ``retraining.json`` and its tensors into a folder, whole; no pickle."""
-        read_retraining(as_read(self), "retraining.json")
-        return write_folder(folder, "retraining", FORMAT, self)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> Retraining:
-        """Read what :meth:`save` wrote; StorageError where it is damaged or not finite."""
-        return read_retraining(read_folder(folder, "retraining", FORMAT), "retraining.json")
+        return KIND.write(self, folder)
 
     def __repr__(self) -> str:
-        settings = self.provenance.get("settings", {})
         noun = {"examples": "example", "groups": "group", "classes": "class"}[self.kind]
         lines = [
             f"Retrained {self.num_copies:,} times without one {noun}"
-            f" ({printable(settings.get('train'))})",
+            f" ({printable(self.trained_by)})",
             f"their loss            {float(self.loss.double().mean()):.4f} with them,"
             f" {float(self.loo_loss.double().mean()):.4f} without, nats per example",
             f"score                 median {float(self.score.median()):.3g},"
@@ -195,17 +206,44 @@ class Retraining:
                 lines.insert(
                     5, f"not converged         {short} copies, norms up to {worst:.2g} times"
                 )
-        if settings.get("in_eval_mode"):
-            layers = printable(", ".join(settings["in_eval_mode"]))
+        if self.in_eval_mode:
+            layers = printable(", ".join(self.in_eval_mode))
             lines.append(f"note                  {layers} in eval mode while training again")
         return "\n".join(lines)
 
 
-def read_retraining(content: Any, where: str) -> Retraining:
-    """From what a file held, checked."""
-    values = read_fields(Retraining, content, where)
-    check_saved(values)
-    return Retraining(**values)
+COLUMNS = {
+    "labels": anything("C"),
+    "indices": positions("R"),
+    "owners": positions("R", below="C"),
+    "targets": anything("R ..."),
+    "outputs": numbers("R K"),
+    "deviation": numbers("R K"),
+    "prediction_deviation": numbers("R K"),
+    "score": numbers("R"),
+    "loss": numbers("R"),
+    "loo_loss": numbers("R"),
+    "noise": numbers("R"),
+    "gradient_norm": numbers("C", finite=False),  # a training function has none
+    "wanted_norm": numbers("C", finite=False),
+    "evaluations": anything("C"),
+    "seconds": numbers("C"),
+    "evaluation_loss_with": numbers("T"),
+    "evaluation_loss": numbers("C T"),
+    "parameters": numbers("C ..."),
+}
+
+
+def _check(found: Retraining) -> None:
+    check_that(found.kind in KINDS, f"one of {', '.join(KINDS)}", repr(found.kind)[:80])
+    given = [loss is not None for loss in (found.evaluation_loss, found.evaluation_loss_with)]
+    check_that(given[0] == given[1], "both or none of the evaluation losses", "one")
+    floor = found.noise_floor
+    sizes = (floor.repeated, floor.reseeded, floor.drift, floor.refits)
+    check_that(all(0 <= size < math.inf for size in sizes), "a noise floor", str(sizes))
+
+
+KIND = stored(Kind("retraining", 4, checked(Retraining, COLUMNS, _check)))
 
 
 def assemble(
@@ -214,7 +252,7 @@ def assemble(
     task: Task,
     run: RunFolder,
     given: Tensor,
-    settings: dict[str, Any],
+    identity: Identity,
 ) -> Retraining:
     """Put the copies in the order they were asked for and measure them from the baseline.
 
@@ -253,7 +291,9 @@ def assemble(
         loo_loss=likelihood.loss(without, prepared),
         noise=noise.mean(0),
         noise_floor=floor,
-        provenance=provenance(model, settings),
+        provenance=provenance(model, identity.settings),
+        trained_by=identity.trained_by,
+        in_eval_mode=identity.in_eval_mode,
         baseline_converged=bool(reached(refits["gradient_norm"], refits["wanted_norm"])[0]),
         evaluation_loss=copies.get("evaluation"),
         evaluation_loss_with=refits.get("refit_evaluation", [None])[0],
@@ -271,10 +311,10 @@ def _in_order(task: Task, parts: list[Part]) -> Part:
     """Tensors of all copies, sorted by the copy's number; a copy that came twice counts once."""
     rows: dict[int, Part] = {}
     for part in parts:
-        numbers = part["number"].tolist()
-        sizes = [len(task.selection.members[number]) for number in numbers]
+        copies = part["number"].tolist()
+        sizes = [len(task.selection.members[number]) for number in copies]
         outputs = part["outputs_without"].split(sizes)
-        for position, number in enumerate(numbers):
+        for position, number in enumerate(copies):
             own = {k: v[position : position + 1] for k, v in part.items() if k != "number"}
             rows[number] = own | {"outputs_without": outputs[position]}
     ordered = [rows[number] for number in range(len(task.selection))]

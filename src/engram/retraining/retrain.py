@@ -125,7 +125,7 @@ def retrain(
         opened = _worker(private, data, ways, task, delta, progress)
         with opened as (worker, given), ranks.taking_part(run):
             _train_missing(worker, run, selection, ranks, progress)
-        return assemble(model, data, task, run, given, identity.settings)
+        return assemble(model, data, task, run, given, identity)
 
 
 def _train_missing(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from engram.core.errors import LikelihoodError, ModelMismatchError
-from engram.core.storage.values import init_fields, read_fields
-from engram.likelihoods import Likelihood
-from engram.likelihoods.remembered import Remembered, described, read_likelihood
+from engram.likelihoods import Likelihood, resolve
+from engram.likelihoods.remembered import Remembered
 from engram.posteriors.gaussian import Posterior
 
 
@@ -29,6 +27,7 @@ class Basis:
         posterior_digest: by which the same posterior is known again.
         threshold: the output above which a binary classifier with one output says 1.
         loss_unit: of the losses; another one than nats where they are no log likelihoods.
+        in_eval_mode: kinds of layers of the model in training that were in eval mode for this.
     """
 
     estimator: str | None = None
@@ -41,6 +40,7 @@ class Basis:
     posterior_digest: str | None = None
     threshold: float | None = None
     loss_unit: str = "nats"
+    in_eval_mode: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -49,6 +49,7 @@ class Basis:
         posterior: Posterior,
         likelihood: Likelihood,
         threshold: float | None = None,
+        in_eval_mode: tuple[str, ...] = (),
     ) -> Basis:
         """The facts of a posterior and a likelihood."""
         return cls(
@@ -62,6 +63,7 @@ class Basis:
             posterior.digest,
             threshold,
             likelihood.unit,
+            in_eval_mode,
         )
 
     @property
@@ -79,10 +81,11 @@ class Basis:
             else "pass a result of engram.sensitivities",
         )
 
-    def content(self) -> dict[str, Any]:
-        """What is saved: the fields, and the likelihood as plain values."""
-        about = None if self.likelihood is None else described(self.likelihood)
-        return init_fields(self) | {"likelihood": about}
+    def with_likelihood(self, given: str | Likelihood) -> Basis:
+        """The same with the likelihood itself, where a file could only name it."""
+        likelihood = resolve(given)
+        self.check_likelihood(likelihood)
+        return replace(self, likelihood=likelihood)
 
     def check_likelihood(self, likelihood: Likelihood) -> None:
         """Raise if the result was computed with another likelihood."""
@@ -116,12 +119,3 @@ class Basis:
                 f"{posterior!r}",
                 "fit it with the same prior_precision: rows of two objectives do not mix",
             )
-
-
-def read_basis(value: Any, where: str) -> Basis:
-    """A basis from what :meth:`Basis.content` gave."""
-
-    def likelihood(about: Any, place: str) -> Likelihood | Remembered | None:
-        return None if about is None else read_likelihood(about, place)
-
-    return Basis(**read_fields(Basis, value, where, {"likelihood": likelihood}))

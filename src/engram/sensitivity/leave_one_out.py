@@ -101,7 +101,7 @@ def left_out(
         diagnostics=diagnostics,
         coverage=opened.engine.coverage.ways,
         provenance=provenance(opened.model, _settings(problem, chosen, rounds, seed, peers)),
-        basis=Basis.of(chosen, posterior, opened.likelihood),
+        basis=Basis.of(chosen, posterior, opened.likelihood, in_eval_mode=tuple(opened.switched)),
     )
 
 
@@ -120,7 +120,6 @@ def _settings(
         "batch_size": problem.batches.batch_size,
         "seed": seed,
         "num_data": problem.num_data,
-        "in_eval_mode": list(problem.session.switched),
         "ranks": peers.count,
     }
 

@@ -1,4 +1,8 @@
-"""Where a result came from: versions, settings and seed."""
+"""Where a result came from: versions, settings and seed.
+
+A record for people to read. Nothing is decided by it: what decides is a field of the result, of its
+basis or of the posterior.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,6 @@ from typing import Any
 import torch
 
 import engram._version as version
-from engram.core.storage.values import typed
-
-
-def check_provenance(found: Mapping[str, Any]) -> None:
-    """StorageError unless the settings that are printed are words, where there are any."""
-    settings = typed(Mapping[str, Any], found.get("settings", {}), "provenance: settings")
-    layers = settings.get("in_eval_mode") or []
-    typed(tuple[str, ...], layers, "provenance: settings: in_eval_mode")
 
 
 def provenance(model: object, settings: dict[str, Any]) -> dict[str, Any]:
@@ -30,3 +26,19 @@ def provenance(model: object, settings: dict[str, Any]) -> dict[str, Any]:
         "model": type(model).__name__,
         "settings": settings,
     }
+
+
+def noted(record: Mapping[str, Any], **further: Any) -> dict[str, Any]:
+    """The record with further settings; lists under a name that is there already go on.
+
+    Example:
+        >>> noted({"settings": {"seed": 0}}, refined=["solve"])
+        {'settings': {'seed': 0, 'refined': ['solve']}}
+        >>> noted({"settings": {"refined": ["solve"]}}, refined=["retrain"])
+        {'settings': {'refined': ['solve', 'retrain']}}
+    """
+    settings = dict(record.get("settings", {}))
+    for name, value in further.items():
+        before = settings.get(name)
+        settings[name] = before + value if isinstance(before, list) else value
+    return {**record, "settings": settings}

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 
 from engram.core.arguments import one_of, path_of, whole
 from engram.core.errors import ArgumentError, ModelMismatchError
 from engram.core.printable import printable
-from engram.core.storage.folder import read_folder, write_folder
-from engram.core.storage.values import as_read, init_fields, read_fields
-from engram.sensitivity.basis import Basis, read_basis
+from engram.core.storage.kinds import (
+    Kind,
+    anything,
+    check_finite,
+    check_that,
+    checked,
+    flags,
+    numbers,
+    positions,
+    stored,
+)
+from engram.likelihoods import Likelihood
+from engram.sensitivity.basis import Basis
 from engram.sensitivity.diagnostics import Diagnostics
-from engram.sensitivity.saved import FORMAT, check_saved
 from engram.trust.judge import judge
 from engram.trust.verdict import Verdict
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 OBTAINED = ("estimate", "solve", "retrain")  # what the numbers in the column stand for
 UNITS = {
@@ -140,6 +151,8 @@ class Result:
 
     def to_frame(self) -> pd.DataFrame:
         """One row per example, indexed by its position in the data."""
+        import pandas as pd
+
         columns: dict[str, Any] = {}
         if self.targets.dim() == 1:
             columns["target"] = self.targets.numpy()
@@ -162,7 +175,8 @@ class Result:
             columns["obtained"] = [OBTAINED[number] for number in self.obtained.tolist()]
         return pd.DataFrame(columns, index=pd.Index(self.indices.numpy(), name="example"))
 
-    def _units(self) -> dict[str, str]:
+    def units(self) -> dict[str, str]:
+        """What the numbers of each column are."""
         unit = self.basis.loss_unit
         return {name: text.replace("nats", unit) for name, text in UNITS.items()}
 
@@ -185,9 +199,11 @@ class Result:
 
     def save(self, folder: str | Path) -> Path:
         """Write ``result.json`` and its tensors into a folder, whole; no pickle."""
-        content = init_fields(self) | {"basis": self.basis.content()}
-        _read(as_read(content))
-        return write_folder(folder, "result", FORMAT, {"units": self._units()} | content)
+        return KIND.write(self, folder)
+
+    def with_likelihood(self, likelihood: str | Likelihood) -> Result:
+        """The same with the likelihood itself, where a file could only name it."""
+        return replace(self, basis=self.basis.with_likelihood(likelihood))
 
     def report(self, path: str | Path, top: int = 20) -> Path:
         """Write one self-contained HTML page with figures, the top examples and diagnostics."""
@@ -196,7 +212,6 @@ class Result:
         return result_page(self, whole("top", top, remedy="use top=20"), path_of("file", path))
 
     def __repr__(self) -> str:
-        settings = self.provenance.get("settings", {})
         unit = f"{printable(self.basis.loss_unit)} per example"
         lines = [
             f"Sensitivities of {self._examples()}, {self.num_outputs} outputs"
@@ -211,24 +226,10 @@ class Result:
         if self.obtained.any():
             counts = [f"{int((self.obtained == n).sum()):,} by {OBTAINED[n]}" for n in (1, 2)]
             lines.append(f"refined               {', '.join(counts)}; the others are estimates")
-        if settings.get("in_eval_mode"):
-            layers = printable(", ".join(settings["in_eval_mode"]))
+        if self.basis.in_eval_mode:
+            layers = printable(", ".join(self.basis.in_eval_mode))
             lines.append(f"note                  {layers} in eval mode for this; as before now")
         return "\n".join(lines)
-
-
-def load(folder: str | Path) -> Result:
-    """Read what :meth:`Result.save` wrote; StorageError where it is damaged or not finite."""
-    content = read_folder(folder, "result", FORMAT)
-    if isinstance(content, dict):
-        content.pop("units", None)
-    return _read(content)
-
-
-def _read(content: Any) -> Result:
-    values = read_fields(Result, content, "result.json", {"basis": read_basis})
-    check_saved(values)
-    return Result(**values)
 
 
 def check_result(value: Any) -> None:
@@ -237,3 +238,37 @@ def check_result(value: Any) -> None:
         raise ArgumentError(
             "a result of engram.sensitivities", type(value).__name__, "pass the result itself"
         )
+
+
+COLUMNS = {
+    "indices": positions("N"),
+    "targets": anything("N ..."),
+    "outputs": numbers("N K"),
+    "deviation": numbers("N K", finite=False),
+    "prediction_deviation": numbers("N K", finite=False),
+    "score": numbers("N", finite=False),
+    "loss": numbers("N"),
+    "loo_loss": numbers("N", finite=False),
+    "leverage": numbers("N", finite=False),  # NaN where it was not computed
+    "flagged": flags("N"),
+    "obtained": positions("N", below=len(OBTAINED), dtype=torch.uint8),
+    "counts": numbers("N", low=0),
+}
+FINITE_UNLESS_FLAGGED = ("deviation", "prediction_deviation", "score", "loo_loss")
+
+
+def _check(found: Result) -> None:
+    for name in FINITE_UNLESS_FLAGGED:
+        check_finite(name, getattr(found, name)[~found.flagged])
+    check_that(bool(found.counts.any()), "a row that counts", "none")
+
+
+KIND = stored(
+    Kind(
+        "result",
+        3,
+        checked(Result, COLUMNS, _check),
+        units=Result.units,
+        completed=Result.with_likelihood,
+    )
+)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engram.core.arguments import whole
 from engram.core.errors import ArgumentError, DataError, FormatError
-from engram.core.storage.folder import read_folder, write_folder
+from engram.core.storage.kinds import Kind, stored
 from engram.core.storage.values import init_fields, objects, typed, wrong
 from engram.sensitivity.result import Result
 from engram.tracking.scores import ScoreRows
@@ -209,14 +209,7 @@ class History:
 
     def save(self, folder: str | Path) -> Path:
         """Write ``history.json`` and the scores into a folder, whole; no pickle."""
-        return write_folder(folder, "history", FORMAT, self.whole_state())
-
-    @classmethod
-    def load(
-        cls, folder: str | Path, keep: str | Path | None = None, num_data: int | None = None
-    ) -> History:
-        """Read what :meth:`save` wrote; ``keep`` is where the run keeps its scores from now on."""
-        return cls.of_state(read_folder(folder, "history", FORMAT), keep, num_data)
+        return KIND.write(self, folder)
 
 
 def _in_order(step: Any, before: int, after: int | None) -> int:
@@ -277,3 +270,14 @@ def _read(state: Any) -> _Read:
         if tuple(history.scores.shape) != shape or history.scores.dtype != torch.float32:
             raise wrong("a history", f"scores {list(shape)} in single precision", history.scores)
     return history
+
+
+KIND = stored(
+    Kind(
+        "history",
+        FORMAT,
+        lambda state, where: History.of_state(state),
+        content=History.whole_state,
+        check=lambda state, where: _read(state),  # making one would write its scores to a file
+    )
+)

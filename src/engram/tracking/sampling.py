@@ -31,6 +31,7 @@ from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.estimators.base import displaced
 from engram.sensitivity.estimators.paper import linearised
 from engram.sensitivity.leave_one_out import sensitivities
+from engram.sensitivity.provenance import noted
 from engram.sensitivity.result import Result
 
 GRADIENT, DEVIATION = "gradient", "deviation"
@@ -125,9 +126,7 @@ def sampled_sensitivities(
     prepared = likelihood.prepare(at_mean.outputs, at_mean.targets)
     moved = linearised if rule == "paper" else displaced
     change, loo_loss = moved(likelihood, at_mean.outputs, prepared, deviation)
-    described = dict(at_mean.provenance)
     drawn = {"samples": sampling.samples, "expectation": sampling.expectation, "seed": seed}
-    described["settings"] = {**described["settings"], **drawn}
     return replace(
         at_mean,
         deviation=deviation,
@@ -135,7 +134,7 @@ def sampled_sensitivities(
         score=change.abs().sum(1),
         loo_loss=loo_loss,
         flagged=flagged,
-        provenance=described,
+        provenance=noted(at_mean.provenance, **drawn),
     )
 
 

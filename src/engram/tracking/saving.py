@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engram.core.errors import DataError, StorageError
-from engram.core.storage.folder import read_folder, write_folder
+from engram.core.storage.kinds import Kind, stored
 from engram.tracking.history import History
 
 if TYPE_CHECKING:
     from engram.tracking.tracker import Tracker
 
-FORMAT = 2
 PARTS = ("history", "stream", "source")
 OPTIONAL = ("held_out",)
 
@@ -63,11 +61,8 @@ def _load_parts(tracker: Tracker, state: Mapping[str, Any]) -> None:
         )
 
 
-def write_state(state: Mapping[str, Any], folder: str | Path) -> Path:
-    """Write ``tracker.json`` and its tensors, whole."""
-    return write_folder(folder, "tracker", FORMAT, state)
+def _state(state: Any, where: str) -> Mapping[str, Any]:
+    return check_state(state)
 
 
-def read_state(folder: str | Path) -> dict[str, Any]:
-    """What :func:`write_state` wrote."""
-    return check_state(read_folder(folder, "tracker", FORMAT))
+KIND: Kind[Mapping[str, Any]] = stored(Kind("tracker", 2, _state, content=dict))

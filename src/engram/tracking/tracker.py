@@ -29,7 +29,7 @@ from engram.tracking.index_check import Indices, check_length
 from engram.tracking.integrations.indexed import Indexed
 from engram.tracking.integrations.tensorboard import BoardWriter
 from engram.tracking.sampling import Sampling, sampled_sensitivities
-from engram.tracking.saving import check_state, go_on, parts_of, read_state, write_state
+from engram.tracking.saving import KIND, check_state, go_on, parts_of
 from engram.tracking.sources import Wanted, source_of, training_lost
 from engram.tracking.streaming import Epoch, Stream, check_streamable, ended, whole_epoch
 from engram.tracking.training_steps import TrainingSteps
@@ -345,8 +345,8 @@ class Tracker:
         """Write everything needed to go on, whole; no pickle. Of several processes one writes."""
         if self.peers.rank:
             return Path(folder)
-        return write_state({"history": self.history.whole_state()} | parts_of(self), folder)
+        return KIND.write({"history": self.history.whole_state()} | parts_of(self), folder)
 
     def resume(self, folder: str | Path) -> None:
         """Go on with what was saved, for instance beside a checkpoint."""
-        self.load_state_dict(read_state(folder))
+        self.load_state_dict(KIND.read(folder))

@@ -10,6 +10,8 @@ from textwrap import wrap
 import torch
 from torch import Tensor
 
+from engram.core.storage.kinds import check_that, checked, positions
+
 LEVELS = ("good", "caution", "unreliable")
 GOOD, CAUTION, UNRELIABLE = range(3)
 
@@ -136,3 +138,16 @@ class Verdict:
         for reason in self.reasons:
             lines += wrap(str(reason), 79, initial_indent="  ", subsequent_indent="    ")
         return "\n".join(lines)
+
+
+def _check(verdict: Verdict) -> None:
+    """A verdict is the worst of its reasons, and none of them is good."""
+    levels = [reason.level for reason in verdict.reasons]
+    check_that(set(levels) <= set(LEVELS[1:]), f"reasons of {' or '.join(LEVELS[1:])}", f"{levels}")
+    worst = LEVELS[max((LEVELS.index(level) for level in levels), default=GOOD)]
+    check_that(
+        verdict.level == worst, f"the level {worst!r}, as its reasons have it", verdict.level
+    )
+
+
+checked(Verdict, {"levels": positions("N", below=len(LEVELS), dtype=torch.int8)}, _check)

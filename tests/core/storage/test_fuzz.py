@@ -37,7 +37,6 @@ from engram.core.errors import EngramError
 from engram.core.identity.digests import of_tensors
 from engram.core.storage.values import taken_apart
 from engram.retraining.run_folder import RunFolder
-from engram.tracking.history import History
 from saved_folders import files_of
 
 EXAMPLES = int(os.environ.get("ENGRAM_FUZZ", "60"))  # of each kind of thing
@@ -97,7 +96,7 @@ def used(found: engram.Posterior) -> None:
 def of_posterior(structure: str) -> Kind:
     made = saved_things.posterior(structure)
     other = replace(made, num_data=made.num_data + 1)
-    return Kind(*saves(made.save, other.save), engram.Posterior.load, used, told_of)
+    return Kind(*saves(made.save, other.save), engram.load, used, told_of)
 
 
 def of_tracker() -> Kind:
@@ -112,7 +111,7 @@ def of_history() -> Kind:
     first = saves(history.save)
     history.add(replace(history.records[-1], step=7), history.score_matrix()[0])
     return Kind(
-        *first, *saves(history.save), lambda f: History.load(f).whole_state(), lambda state: None
+        *first, *saves(history.save), lambda f: engram.load(f).whole_state(), lambda state: None
     )
 
 
@@ -125,20 +124,20 @@ def of_result() -> Kind:
 def of_truth() -> Kind:
     made = saved_things.retrained()
     pair = saves(made.save, replace(made, score=made.score + 1).save)
-    return Kind(*pair, engram.Retraining.load, lambda r: (repr(r), r.to_frame()))
+    return Kind(*pair, engram.load, lambda r: (repr(r), r.to_frame()))
 
 
 def of_verification() -> Kind:
     made = saved_things.verified()
     pair = saves(made.save, replace(made, estimated_score=made.estimated_score + 1).save)
-    return Kind(*pair, engram.Verification.load, lambda r: (repr(r), r.to_frame()))
+    return Kind(*pair, engram.load, lambda r: (repr(r), r.to_frame()))
 
 
 def of_assessment() -> Kind:
     made = saved_things.assessed()
     other = replace(made, signals=replace(made.signals, spearman=0.25))
     pair = saves(made.save, other.save)
-    return Kind(*pair, engram.Assessment.load, lambda r: (repr(r), r.to_frame()))
+    return Kind(*pair, engram.load, lambda r: (repr(r), r.to_frame()))
 
 
 KINDS: dict[str, Callable[[], Kind]] = {

@@ -8,25 +8,29 @@ of the dataclass say what every field must be; a wrong one is named, not guessed
 
 from __future__ import annotations
 
+import functools
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from operator import or_
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engram.core.errors import StorageError
+from engram.core.errors import EngramError, StorageError
 
 TENSOR, FLOAT = "tensor", "float"  # keys of objects that stand for what JSON has not
 UNUSUAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 LONGEST = 1024  # bits of a whole number that is written, in records of the user's own
 LARGEST = 2**53  # whole number of a field: those that every reader of JSON agrees on
 DEEPEST = 50  # objects in objects that are written; an endless one ends there
+VARIANT = "kind"  # key of the name that tells which of several classes an object is of
 Reader = Callable[[Any, str], Any]  #: of a value and the words for where it stood
+WRITERS: dict[type, Callable[[Any], Any]] = {}  # plain values of classes that are no dataclasses
 
 
 def init_fields(value: Any) -> dict[str, Any]:
@@ -85,13 +89,21 @@ def _plain(value: Any, place: tuple[str, ...], tensors: dict[str, Tensor]) -> An
         return int(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else {FLOAT: str(value)}
-    if is_dataclass(value) and not isinstance(value, type):
-        value = init_fields(value)
+    value = _as_fields(value)
     if isinstance(value, Mapping):
         return _plain_mapping(value, place, tensors)
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return [_plain(inner, (*place, str(n)), tensors) for n, inner in enumerate(value)]
     raise _unsaved(place, type(value).__name__)
+
+
+def _as_fields(value: Any) -> Any:
+    """What an object is written as: by the writer of its class, or as the fields it is made of."""
+    own = next((WRITERS[cls] for cls in type(value).__mro__ if cls in WRITERS), None)
+    if own is not None:
+        return own(value)
+    made = is_dataclass(value) and not isinstance(value, type)
+    return init_fields(value) if made else value
 
 
 def _plain_mapping(
@@ -182,8 +194,8 @@ def typed(kind: Any, value: Any, where: str) -> Any:
     """
     if kind is Any or kind is object:
         return value
-    if kind in SIMPLE:
-        return SIMPLE[kind](value, where)
+    if kind in READERS:
+        return READERS[kind](value, where)
     if is_dataclass(kind) and isinstance(kind, type):
         return kind(**read_fields(kind, value, where))
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -192,9 +204,9 @@ def typed(kind: Any, value: Any, where: str) -> Any:
             raise wrong(where, f"one of {', '.join(map(str, known))}", value)
         return known[value]
     origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType) and type(None) in inner and len(inner) == 2:
-        other = next(part for part in inner if part is not type(None))
-        return None if value is None else typed(other, value, where)
+    if origin in (Union, types.UnionType) and type(None) in inner:
+        others = [part for part in inner if part is not type(None)]
+        return None if value is None else typed(functools.reduce(or_, others), value, where)
     if origin is tuple and inner[1:] == (...,):
         if not isinstance(value, list | tuple):
             raise wrong(where, "a list", value)
@@ -247,7 +259,7 @@ def _size(value: Any, where: str) -> torch.Size:
     return torch.Size(sizes)
 
 
-SIMPLE: dict[Any, Reader] = {
+READERS: dict[Any, Reader] = {  # by annotated type; classes that are checked further join them
     int: _whole,
     float: _number,
     str: _text,
@@ -255,6 +267,32 @@ SIMPLE: dict[Any, Reader] = {
     Tensor: _tensor,
     torch.Size: _size,
 }
+
+
+def variants(base: Any, classes: Mapping[str, type[Any]]) -> None:
+    """Have a field of the base class hold dataclasses that derive from it, each known by a name.
+
+    Args:
+        base: that fields are annotated with.
+        classes: by the name that is written for each.
+    """
+
+    def writer(name: str) -> Callable[[Any], Any]:
+        return lambda value: {VARIANT: name} | init_fields(value)
+
+    def read(value: Any, where: str) -> Any:
+        if not isinstance(value, dict) or value.get(VARIANT) not in list(classes):
+            raise wrong(where, f"an object of the kind {' or '.join(classes)}", value)
+        cls = classes[value[VARIANT]]
+        own = read_fields(cls, {k: v for k, v in value.items() if k != VARIANT}, where)
+        try:
+            return cls(**own)
+        except (EngramError, RuntimeError, ValueError) as error:  # tensors of a wrong shape
+            wanted = f"a {value[VARIANT]} that fits together in {where}"
+            raise StorageError(wanted, str(error), "save it again") from error
+
+    WRITERS.update({cls: writer(name) for name, cls in classes.items()})
+    READERS[base] = read
 
 
 def wrong(where: str, expected: str, got: Any) -> StorageError:
