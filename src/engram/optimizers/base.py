@@ -5,26 +5,31 @@ r"""The step that all of these optimizers share: the Bayesian learning rule for 
     m_t = m_{t-1} - \rho\, S_t^{-1} E[\nabla \bar\ell(\theta)]
 
 with :math:`\bar\ell = N \cdot \text{mean loss} + \tfrac{\delta}{2}\|\theta\|^2`. An algorithm is a
-choice of the structure of S, of where its curvature comes from, and of the expectation: at the mean
-(Newton, Online Newton) or over samples of q (VON).
+choice of the structure of S (:mod:`~engram.optimizers.structures`), of where its curvature comes
+from (:mod:`~engram.optimizers.curvatures`), and of the expectation: at the mean
+(:mod:`~engram.optimizers.newton`) or over samples of q (:mod:`~engram.optimizers.von`).
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from engram.core.arguments import MANY, is_number, positive, whole
 from engram.core.errors import ArgumentError
 from engram.core.parameters import Layout
-from engram.optimizers.curvatures import Draw, Measured
-from engram.optimizers.evaluation import Closure, called
-from engram.optimizers.settings import resolved
-from engram.optimizers.structures import SHARED, Structure
+from engram.core.state.process import plain_attention
+from engram.linalg.block import Block
+from engram.optimizers.curvatures import CurvatureSource, Draw, Measured
+from engram.optimizers.structures import FLAT, SHARED, Structure
+
+Closure = Callable[[], Any]
 
 
 class BayesianOptimizer(Optimizer, ABC):
@@ -33,25 +38,26 @@ class BayesianOptimizer(Optimizer, ABC):
     Args:
         params: parameters, or groups of them.
         defaults: settings of a group: num_data, prior_precision, lr, precision_lr,
-            initial_precision.
-        structure: of the precision.
-        curvature: where the curvature comes from.
+            initial_precision, and samples where the expectation is over draws from q.
+        curvature: where the curvature comes from; the class's own if not given.
         seed: of all random numbers of the optimizer; the caller's random state is never used.
     """
 
-    # the last precision with its root: the next step draws from it without factorising again
-    _factorised: tuple[Tensor, Tensor] | None = None
+    structure: ClassVar[Structure]
+    _default_curvature: ClassVar[CurvatureSource]
+    # the last precision, factorised: the next step draws from it without factorising again
+    _factorised: tuple[Tensor, Block] | None = None
 
     @abstractmethod
     def __init__(
-        self, params: Any, defaults: dict[str, Any], structure: Structure, curvature: Any, seed: int
+        self, params: Any, defaults: dict[str, Any], curvature: CurvatureSource | None, seed: int
     ) -> None:
-        structure.check_curvature(curvature)
-        self.structure, self.curvature = structure, curvature
+        self.curvature = self._default_curvature if curvature is None else curvature
+        self.structure.check_curvature(self.curvature)
         super().__init__(params, defaults)
         generator = torch.Generator().manual_seed(seed)
         self._state()[SHARED] = {"step": 0, "generator": generator.get_state()}
-        structure.check_size(self._trained())
+        self.structure.check_size(self._trained())
 
     @property
     def num_samples(self) -> int:
@@ -88,14 +94,13 @@ class BayesianOptimizer(Optimizer, ABC):
         found = _average(self._points(closure, parameters, precision, generator))
         num_data = self.param_groups[0]["num_data"]
         curvature = self.structure.with_prior(num_data * found.curvature, prior)
-        rate = self._per_entry(parameters, "precision_lr")
-        updated = self.structure.averaged(precision, curvature, rate)
-        root = self.structure.factorised(updated)
-        step = self.structure.solve(root, num_data * found.gradient + prior * mean)
-        step_size = self._per_entry(parameters, "lr")
-        _move(parameters, mean - (step_size * step).to(mean.dtype))
+        rate = self.structure.rate(self._per_entry(parameters, "precision_lr"))
+        updated = updated_precision(precision, curvature, rate)
+        block = self.structure.block(updated)
+        gradient = (num_data * found.gradient + prior * mean).to(updated)  # as wide as S is
+        _move(parameters, updated_mean(mean, block, gradient, self._per_entry(parameters, "lr")))
         self.structure.write(self.state, parameters, updated)
-        self._factorised = (updated, root)
+        self._factorised = (updated, block)
         shared = self._state()[SHARED]
         shared.update(step=shared["step"] + 1, generator=generator.get_state())
         return found.loss
@@ -117,10 +122,10 @@ class BayesianOptimizer(Optimizer, ABC):
         if not self.num_samples:
             yield measured(None)
             return
-        root = self._root(precision)
+        block = self._block(precision)
         for _ in range(self.num_samples):
             noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype).to(mean.device)
-            offset = self.structure.sample(root, noise)
+            offset = sampled_offset(block, noise.to(precision))
             try:
                 _move(parameters, mean + offset.to(mean.dtype))
                 found = measured(offset)
@@ -128,10 +133,10 @@ class BayesianOptimizer(Optimizer, ABC):
                 _move(parameters, mean)
             yield found
 
-    def _root(self, precision: Tensor) -> Tensor:
+    def _block(self, precision: Tensor) -> Block:
         if self._factorised is not None and self._factorised[0] is precision:
             return self._factorised[1]
-        return self.structure.factorised(precision)
+        return self.structure.block(precision)
 
     def _trained(self) -> list[Tensor]:
         found = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
@@ -168,7 +173,23 @@ class BayesianOptimizer(Optimizer, ABC):
         return self.state
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"structure": self.structure, "curvature": self.curvature}
+        return super().__getstate__() | {"curvature": self.curvature}
+
+
+def updated_precision(precision: Tensor, curvature: Tensor, rate: Tensor) -> Tensor:
+    """S_t = (1 - rho_S) S_{t-1} + rho_S H, with H the curvature of the sum, its prior included."""
+    return (1 - rate) * precision + rate * curvature
+
+
+def updated_mean(mean: Tensor, block: Block, gradient: Tensor, rate: Tensor) -> Tensor:
+    """m_t = m_{t-1} - rho S_t^-1 g, with g the gradient of the sum, its prior included, [P]."""
+    step = block.solve({FLAT: gradient})[FLAT]
+    return mean - (rate * step).to(mean.dtype)
+
+
+def sampled_offset(block: Block, noise: Tensor) -> Tensor:
+    """theta - m ~ N(0, S^-1) from white noise, [P]."""
+    return block.root_solve({FLAT: noise})[FLAT]
 
 
 def _move(parameters: Sequence[Tensor], flat: Tensor) -> None:
@@ -183,3 +204,35 @@ def _average(points: Iterator[Measured]) -> Measured:
     for point in points:
         total, count = total + point, count + 1
     return total.over(count)
+
+
+def resolved(group: dict[str, Any]) -> dict[str, Any]:
+    """The group with every setting checked, and the initial precision as a number."""
+    positive("num_data", group["num_data"], "count the training examples")
+    positive(
+        "prior_precision",
+        group["prior_precision"],
+        "use num_data times the weight decay of the mean loss",
+    )
+    if group["initial_precision"] is None:
+        group["initial_precision"] = group["num_data"] + group["prior_precision"]
+    positive("initial_precision", group["initial_precision"], "use num_data, or leave it out")
+    if not (is_number(group["lr"]) and 0 <= group["lr"] < math.inf):
+        raise ArgumentError("lr of at least 0", repr(group["lr"]), "use 1 for a full Newton step")
+    if not (is_number(group["precision_lr"]) and 0 <= group["precision_lr"] <= 1):
+        raise ArgumentError("precision_lr from 0 to 1", repr(group["precision_lr"]), "use 0.1")
+    whole("number of samples", group.get("samples", 1), 1, MANY, remedy="use samples=1 or more")
+    return group
+
+
+def called(closure: Closure | None) -> Any:
+    """What the closure returns, computed with gradients."""
+    if closure is None:
+        raise ArgumentError(
+            "a closure: curvature needs the loss itself, not only its gradient",
+            "step() without one",
+            "call optimizer.step(closure), where closure() returns the mean loss of the batch",
+        )
+    # fused attention has neither a second derivative nor a batched first one
+    with torch.enable_grad(), plain_attention():
+        return closure()

@@ -1,7 +1,8 @@
 r"""Where an optimizer's curvature comes from; each choice is an object with its own settings.
 
 All of them return the gradient and the curvature of the *mean* loss of a batch. A full-matrix
-optimizer takes those with ``matrix``, a diagonal one those with ``diagonal``.
+optimizer takes those with ``matrix``, a diagonal one those with ``diagonal``. To add one, write a
+class with one of these methods, or both; the checks of what a closure returns are at the end.
 """
 
 from __future__ import annotations
@@ -15,20 +16,14 @@ from torch import Tensor
 
 from engram.core.arguments import MANY, whole
 from engram.core.dtypes import wide
-from engram.core.errors import ArgumentError, brief
+from engram.core.errors import ArgumentError, NonFiniteError, brief
 from engram.curvature.batched_gradients import many_gradients
 from engram.curvature.hessian import hessian_rows
 from engram.curvature.kinds import Curvature
-from engram.engine.self_check import no_second_derivative
+from engram.engine.self_check import LACKING, doubtful_functions, no_second_derivative
 from engram.likelihoods import Likelihood, resolve
-from engram.optimizers.evaluation import (
-    curved_gradient,
-    flat_gradient,
-    mean_loss,
-    outputs_and_targets,
-)
 
-ROWS_AT_ONCE = 64
+ROWS_AT_ONCE = 64  # backward passes run as one batch: memory grows with it, overhead shrinks
 Parameters = Sequence[Tensor]
 
 
@@ -83,6 +78,9 @@ class DiagonalCurvature(Protocol):
     def diagonal(self, returned: Any, parameters: Parameters, draw: Draw) -> Measured:
         """Gradient [P] and the diagonal [P] of the curvature from what the closure returned."""
         ...
+
+
+CurvatureSource = MatrixCurvature | DiagonalCurvature
 
 
 @dataclass(frozen=True)
@@ -223,3 +221,91 @@ def signs(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 
 def _check_probes(probes: int) -> None:
     whole("number of probes", probes, 1, MANY, remedy="use probes=1 or more")
+
+
+def mean_loss(returned: Any) -> Tensor:
+    """The scalar loss that a closure returned."""
+    if not isinstance(returned, Tensor) or returned.numel() != 1:
+        got = type(returned).__name__
+        if isinstance(returned, Tensor):
+            got = f"a tensor of shape {tuple(returned.shape)}"
+        raise ArgumentError(
+            "a closure that returns the mean loss of the batch, one number",
+            got,
+            "return the loss; (outputs, targets) are for curvature=GaussNewton(likelihood)",
+        )
+    return _checked(returned.reshape(()))
+
+
+def outputs_and_targets(returned: Any, likelihood: Likelihood) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs [B, K], prepared targets and the mean loss of a closure that returned a pair."""
+    pair = isinstance(returned, (tuple, list)) and len(returned) == 2
+    if not pair or not all(isinstance(part, Tensor) for part in returned):
+        raise ArgumentError(
+            "a closure that returns (outputs, targets), as the Gauss-Newton matrix needs",
+            type(returned).__name__,
+            "return model(x), y; or use another curvature and return the mean loss",
+        )
+    outputs, targets = returned
+    outputs = outputs[:, None] if outputs.dim() == 1 else outputs
+    if outputs.dim() != 2 or not len(outputs):
+        raise ArgumentError(
+            "outputs of shape [batch, outputs] with at least one example",
+            f"shape {tuple(outputs.shape)}",
+            "give each example one row",
+        )
+    prepared = likelihood.prepare(outputs.detach(), targets)
+    return outputs, prepared, _checked(likelihood.loss(outputs, prepared).mean())
+
+
+def _checked(loss: Tensor) -> Tensor:
+    if not loss.requires_grad:
+        raise ArgumentError(
+            "a loss that can be differentiated",
+            "one without a graph",
+            "return the loss itself: no .item(), no detach(), no torch.no_grad()",
+        )
+    if not torch.isfinite(loss):
+        raise NonFiniteError(
+            "a finite loss",
+            f"{float(loss.detach())}",
+            "lower lr, or start nearer to a minimum; nothing was changed by this step",
+        )
+    return loss
+
+
+def flat_gradient(loss: Tensor, parameters: Sequence[Tensor], create_graph: bool = False) -> Tensor:
+    """d loss / d theta, [P]; zeros for parameters that the loss does not use."""
+    try:
+        found = torch.autograd.grad(
+            loss,
+            parameters,
+            create_graph=create_graph,
+            retain_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+    except RuntimeError as error:
+        if "is not implemented" in str(error):
+            raise no_second_derivative([brief(error)]) from error
+        if "second time" not in str(error):
+            raise
+        raise ArgumentError(
+            "a closure that leaves differentiating to the optimizer",
+            "a loss whose graph is gone",
+            "do not call backward() in the closure",
+        ) from error
+    gradient = torch.cat([g.flatten() for g in found])
+    if not torch.isfinite(gradient).all():
+        raise NonFiniteError(
+            "finite gradients", "NaN or infinity", "lower lr, or start nearer to a minimum"
+        )
+    return gradient
+
+
+def curved_gradient(loss: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """The same with its graph; EngineError where PyTorch's own derivative of it lacks a part."""
+    lacking = [name for name in doubtful_functions(loss) if name in LACKING.values()]
+    if lacking:
+        raise no_second_derivative(lacking)
+    return flat_gradient(loss, parameters, create_graph=True)

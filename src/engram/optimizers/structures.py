@@ -1,4 +1,9 @@
-"""How an optimizer keeps its precision: one matrix, or one number for each parameter entry."""
+"""How an optimizer keeps its precision: one matrix, or one number for each parameter entry.
+
+The precision S itself stands in the optimizer's state, as a tensor, so that torch can save it. To
+solve with it or to sample from it, it is factorised into a block of :mod:`engram.linalg` over the
+flat vector theta of all parameters.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +17,15 @@ from torch import Tensor
 from engram.core.dtypes import wide
 from engram.core.errors import ArgumentError, ModelMismatchError, PosteriorError
 from engram.core.memory import available_bytes
+from engram.core.parameters import Layout
+from engram.linalg.block import Block
+from engram.linalg.dense import DenseBlock
+from engram.linalg.diagonal import DiagonalBlock
 from engram.optimizers.curvatures import DiagonalCurvature, Draw, MatrixCurvature, Measured
 
-SHARED = "shared"  # the key of what belongs to no single parameter
-COPIES_OF_MATRIX = 7  # old and new, their Cholesky factors, curvature, and temporaries
+SHARED = "shared"  # key in the state of what belongs to no single parameter
+FLAT = "theta"  # name of the flat vector in a block
+COPIES_OF_MATRIX = 7  # held at once: old and new, their Cholesky factors, curvature, temporaries
 REMEDY = (
     "use curvature=GaussNewton(likelihood), which is never indefinite; or lower precision_lr, "
     "raise prior_precision, or start nearer to a minimum; nothing was changed by this step"
@@ -58,20 +68,19 @@ class Structure(ABC):
         """Curvature plus the prior's diagonal [P]."""
 
     @abstractmethod
-    def averaged(self, precision: Tensor, curvature: Tensor, rate: Tensor) -> Tensor:
-        """(1 - rho_S) S + rho_S H, with rho_S for every entry, [P]."""
+    def rate(self, rates: Tensor) -> Tensor:
+        """rho_S as it multiplies a precision, from that of every entry, [P]."""
 
     @abstractmethod
-    def factorised(self, precision: Tensor) -> Tensor:
-        """A root of the precision; PosteriorError unless it is positive definite and finite."""
+    def _block(self, precision: Tensor) -> Block:
+        """The precision, factorised; PosteriorError where it is not positive definite."""
 
-    @abstractmethod
-    def solve(self, root: Tensor, vector: Tensor) -> Tensor:
-        """S^-1 v."""
-
-    @abstractmethod
-    def sample(self, root: Tensor, noise: Tensor) -> Tensor:
-        """theta - m ~ N(0, S^-1) from white noise."""
+    def block(self, precision: Tensor) -> Block:
+        """The precision as a block over the flat vector, with what to do where it is none."""
+        try:
+            return self._block(precision)
+        except PosteriorError as error:
+            raise PosteriorError(error.expected, error.got, REMEDY) from error
 
 
 def _other_structure(expected: str, got: str) -> ArgumentError:
@@ -128,35 +137,17 @@ class FullMatrix(Structure):
     def with_prior(self, curvature: Tensor, prior: Tensor) -> Tensor:
         return wide(curvature) + torch.diag_embed(wide(prior))
 
-    def averaged(self, precision: Tensor, curvature: Tensor, rate: Tensor) -> Tensor:
-        if (rate != rate[0]).any():
+    def rate(self, rates: Tensor) -> Tensor:
+        if (rates != rates[0]).any():
             raise ArgumentError(
                 "one precision_lr, since the groups share one matrix",
-                f"values from {float(rate.min()):g} to {float(rate.max()):g}",
+                f"values from {float(rates.min()):g} to {float(rates.max()):g}",
                 "give all groups the same precision_lr, or use a diagonal optimizer",
             )
-        share = wide(rate[0])
-        return (1 - share) * precision + share * curvature
+        return wide(rates[0])
 
-    def factorised(self, precision: Tensor) -> Tensor:
-        root, failed = torch.linalg.cholesky_ex(precision)
-        if int(failed) or not torch.isfinite(root).all():
-            lowest = "not finite"
-            if torch.isfinite(precision).all():
-                lowest = f"{float(torch.linalg.eigvalsh(precision)[0]):.3g}"
-            raise PosteriorError(
-                "a positive-definite precision",
-                f"a matrix whose smallest eigenvalue is {lowest}",
-                REMEDY,
-            )
-        return root
-
-    def solve(self, root: Tensor, vector: Tensor) -> Tensor:
-        return torch.cholesky_solve(wide(vector)[:, None], root)[:, 0]
-
-    def sample(self, root: Tensor, noise: Tensor) -> Tensor:
-        # with S = C C', C^-T turns white noise into draws with covariance S^-1
-        return torch.linalg.solve_triangular(root.mT, wide(noise)[:, None], upper=True)[:, 0]
+    def _block(self, precision: Tensor) -> Block:
+        return DenseBlock.factorise(Layout((FLAT,), (precision.shape[:1],)), precision)
 
 
 class Diagonal(Structure):
@@ -198,19 +189,8 @@ class Diagonal(Structure):
     def with_prior(self, curvature: Tensor, prior: Tensor) -> Tensor:
         return curvature + prior
 
-    def averaged(self, precision: Tensor, curvature: Tensor, rate: Tensor) -> Tensor:
-        return (1 - rate) * precision + rate * curvature
+    def rate(self, rates: Tensor) -> Tensor:
+        return rates
 
-    def factorised(self, precision: Tensor) -> Tensor:
-        lowest = float(precision.min())
-        if not lowest > 0 or not torch.isfinite(precision).all():
-            raise PosteriorError(
-                "a positive, finite precision", f"entries from {lowest:.3g}", REMEDY
-            )
-        return precision.sqrt()
-
-    def solve(self, root: Tensor, vector: Tensor) -> Tensor:
-        return vector / (root * root)
-
-    def sample(self, root: Tensor, noise: Tensor) -> Tensor:
-        return noise / root
+    def _block(self, precision: Tensor) -> Block:
+        return DiagonalBlock.of(FLAT, precision)
