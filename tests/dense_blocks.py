@@ -54,6 +54,11 @@ class LayerBlock:
         rows, columns = self.factors()
         return torch.kron(rows, columns) / (num_data * self.activations.shape[1])
 
+    @property
+    def acts_once(self) -> bool:
+        """Whether the layer meets every example at one position, its input as columns."""
+        return self.activations.shape[1] == 1 and not self.activation_rows
+
     def ekfac(self) -> Tensor:
         """The factors' eigenvectors with the exact second moments in that basis."""
         bases = [torch.linalg.eigh(factor).eigenvectors for factor in self.factors()]

@@ -83,6 +83,45 @@ def corrected(spread: Tensor, hessian: Tensor, residual: Tensor) -> tuple[Tensor
     return (root @ inverse @ root @ residual[:, :, None])[:, :, 0], flagged
 
 
+def newton(dense: Dense, precision: DensePrecision) -> Deviation:
+    """J_i (S - H_i)^-1 grad_i, or `corrected` where that is longer than twice as far."""
+    spread = variance(dense, precision)
+    cautious, flagged = corrected(spread, dense.output_hessian, dense.residual)
+    deviation = cautious.clone()
+    for i in range(dense.num_data):
+        without = DensePrecision(precision.matrix - dense.own_hessians[i], precision.mask)
+        if not without.is_positive_definite:
+            continue
+        found = dense.jacobian[i] @ without.covariance @ dense.gradients[i]
+        gain, usual = dense.residual[i] @ found, dense.residual[i] @ cautious[i]
+        if 0 <= gain <= 2 * usual:
+            deviation[i] = found
+    leverage = torch.einsum("nkl,nlk->n", spread, dense.output_hessian)
+    return _describe(dense, "newton", deviation, leverage, flagged)
+
+
+def downdated(dense: Dense, prior_precision: float) -> Deviation:
+    """J_i S_i^-1 grad_i with Kronecker factors that never saw example i's own input.
+
+    Only where a layer acts once per example has an example much of a factor, and is left out.
+    """
+    whole = dense.precision("kronecker", prior_precision)
+    blocks = [block for block in dense.blocks() if block.acts_once]
+    deviation = []
+    for i in range(dense.num_data):
+        matrix = whole.matrix.clone()
+        for block in blocks:
+            place = block.layout.reshape(-1)
+            rows = block.factors()[0] / dense.num_data
+            own = block.activations[i].T @ block.activations[i]
+            matrix[place[:, None], place[None, :]] -= torch.kron(rows.contiguous(), own)
+        covariance = DensePrecision(matrix, whole.mask).covariance
+        deviation.append(dense.jacobian[i] @ covariance @ dense.gradients[i])
+    leverage = torch.einsum("nkl,nlk->n", variance(dense, whole), dense.output_hessian)
+    none = torch.zeros(dense.num_data, dtype=torch.bool)
+    return _describe(dense, "downdated", torch.stack(deviation), leverage, none)
+
+
 def _describe(
     dense: Dense, estimator: str, deviation: Tensor, leverage: Tensor, flagged: Tensor
 ) -> Deviation:

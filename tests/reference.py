@@ -7,13 +7,14 @@ seen through hooks, systems are solved by `torch.linalg`.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dense_blocks import LayerBlock, layer_blocks
 from single_examples import one_example, outputs_of
@@ -141,18 +142,26 @@ class Dense:
     @cached_property
     def hessian(self) -> Tensor:
         """Hessian of the sum of the losses, one row per parameter, [P, P]."""
+        return self._hessian_of(range(self.num_data))
+
+    @cached_property
+    def own_hessians(self) -> Tensor:
+        """H_i, the Hessian of each example's loss, [N, P, P]."""
+        return torch.stack([self._hessian_of([n]) for n in range(self.num_data)])
+
+    def _hessian_of(self, examples: Iterable[int]) -> Tensor:
         leaves = list(self.parameters.values())
         total = torch.zeros(()).double()
-        for n in range(self.num_data):
-            f = outputs_of(self.model, one_example(self.inputs, n))
-            total = total + self.likelihood.loss(f, self.targets[n])
-        grads = torch.autograd.grad(total, leaves, create_graph=True)
+        with sdpa_kernel(SDPBackend.MATH):  # the only one with a second derivative
+            for n in examples:
+                f = outputs_of(self.model, one_example(self.inputs, n))
+                total = total + self.likelihood.loss(f, self.targets[n])
+        options = {"materialize_grads": True, "allow_unused": True}
+        grads = torch.autograd.grad(total, leaves, create_graph=True, **options)
         flat = torch.cat([grad.reshape(-1) for grad in grads])
         rows = []
         for entry in flat:
-            second = torch.autograd.grad(
-                entry, leaves, retain_graph=True, materialize_grads=True, allow_unused=True
-            )
+            second = torch.autograd.grad(entry, leaves, retain_graph=True, **options)
             rows.append(torch.cat([grad.reshape(-1) for grad in second]))
         return torch.stack(rows).detach()
 
@@ -220,6 +229,10 @@ class DensePrecision:
     def multiply(self, vectors: Tensor) -> Tensor:
         masked = vectors * self.mask
         return (masked @ self.matrix) * self.mask
+
+    @property
+    def is_positive_definite(self) -> bool:
+        return bool(torch.linalg.cholesky_ex(self._covered).info == 0)
 
     def log_det(self) -> float:
         return float(torch.linalg.slogdet(self._covered).logabsdet)
