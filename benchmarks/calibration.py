@@ -78,7 +78,9 @@ class Study:
         low, high = 1e-2, 1e3
         delta = posterior.prior_precision
         found = posterior
-        with session(self.known.model, self.known.data, self.problem.likelihood, None, False) as s:
+        with session(
+            self.known.model, self.known.data, self.problem.likelihood, progress=False
+        ) as s:
             for _ in range(25):
                 middle = (low * high) ** 0.5
                 found = replace(

@@ -142,7 +142,7 @@ def follow(name: str, seed: int) -> dict[str, Any]:
             optimizer,
             train.first(num_data),
             prior_precision=run.prior_precision,
-            batch_size=run.batch_size,
+            training_batch_size=run.batch_size,
             second_moment="example" if kind == BOTH[1] else "batch",
             held_out=max(FOLLOWED, num_data // SHARE) if kind == PATH else None,
         )

@@ -41,9 +41,9 @@ def fit(
     delta: float,
     structure: str = "kronecker",
     curvature: str = "fisher",
-    tolerance: float | None = 0.0,
+    tolerance: float | str = 0.0,
 ) -> engram.Posterior:
-    """Everything exact if no tolerance is given; None is the default of `engram.laplace`."""
+    """Everything exact if no tolerance is given; "auto" is the default of `engram.laplace`."""
     return engram.laplace(
         model,
         data,
@@ -146,7 +146,7 @@ def measure(net: str, count: int, epochs: int, delta: float, seed: int) -> dict[
         line = compare(observed(model, short, data), plain)
         thinned.append({"way": f"tolerance {tolerance}", "terms": terms(short), **line})
     exact = observed(model, fitted(curvature="ggn"), data)
-    default = observed(model, fitted(curvature="ggn", tolerance=None), data)
+    default = observed(model, fitted(curvature="ggn", tolerance="auto"), data)
     whole = [
         {"way": "sampled Fisher, nothing merged", **compare(sampled, exact)},
         {"way": "default tolerance", **compare(default, exact)},

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import engram
+from engram.core.errors import ArgumentError
 from engram.posteriors import automatic as affordable
 
 
@@ -98,3 +99,29 @@ def test_the_hessian_means_the_full_matrix(monkeypatch) -> None:
     monkeypatch.setattr(affordable, "FULL_WORK", 0)
     model, data = problem()
     assert engram.laplace(model, data, curvature="hessian").structure == "full"
+
+
+@pytest.mark.parametrize("name", ["structure", "curvature", "tolerance", "batch_size"])
+def test_auto_is_a_value_and_none_is_not(name: str) -> None:
+    data = (torch.randn(12, 3), torch.randint(2, (12,)))
+    model = nn.Linear(3, 2)
+    said = engram.laplace(model, data, **{name: "auto"}, progress=False)
+    assert said.digest == engram.laplace(model, data, progress=False).digest
+    with pytest.raises(ArgumentError, match="auto"):
+        engram.laplace(model, data, **{name: None}, progress=False)
+
+
+def test_the_automatic_structure_is_the_one_of_that_name() -> None:
+    torch.manual_seed(0)
+    data = (torch.randn(12, 3), torch.randint(2, (12,)))
+    model = nn.Linear(3, 2)
+    chosen = engram.laplace(model, data, progress=False)
+    named = engram.laplace(
+        model, data, structure=chosen.structure, curvature=str(chosen.curvature), progress=False
+    )
+    assert chosen.digest == named.digest
+    text = repr(chosen)
+    assert chosen.structure in text
+    assert str(chosen.curvature) in text
+    result = engram.sensitivities(model, data, chosen, estimator="auto", progress=False)
+    assert f"({result.basis.estimator}, " in repr(result)

@@ -114,6 +114,10 @@ def posterior_of(**given):
     return engram.posterior_of(optimizer, model, **{"num_data": 9, **given})
 
 
+def second_moment(**given):
+    return posterior_of(**given)
+
+
 def tracker(**given):
     model, data, *_, optimizer = setting()
     return engram.Tracker(model, optimizer, data, **given)
@@ -149,12 +153,13 @@ ARGUMENTS = {
     remove_classes: "batch_size estimator at evaluate_on",
     influence: "batch_size",
     prediction_variance: "batch_size",
-    calibrate: "probes tolerance seed batch_size match curvature",
-    assess: "sample rounds seed batch_size",
-    refine: "tolerance batch_size method curvature indices",
+    calibrate: "probes relative_residual seed batch_size match curvature",
+    assess: "sample iterations seed batch_size",
+    refine: "relative_residual batch_size method curvature indices",
     verify: "sample seed refits train",
     retrain: "indices groups classes train refits seed prior_precision evaluate_on likelihood",
-    posterior_of: "num_data prior_precision reduction batch_size second_moment tolerance",
+    posterior_of: "num_data likelihood prior_precision reduction training_batch_size tolerance",
+    second_moment: "second_moment",
     tracker: "prior_precision posterior average estimator samples reduction validation held_out",
     patient: "patience",
     update: "samples step seed rounds batch_size",
@@ -189,7 +194,7 @@ def test_typed_error_or_finite_answer(function, name):
         (laplace, {"seed": np.int64(3), "batch_size": np.int32(2)}),
         (sensitivities, {"rounds": np.uint8(2), "estimator": "iterated", "seed": np.int64(1)}),
         (remove, {"indices": [np.int64(1)], "weights": np.array([0.5])}),
-        (assess, {"sample": np.int64(4), "rounds": np.int16(2)}),
+        (assess, {"sample": np.int64(4), "iterations": np.int16(2)}),
         (retrain, {"indices": np.array([1]), "refits": np.int64(2), "seed": np.int64(1)}),
         (posterior_of, {"num_data": np.int64(9), "prior_precision": np.float32(0.5)}),
         (top, {"count": np.int64(3)}),

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from engram.core.arguments import AUTO
 from engram.core.data.batches import Batches, Data
 from engram.engine.session import Session, session
 from engram.likelihoods import Likelihood
@@ -60,7 +61,7 @@ def opened_problem(
     model: nn.Module,
     data: Data,
     posterior: Posterior | Any,
-    batch_size: int | None = None,
+    batch_size: int | str = AUTO,
     progress: bool = True,
 ) -> Iterator[Problem]:
     """Open a model with its data and posterior; it is as before when this ends, in any way.
@@ -69,7 +70,7 @@ def opened_problem(
         model: trained; not changed.
         data: with targets.
         posterior: of this model at its present weights; a fitted laplace-torch object works too.
-        batch_size: most examples at a time; chosen from the free memory if not given.
+        batch_size: most examples at a time; ``"auto"`` is what the free memory has room for.
         progress: show bars where passes take longer than a few seconds.
     """
     posterior = as_posterior(posterior, model)

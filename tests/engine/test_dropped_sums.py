@@ -32,7 +32,7 @@ def problem(request):
 @pytest.fixture
 def seen(problem):
     model, data, posterior = problem
-    with session(model, data, "categorical", None, False) as opened:
+    with session(model, data, "categorical", progress=False) as opened:
         yield opened.observe(next(iter(opened.batches))), posterior
 
 

@@ -118,7 +118,7 @@ def test_examples_saved_shown_and_model_unchanged(tmp_path):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     grads = [p.grad.clone() for p in model.parameters()]
     state = torch.get_rng_state()
-    found = assessed(model, data, result, posterior, sample=8, rounds=3)
+    found = assessed(model, data, result, posterior, sample=8, iterations=3)
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(before[n], v) for n, v in model.state_dict().items())
     assert all(torch.equal(g, p.grad) for g, p in zip(grads, model.parameters(), strict=True))
@@ -137,7 +137,7 @@ def test_examples_saved_shown_and_model_unchanged(tmp_path):
     [
         ({"sample": 2}, "a whole sample from 3 to 36"),
         ({"sample": 37}, "a whole sample from 3 to 36"),
-        ({"rounds": 0}, "a whole number of rounds from 1"),
+        ({"iterations": 0}, "a whole number of iterations from 1"),
     ],
 )
 def test_bad_numbers(settings, message):
@@ -191,7 +191,7 @@ TENSORS = [
 def test_damaged_assessments_are_refused(tmp_path):
     model, data = trained()
     result, posterior = judged(model, data, "diagonal", 100 * DELTA)
-    found = assessed(model, data, result, posterior, sample=8, rounds=3)
+    found = assessed(model, data, result, posterior, sample=8, iterations=3)
     assert found.level != "good"
     for change in CHANGES:
         edit(found.save(tmp_path), "assessment", change)

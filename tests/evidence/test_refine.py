@@ -25,7 +25,7 @@ def refine(case, result, fitted, **settings):
         result,
         fitted,
         progress=False,
-        **{"tolerance": 1e-10, **settings},
+        **{"relative_residual": 1e-10, **settings},
     )
 
 
@@ -57,7 +57,7 @@ def test_hessian_solves_equal_the_dense_ones():
     fitted = engram.laplace(model, (x, y), structure="diagonal", progress=False)
     before = engram.sensitivities(model, (x, y), fitted, progress=False)
     refined = engram.refine(
-        model, (x, y), before, fitted, indices=CHOSEN, tolerance=1e-10, progress=False
+        model, (x, y), before, fitted, indices=CHOSEN, relative_residual=1e-10, progress=False
     )
     exact = engram.laplace(model, (x, y), structure="full", curvature="hessian", progress=False)
     expected = engram.sensitivities(model, (x, y), exact, estimator="corrected", progress=False)
@@ -73,7 +73,7 @@ def test_where_the_hessian_is_not_positive_less_of_it_is_taken_off():
     data = (torch.randn(12, 3).double(), torch.randint(0, 2, (12,)))
     fitted = engram.laplace(model, data, prior_precision=1e-3, progress=False)
     before = engram.sensitivities(model, data, fitted, progress=False)
-    settings = {"indices": range(12), "tolerance": 1e-9, "progress": False}
+    settings = {"indices": range(12), "relative_residual": 1e-9, "progress": False}
     refined = engram.refine(model, data, before, fitted, **settings)
     plain = engram.refine(model, data, before, fitted, curvature="ggn", **settings)
     flagged = refined.flagged
@@ -96,7 +96,7 @@ def test_retraining_a_ridge_regression_equals_the_closed_form():
             fitted,
             indices=[1, 4],
             method=method,
-            tolerance=1e-10,
+            relative_residual=1e-10,
             train=engram.recipes.Newton(tolerance=1e-9),
             progress=False,
         )
@@ -116,7 +116,7 @@ def test_a_quadratic_objective_keeps_every_promise():
         prior_precision=PRIOR_PRECISION,
         progress=False,
     )
-    with session(model, (x, y), RIDGE, None, False) as opened:
+    with session(model, (x, y), RIDGE, progress=False) as opened:
         objective = Agreement(opened, fitted, covered_layout(fitted))
         chosen = torch.tensor([0, 2])
         exact = torch.stack([ridge_without(x, y, [i]).T for i in (0, 2)])
@@ -191,7 +191,7 @@ def small():
     [
         ({"method": "guess"}, "method to be one of solve, retrain; got 'guess'"),
         ({"curvature": "empirical"}, "curvature to be one of hessian, ggn; got 'empirical'"),
-        ({"tolerance": 2}, "a tolerance between 0 and 1; got 2"),
+        ({"relative_residual": 2}, "a relative_residual between 0 and 1; got 2"),
         ({"indices": [12]}, "indices from 0 to 11; got 12, out of range"),
         ({"indices": []}, "at least one index"),
     ],

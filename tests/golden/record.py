@@ -22,7 +22,7 @@ GROUPS: dict[str, dict[str, Any]] = {
     "three": {"indices": [0, 3, 4]},
     "reweighted": {"indices": [1, 2], "weights": [0.5, -1.0]},
 }
-ASKED = (*((group, "displaced", None) for group in GROUPS), ("three", "linearised", None))
+ASKED = (*((group, "displaced", "auto") for group in GROUPS), ("three", "linearised", "auto"))
 BY_NAME = tuple(("three", "displaced", name) for name in ("linear", "corrected", "paper"))
 
 
@@ -80,18 +80,18 @@ def _ask(record: Record, problem: Problem, name: str, model: nn.Module, posterio
     given = {"progress": False}
     record.words[name] = posterior.structure
 
-    def sensitivities(variant: str, estimator: str | None) -> None:
+    def sensitivities(variant: str, estimator: str) -> None:
         result = engram.sensitivities(model, problem.data, posterior, estimator=estimator, **given)
         record.result(f"{name}/{variant}", result)
-        if estimator is None:
+        if estimator == "auto":
             record.words[f"{name}/estimator"] = result.basis.estimator
 
-    def remove(variant: str, group: str, at: str, estimator: str | None) -> None:
+    def remove(variant: str, group: str, at: str, estimator: str) -> None:
         evaluate_on = None if estimator == "paper" else problem.test_data
         settings = {**GROUPS[group], **given, "at": at, "estimator": estimator}
         removal = engram.remove(model, problem.data, posterior, evaluate_on=evaluate_on, **settings)
         record.removal(f"{name}/{variant}", removal)
-        if estimator is None:
+        if estimator == "auto":
             record.words[f"{name}/removal"] = removal.estimator
 
     def influence() -> None:
@@ -102,14 +102,14 @@ def _ask(record: Record, problem: Problem, name: str, model: nn.Module, posterio
         values = engram.prediction_variance(model, problem.test_data, posterior, progress=False)
         record.numbers[f"{name}/pairs/variance"] = values
 
-    record.attempt(f"{name}/default", lambda: sensitivities("default", None))
+    record.attempt(f"{name}/default", lambda: sensitivities("default", "auto"))
     for estimator in (*ESTIMATORS, *_fitting(problem, name)):
         if estimator != record.words.get(f"{name}/estimator"):  # the default stands for it
             record.attempt(f"{name}/{estimator}", lambda e=estimator: sensitivities(e, e))
     for group, at, estimator in ASKED + BY_NAME * (problem.name in ASKED_MORE):
-        if estimator is not None and estimator == record.words.get(f"{name}/removal"):
+        if estimator == record.words.get(f"{name}/removal"):
             continue
-        variant = f"{group} {at} {estimator or 'default'}"
+        variant = f"{group} {at} {'default' if estimator == 'auto' else estimator}"
         ask = (variant, group, at, estimator)
         record.attempt(f"{name}/{variant}", lambda ask=ask: remove(*ask))
     record.attempt(f"{name}/influence", influence)

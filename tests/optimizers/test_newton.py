@@ -197,4 +197,6 @@ def test_posterior_of_checks_what_the_optimizer_was_made_with() -> None:
     with pytest.raises(ArgumentError, match=r"prior_precision that the optimizer was made with"):
         engram.posterior_of(optimizer, model, num_data=NUM_DATA, prior_precision=2.0)
     with pytest.raises(ArgumentError, match=r"mean loss"):
-        engram.posterior_of(optimizer, model, num_data=NUM_DATA, reduction="sum", batch_size=5)
+        engram.posterior_of(
+            optimizer, model, num_data=NUM_DATA, reduction="sum", training_batch_size=5
+        )

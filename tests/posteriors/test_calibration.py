@@ -29,7 +29,7 @@ def calibrate(case, fitted, **settings):
         case.data,
         fitted,
         progress=False,
-        **{"curvature": "ggn", "tolerance": 1e-9, **settings},
+        **{"curvature": "ggn", "relative_residual": 1e-9, **settings},
     )
 
 
@@ -50,7 +50,7 @@ def test_with_every_root_as_a_probe_the_trace_is_exact(match, structure):
     fitted = posterior("mlp", structure)
     columns = case.dense.columns("empirical" if match == "errors" else "ggn")
     rows = torch.einsum("nkp,nkr->nrp", case.dense.jacobian, columns).flatten(0, 1)
-    with session(case.model, case.data, case.public_likelihood, None, False) as opened:
+    with session(case.model, case.data, case.public_likelihood, progress=False) as opened:
         exact = CurvatureOperator(opened, layout_of(fitted), "ggn")
         forms, own, residual = quadratic_forms(exact, fitted, rows, 1e-10)
         total = fitted_trace(opened, fitted, match)
@@ -64,7 +64,7 @@ def test_with_every_root_as_a_probe_the_trace_is_exact(match, structure):
 def test_random_probes_agree_within_their_standard_error(match):
     case = CASES["conv2d_groups"]
     fitted = posterior("conv2d_groups", "kronecker")
-    with session(case.model, case.data, case.public_likelihood, None, False) as opened:
+    with session(case.model, case.data, case.public_likelihood, progress=False) as opened:
         layout = layout_of(fitted)
         exact = CurvatureOperator(opened, layout, "ggn")
         probes = probe_vectors(opened, layout, match, 200, seed=3)
@@ -143,7 +143,7 @@ def small():
         ({"match": "traces"}, "match to be one of errors, leverages; got 'traces'"),
         ({"curvature": "fisher"}, "curvature to be one of hessian, ggn; got 'fisher'"),
         ({"probes": 1}, "number of probes from 2"),
-        ({"tolerance": 0.0}, "a tolerance between 0 and 1; got 0.0"),
+        ({"relative_residual": 0.0}, "a relative_residual between 0 and 1; got 0.0"),
     ],
 )
 def test_wrong_arguments(settings, message):
@@ -162,7 +162,7 @@ def test_a_posterior_of_another_model():
 def test_a_model_that_is_not_at_a_minimum():
     model, data, fitted = small()
     with pytest.raises(PosteriorError, match=r'negative curvature.*use curvature="ggn"'):
-        engram.calibrate(model, data, fitted, tolerance=1e-6, progress=False)
+        engram.calibrate(model, data, fitted, relative_residual=1e-6, progress=False)
 
 
 def test_a_model_without_errors():

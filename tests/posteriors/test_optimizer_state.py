@@ -239,7 +239,11 @@ def test_a_summed_loss_gives_the_same_posterior() -> None:
             optimizer.step()
         found.append(
             engram.posterior_of(
-                optimizer, model, num_data=NUM_DATA, reduction=reduction, batch_size=NUM_DATA
+                optimizer,
+                model,
+                num_data=NUM_DATA,
+                reduction=reduction,
+                training_batch_size=NUM_DATA,
             )
         )
     assert found[0].prior_precision == pytest.approx(found[1].prior_precision)

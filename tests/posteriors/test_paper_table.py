@@ -154,9 +154,9 @@ def test_the_tracker_passes_the_reading_on() -> None:
 def test_a_batch_size_is_a_whole_number_of_examples(wrong: Any) -> None:
     model, optimizer, _ = trained(torch.optim.Adam, True, weight_decay=DECAY)
     with pytest.raises(ArgumentError, match="batch_size"):
-        precision(optimizer, model, second_moment="example", batch_size=wrong)
-    one = precision(optimizer, model, second_moment="example", batch_size=np.int64(8))
-    other = precision(optimizer, model, second_moment="example", batch_size=8)
+        precision(optimizer, model, second_moment="example", training_batch_size=wrong)
+    one = precision(optimizer, model, second_moment="example", training_batch_size=np.int64(8))
+    other = precision(optimizer, model, second_moment="example", training_batch_size=8)
     assert one["0.bias"].equal(other["0.bias"])
 
 

@@ -19,7 +19,7 @@ def test_squares_of_batches_scaled_to_examples(batch_size: int) -> None:
     model(torch.randn(9, 3, dtype=torch.float64)).square().mean().backward()
     optimizer.step()
     posterior = engram.posterior_of(
-        optimizer, model, num_data=90, batch_size=batch_size, second_moment="example"
+        optimizer, model, num_data=90, training_batch_size=batch_size, second_moment="example"
     )
     kept = optimizer.state[model.weight]["square_avg"]
     expected = 90 * (batch_size * kept).sqrt() + 90 * 0.5
@@ -38,4 +38,4 @@ def test_squares_that_make_no_sense() -> None:
         engram.posterior_of(adam, model, num_data=10, second_moment="best")
     sgd = torch.optim.SGD(model.parameters(), weight_decay=0.1)
     with pytest.raises(ArgumentError, match="no average of squared gradients"):
-        engram.posterior_of(sgd, model, num_data=10, second_moment="example", batch_size=2)
+        engram.posterior_of(sgd, model, num_data=10, second_moment="example", training_batch_size=2)

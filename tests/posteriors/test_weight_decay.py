@@ -106,7 +106,7 @@ def test_a_decoupled_decay_does_not_know_the_scale_of_the_loss() -> None:
         optimizer = torch.optim.AdamW(model.parameters(), eps=0.0, weight_decay=0.1)
         train(model, optimizer, reduction=reduction)
         posterior = engram.posterior_of(
-            optimizer, model, num_data=NUM_DATA, reduction=reduction, batch_size=NUM_DATA
+            optimizer, model, num_data=NUM_DATA, reduction=reduction, training_batch_size=NUM_DATA
         )
         found.append(posterior)
         assert posterior.settings["reduction"] == reduction
@@ -139,7 +139,9 @@ def test_ivon_takes_its_own_sample_size_and_honours_the_argument() -> None:
     difference = diagonal(given)["2.bias"] - diagonal(own)["2.bias"]
     torch.testing.assert_close(difference, torch.full((3,), 3.0, dtype=torch.float64))
     with pytest.raises(ArgumentError, match="mean loss"):
-        engram.posterior_of(optimizer, model, num_data=NUM_DATA, reduction="sum", batch_size=4)
+        engram.posterior_of(
+            optimizer, model, num_data=NUM_DATA, reduction="sum", training_batch_size=4
+        )
 
 
 class Passing(torch.optim.Optimizer):
@@ -209,7 +211,7 @@ def test_reductions_that_cannot_be() -> None:
     with pytest.raises(ArgumentError, match="one of mean, sum"):
         engram.posterior_of(adam, model, num_data=NUM_DATA, reduction="none")
     with pytest.raises(ArgumentError, match=r"from 1 to 40; got 41"):
-        engram.posterior_of(adam, model, num_data=NUM_DATA, reduction="sum", batch_size=41)
+        engram.posterior_of(adam, model, num_data=NUM_DATA, reduction="sum", training_batch_size=41)
     plain = torch.optim.Adam(by_layer(model, 0.0, 0.0), lr=0.1)
     with pytest.raises(ArgumentError, match="pass prior_precision"):
         engram.posterior_of(plain, model, num_data=NUM_DATA)

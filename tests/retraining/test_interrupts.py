@@ -143,7 +143,7 @@ def test_a_single_interrupt_of_what_follows_a_result(name):
         ),
         "verify": lambda: engram.verify(model, (x, y), result, sample=3, refits=2, progress=False),
         "assess": lambda: engram.assess(
-            model, (x, y), result, posterior, sample=3, rounds=1, progress=False
+            model, (x, y), result, posterior, sample=3, iterations=1, progress=False
         ),
     }[name]
     before, weights = surroundings(), condition(model)

@@ -122,9 +122,9 @@ def test_reduction_and_batch_size_reach_the_optimizers_posterior() -> None:
     model, optimizer = build()
     backward(model, torch.arange(NUM_DATA))
     optimizer.step()
-    tracker = engram.Tracker(model, optimizer, data(), reduction="sum", batch_size=8)
+    tracker = engram.Tracker(model, optimizer, data(), reduction="sum", training_batch_size=8)
     expected = engram.posterior_of(
-        optimizer, model, num_data=NUM_DATA, reduction="sum", batch_size=8
+        optimizer, model, num_data=NUM_DATA, reduction="sum", training_batch_size=8
     )
     assert tracker.posterior().prior_precision == expected.prior_precision
     assert tracker.posterior().blocks[0].precision.equal(expected.blocks[0].precision)

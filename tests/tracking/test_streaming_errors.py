@@ -19,7 +19,9 @@ from streamed import BATCH, NUM_DATA, backward, batches, build, data
 def test_the_loss_must_be_reduced_as_announced(reduction: str) -> None:
     model, optimizer = build()
     x, y = data()
-    tracker = engram.Tracker(model, optimizer, data(), reduction=reduction, batch_size=BATCH)
+    tracker = engram.Tracker(
+        model, optimizer, data(), reduction=reduction, training_batch_size=BATCH
+    )
     batch = torch.arange(BATCH)
     with tracker.step(batch):
         functional.cross_entropy(model(x[:8]), y[:8], reduction=reduction).backward()

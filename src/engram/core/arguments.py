@@ -16,6 +16,7 @@ import torch
 
 from engram.core.errors import ArgumentError
 
+AUTO = "auto"  # of an argument: engram chooses, and the repr of what comes back says what
 LARGEST_SEED = 2**63 - 1  # that torch's generators take
 MANY = 10_000  # rounds, probes or samples; more is a mistake, since nobody waits for them
 
@@ -35,6 +36,11 @@ def whole(
         return int(value)
     reach = f"of at least {low:,}" if high is None else f"from {low:,} to {high:,}"
     raise ArgumentError(f"a whole {name} {reach}", shown(value), remedy or f"use {name}={low}")
+
+
+def is_auto(value: Any) -> bool:
+    """Whether the choice is left to engram."""
+    return isinstance(value, str) and value == AUTO
 
 
 def seed_number(value: Any) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from engram.core.arguments import whole
+from engram.core.arguments import AUTO, is_auto, whole
 from engram.core.data.batches import Batch, Batches, Data, call, check_output_rows
 from engram.core.data.inputs import tensors_of
 from engram.core.errors import NonFiniteError
@@ -183,24 +183,25 @@ def _fitting_examples(engine: Engine, batches: Batches) -> int:
 def opened_passes(
     model: nn.Module,
     data: Data,
-    batch_size: int | None = None,
+    batch_size: int | str = AUTO,
     progress: bool = True,
     labelled: bool = False,
 ) -> Iterator[Passes]:
     """Open the model for passes; it is as before when this ends, also after an exception."""
-    if batch_size is not None:
-        batch_size = whole("batch_size", batch_size, remedy="leave it out")
+    limit = None
+    if not is_auto(batch_size):
+        limit = whole("batch_size", batch_size, remedy='use batch_size="auto"')
     check_module(model)
-    model, batches = uncompiled(model), Batches(data, batch_size or 1, labelled)
-    batch_size = batch_size and min(batch_size, batches.num_data)
+    model, batches = uncompiled(model), Batches(data, limit or 1, labelled)
+    limit = limit and min(limit, batches.num_data)
     switched = tuple(training_layers(model))
     with state_preserved(model), short_of_memory() as examples:
         keep_freed_memory()
         batches.check_repeatable()
         engine = prepare(model, batches)
         fitting = _fitting_examples(engine, batches)
-        size = batch_size or min(LARGEST_BATCH, fitting, batches.num_data)
-        part = min(fitting, batch_size or fitting)
+        size = limit or min(LARGEST_BATCH, fitting, batches.num_data)
+        part = min(fitting, limit or fitting)
         examples.append(min(size, part))
         yield Passes(engine, Batches(data, size, labelled), progress, part, fitting, switched)
 
@@ -210,7 +211,7 @@ def session(
     model: nn.Module,
     data: Data,
     likelihood: str | Likelihood,
-    batch_size: int | None = None,
+    batch_size: int | str = AUTO,
     progress: bool = True,
 ) -> Iterator[Session]:
     """Open the model for passes over inputs and targets."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.core.arguments import MANY, seed_number, whole
+from engram.core.arguments import AUTO, MANY, is_auto, seed_number, whole
 from engram.core.data.batches import Data
 from engram.core.memory import backing_off
 from engram.evidence.assessment import Assessment
@@ -33,9 +33,9 @@ def assess(
     result: Result,
     posterior: Posterior | Any,
     *,
-    sample: int | None = None,
-    rounds: int = 10,
-    batch_size: int | None = None,
+    sample: int | str = AUTO,
+    iterations: int = 10,
+    batch_size: int | str = AUTO,
     seed: int = 0,
     progress: bool = True,
 ) -> Assessment:
@@ -51,9 +51,9 @@ def assess(
         data: its training data.
         result: from :func:`engram.sensitivities`.
         posterior: that the result was computed with.
-        sample: examples, spread evenly over the ranks of the score; if not given 24, or all.
-        rounds: of conjugate gradients; each costs one product with the Hessian per example of the
-            sample, about ``sample * rounds`` passes over the data in all.
+        sample: examples, spread evenly over the ranks of the score; ``"auto"`` is 24, or all.
+        iterations: of conjugate gradients; each costs one product with the Hessian per example of
+            the sample, about ``sample * iterations`` passes over the data in all.
         batch_size, seed, progress: as in :func:`engram.sensitivities`.
 
     Returns:
@@ -73,18 +73,18 @@ def assess(
         >>> assess(model, data, result, posterior).level
         'good'
     """
-    rounds = whole("number of rounds", rounds, 1, MANY, "use rounds=10")
+    iterations = whole("number of iterations", iterations, 1, MANY, "use iterations=10")
     seed = seed_number(seed)
     check_result(result)
     with opened_problem(model, data, posterior, batch_size, progress) as problem:
         num_data, posterior = problem.num_data, problem.posterior
-        sample = min(SAMPLE, num_data) if sample is None else sample
-        sample = whole("sample", sample, SMALLEST_SAMPLE, num_data, "leave it out")
+        size = min(SAMPLE, num_data) if is_auto(sample) else sample
+        size = whole("sample", size, SMALLEST_SAMPLE, num_data, 'use sample="auto"')
         result.check_data(num_data)
         result.basis.check_posterior(posterior)
         check_outputs(result, problem.model, problem.batches)
         objective = Objective(problem.session, posterior, _prior_share(result, posterior))
-        signals = measure(objective, result, sample, rounds, seed, progress)
+        signals = measure(objective, result, size, iterations, seed, progress)
     return Assessment(refined_verdict(result, signals), signals)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from engram.core.arguments import fraction, one_of
+from engram.core.arguments import AUTO, fraction, is_auto, one_of
 from engram.core.data.batches import Data
 from engram.core.errors import DataError
 from engram.core.memory import backing_off
@@ -30,6 +30,7 @@ from engram.sensitivity.estimators.base import displaced
 from engram.sensitivity.provenance import noted
 from engram.sensitivity.result import OBTAINED, Result, check_result
 
+Indices = Sequence[int] | Tensor
 TOP_SHARE = 0.05  # of the examples, by score, that are refined with the flagged ones
 FEWEST_TOP = 20
 SOLVE = "solve"
@@ -43,12 +44,12 @@ def refine(
     result: Result,
     posterior: Posterior | Any,
     *,
-    indices: Sequence[int] | Tensor | None = None,
+    indices: Indices | str = AUTO,
     method: str = "solve",
     curvature: str = "hessian",
-    tolerance: float = 1e-3,
+    relative_residual: float = 1e-3,
     train: Train = "newton",
-    batch_size: int | None = None,
+    batch_size: int | str = AUTO,
     progress: bool = True,
 ) -> Result:
     r"""Obtain some examples of a result again, exactly, and merge them into it.
@@ -63,15 +64,15 @@ def refine(
         data: the training data.
         result: of :func:`engram.sensitivities` on this model and data, or refined before.
         posterior: of this model; the better it is, the fewer passes the solves take.
-        indices: which examples; the flagged ones and the 5 % (at least 20) with the highest score
-            if not given.
+        indices: which examples; ``"auto"`` is the flagged ones and the 5 % (at least 20) with the
+            highest score.
         method: ``solve``, or ``retrain`` for the truth itself.
         curvature: of ``solve``: ``hessian``, or ``ggn``. Where the Hessian without the example is
             not positive definite, or leads too far, a safer curvature is taken and the example
             flagged.
-        tolerance: of ``solve``: relative residual.
+        relative_residual: of ``solve``: of the equations, at which they count as solved.
         train: of ``retrain``: a recipe or a function, as in :func:`engram.retrain`.
-        batch_size: most examples at a time; chosen from the free memory if not given.
+        batch_size: most examples at a time; ``"auto"`` is what the free memory has room for.
         progress: show a bar when it takes longer than a few seconds.
 
     Returns:
@@ -89,12 +90,12 @@ def refine(
     """
     method = one_of("method", method, METHODS, 'use "solve"')
     check_exact(curvature)
-    tolerance = fraction("tolerance", tolerance, "use tolerance=1e-3")
+    residual = fraction("relative_residual", relative_residual, "use relative_residual=1e-3")
     with opened_problem(model, data, posterior, batch_size, progress) as problem:
         _check_result(result, problem)
-        chosen = _default_choice(result) if indices is None else indices
-        chosen = check_group(chosen, None, problem.num_data)[0]
-        request = Request(problem.posterior, chosen, curvature, tolerance)
+        group = _default_choice(result) if is_auto(indices) else cast(Indices, indices)
+        chosen = check_group(group, None, problem.num_data)[0]
+        request = Request(problem.posterior, chosen, curvature, residual)
         obtained = _solve(problem.session, request) if method == SOLVE else None
     if obtained is None:  # a function trains in the modes that the caller's model is in
         obtained = _retrain(problem.model, data, problem.likelihood, request, train, progress)
@@ -108,7 +109,7 @@ class Request:
     posterior: Posterior
     chosen: Tensor
     curvature: str
-    tolerance: float
+    relative_residual: float
 
 
 @dataclass(frozen=True)
@@ -122,14 +123,14 @@ class Obtained:
 
 def _solve(opened: Session, request: Request) -> Obtained:
     posterior, chosen = request.posterior, request.chosen
-    solved = solve_left_out(opened, posterior, chosen, request.curvature, request.tolerance)
+    solved = solve_left_out(opened, posterior, chosen, request.curvature, request.relative_residual)
     record = {
         "curvature": request.curvature,
         "products": solved.products,
         "refused": int(solved.refused.sum()),
         "largest_residual": float(solved.residual.max()),
     }
-    unsolved = ~(solved.residual <= request.tolerance)
+    unsolved = ~(solved.residual <= request.relative_residual)
     return Obtained(solved.deviation, solved.refused | unsolved, record)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from engram.core.arguments import MANY, fraction, seed_number, whole
+from engram.core.arguments import AUTO, MANY, fraction, seed_number, whole
 from engram.core.data.batches import Data
 from engram.core.errors import NonFiniteError, PosteriorError
 from engram.core.memory import backing_off
@@ -34,8 +34,8 @@ def calibrate(
     match: str = "errors",
     curvature: str = "hessian",
     probes: int = 10,
-    tolerance: float = 0.05,
-    batch_size: int | None = None,
+    relative_residual: float = 0.05,
+    batch_size: int | str = AUTO,
     seed: int = 0,
     progress: bool = True,
 ) -> Posterior:
@@ -58,8 +58,8 @@ def calibrate(
         curvature: ``hessian`` or ``ggn``, taken as exact. The Hessian is what decides where
             training again ends; the Gauss-Newton matrix is positive definite anywhere.
         probes: random vectors; the standard error falls with their root.
-        tolerance: relative residual of the solves.
-        batch_size: most examples at a time; chosen from the free memory if not given.
+        relative_residual: of the solves.
+        batch_size: most examples at a time; ``"auto"`` is what the free memory has room for.
         seed: of the probes.
         progress: show a bar when it takes longer than a few seconds.
 
@@ -75,7 +75,8 @@ def calibrate(
         >>> from engram import laplace
         >>> model = nn.Linear(3, 2)
         >>> data = (torch.randn(20, 3), torch.randint(0, 2, (20,)))
-        >>> exact = calibrate(model, data, laplace(model, data, structure="full"), tolerance=1e-4)
+        >>> posterior = laplace(model, data, structure="full")
+        >>> exact = calibrate(model, data, posterior, relative_residual=1e-4)
         >>> round(exact.settings["calibration"]["scale"], 3)
         1.0
 
@@ -84,7 +85,7 @@ def calibrate(
     """
     check_match(match)
     probes = whole("number of probes", probes, 2, MANY, "use probes=10")
-    tolerance = fraction("tolerance", tolerance, "use tolerance=0.05")
+    wanted = fraction("relative_residual", relative_residual, "use relative_residual=0.05")
     seed = seed_number(seed)
     posterior = as_posterior(posterior, model)
     layout = covered_layout(posterior)
@@ -101,7 +102,7 @@ def calibrate(
                 "a model without errors on this data, or outputs that no parameter moves",
                 "check the data and the trainable parameters",
             )
-        exact_forms, fitted_forms, residual = quadratic_forms(exact, posterior, vectors, tolerance)
+        exact_forms, fitted_forms, residual = quadratic_forms(exact, posterior, vectors, wanted)
         total = fitted_trace(opened, posterior, match)
         traces = Traces(exact_forms, fitted_forms, total, exact.products, residual)
     return scaled(posterior, traces.scale[0], _record(traces, match, curvature, probes, seed))

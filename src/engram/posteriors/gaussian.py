@@ -26,7 +26,7 @@ from engram.linalg.precision import Precision
 FACTS = ("structure", "curvature", "exact", "scale", "prior_precision", "num_data", "prior_by_name")
 
 
-def check_prior_precision(value: float) -> float:
+def check_prior_precision(value: float | str) -> float:
     """Delta must be a positive number."""
     return positive(
         "prior_precision (delta of the regulariser delta/2 |theta|^2 added to the sum of the "
@@ -182,10 +182,12 @@ class Posterior(Precision):
         return replace(self, likelihood=likelihood)
 
     def __repr__(self) -> str:
-        return (
-            f"Posterior({self.structure}, {self.num_params:,} parameters, N={self.num_data:,}, "
-            f"prior_precision={self.prior_precision:g})"
-        )
+        facts = [self.structure, f"{self.num_params:,} parameters", f"N={self.num_data:,}"]
+        facts += [f"prior_precision={self.prior_precision:g}", f"curvature={self.curvature}"]
+        facts += [f"likelihood={self.likelihood!r}"]
+        if "tolerance" in self.settings:
+            facts += [f"tolerance={self.settings['tolerance']}"]
+        return f"Posterior({', '.join(facts)})"
 
 
 def _check(found: Posterior) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from engram.core.arguments import one_of, seed_number
+from engram.core.arguments import AUTO, is_auto, one_of, seed_number
 from engram.core.data.batches import Data
 from engram.core.errors import ArgumentError, PosteriorError
 from engram.core.memory import available_bytes, backing_off
@@ -47,17 +47,17 @@ def laplace(
     data: Data,
     *,
     likelihood: str | Likelihood = "categorical",
-    structure: str | None = None,
+    structure: str = AUTO,
     prior_precision: float = 1.0,
-    curvature: str | None = None,
-    tolerance: float | None = None,
-    batch_size: int | None = None,
+    curvature: str = AUTO,
+    tolerance: float | str = AUTO,
+    batch_size: int | str = AUTO,
     seed: int = 0,
     progress: bool = True,
 ) -> Posterior:
     r"""The Gaussian posterior at a trained model, :math:`S = \sum_i J_i' \Lambda_i J_i + \delta I`.
 
-    Without a structure and a curvature the most faithful way is taken that costs seconds: the full
+    ``"auto"`` for structure and curvature is the most faithful way that costs seconds: the full
     matrix up to N P^2 = 2e10 and P = 6000, of the exact Hessian where that is positive definite and
     affordable (weights used once per example), else of the Gauss-Newton matrix; above, the exact
     Hessian in up to 1206 directions, where it is positive definite and that takes some tens of
@@ -74,13 +74,13 @@ def laplace(
         prior_precision: delta of the regulariser delta/2 |theta|^2 on the sum of the losses.
         curvature: ``ggn`` exact, ``fisher`` with one sampled label per example, ``empirical``, or
             ``hessian`` (exact Hessian; ``full``, ``last_layer`` and ``low_rank``; an error where
-            it is not positive definite). With a structure, ``ggn`` if not given.
+            it is not positive definite). With a named structure ``"auto"`` is ``ggn``.
         tolerance: how far an average example's sensitivity may change for speed. Eigenvalues of
             wide Kronecker factors are merged, wide diagonals at one position are taken as a short
             sum of products, and of the exact curvature the classes with the last 3 tolerance of
-            the outputs' variance are sampled (not in ``full``, ``last_layer``, ``low_rank``). If
-            not given, 0.03 in single precision and 0, everything exact, in double.
-        batch_size: most examples at a time; chosen from the free memory if not given.
+            the outputs' variance are sampled (not in ``full``, ``last_layer``, ``low_rank``).
+            ``"auto"`` is 0.03 in single precision and 0, everything exact, in double.
+        batch_size: most examples at a time; ``"auto"`` is what the free memory has room for.
         seed: of the sampled labels, and of the random directions of ``low_rank``.
         progress: show a bar when it takes longer than a few seconds.
 
@@ -92,18 +92,20 @@ def laplace(
     """
     check_module(model)
     prior_precision = check_prior_precision(prior_precision)
-    if curvature is not None:
+    if not is_auto(curvature):
         check_curvature(curvature)
     tolerance, seed = chosen_tolerance(tolerance, model), seed_number(seed)
-    undecided = structure is None and curvature is None
-    if structure is None:
+    undecided = is_auto(structure) and is_auto(curvature)
+    if is_auto(structure):
         structure = "full" if curvature == "hessian" else default_structure(model, data)
         if structure == "low_rank" and not undecided:  # it pays with the Hessian and its rule only
             structure = "kronecker"
-    fit_blocks = STRUCTURES[one_of("structure", structure, STRUCTURES, 'use "kronecker"')]
+    fit_blocks = STRUCTURES[one_of("structure", structure, STRUCTURES, 'use "auto"')]
     _check_combination(structure, curvature)
     with session(model, data, likelihood, batch_size, progress) as opened:
-        fit = Fit(opened, prior_precision, curvature or "ggn", seed, tolerance)
+        fit = Fit(
+            opened, prior_precision, "ggn" if is_auto(curvature) else curvature, seed, tolerance
+        )
         if undecided and structure == "full" and hessian_is_affordable(opened):
             fit_blocks = _full_hessian_first
         elif undecided and structure == "low_rank":
@@ -133,7 +135,7 @@ def laplace(
     return posterior
 
 
-def _check_combination(structure: str, curvature: str | None) -> None:
+def _check_combination(structure: str, curvature: str) -> None:
     """Some structures have the Hessian, and one has nothing but exact products."""
     if curvature == "hessian" and structure not in ("full", "last_layer", "low_rank"):
         raise ArgumentError(

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from engram.core.arguments import one_of, whole
+from engram.core.arguments import AUTO, is_auto, one_of, whole
 from engram.core.errors import ArgumentError, ModelMismatchError
 from engram.core.parameters import check_module, trainable
 from engram.curvature.kinds import Curvature
@@ -44,12 +44,12 @@ def posterior_of(
     model: nn.Module,
     *,
     num_data: int,
-    likelihood: str | Likelihood = "auto",
-    prior_precision: float | None = None,
+    likelihood: str | Likelihood = AUTO,
+    prior_precision: float | str = AUTO,
     reduction: str = "mean",
-    batch_size: int | None = None,
+    training_batch_size: int | None = None,
     second_moment: str = "batch",
-    tolerance: float | None = None,
+    tolerance: float | str = AUTO,
 ) -> Posterior:
     r"""The Gaussian posterior in an optimizer's state, at the model's present weights.
 
@@ -60,11 +60,11 @@ def posterior_of(
         likelihood: of the data, a name or an object; ``"auto"`` is that of the optimizer's own
             curvature where it has one, as :class:`engram.optimizers.GaussNewton`, else
             ``categorical``.
-        prior_precision: delta; if not given, what the optimizer's weight decay means, for each
-            group of parameters: N times it for a loss averaged over the batch, N / batch_size
-            times it for a sum.
+        prior_precision: delta; ``"auto"`` is what the optimizer's weight decay means, for each
+            group of parameters: N times it for a loss averaged over the batch, N / B times it for
+            a sum over B examples.
         reduction: of the training loss over a batch, ``mean`` or ``sum``.
-        batch_size: of training; needed for ``sum`` and for ``second_moment="example"``.
+        training_batch_size: B, needed for ``sum`` and for ``second_moment="example"``.
         second_moment: what an average s of squared gradients, as Adam keeps, is taken for.
             ``batch``: S = N sqrt(s_hat) + delta, with the start of Adam's average corrected as in
             its step, s_hat = s / (1 - beta2^t). ``example``: scaled to single examples,
@@ -73,7 +73,7 @@ def posterior_of(
             authors compute it, S = N sqrt(s) + delta, with s as it is kept; delta may be 0 there.
             See docs/optimizers.md.
         tolerance: how far an average example's sensitivity may change for speed: wide diagonals at
-            one position are taken as a short sum of products. If not given, 0.03 in single
+            one position are taken as a short sum of products. ``"auto"`` is 0.03 in single
             precision and 0, everything exact, in double.
 
     Returns:
@@ -92,12 +92,18 @@ def posterior_of(
         Nickl et al., *The Memory-Perturbation Equation*, NeurIPS 2023, Table 1.
     """
     wanted = Wanted(
-        num_data, likelihood, prior_precision, reduction, batch_size, second_moment, tolerance
+        num_data,
+        likelihood,
+        prior_precision,
+        reduction,
+        training_batch_size,
+        second_moment,
+        tolerance,
     )
     source, prior = wanted.applied(optimizer, model)
     blocks = blocks_of(source)
     mean = {name: p.detach().clone() for name, p in source.parameters.items()}
-    settings = _settings(source.optimizer, prior, reduction, batch_size)
+    settings = _settings(source.optimizer, prior, reduction, training_batch_size)
     covered = {name for block in blocks for name in block.names}
     settings["second_moment"] = second_moment
     settings["tolerance"] = source.tolerance
@@ -121,11 +127,11 @@ class Wanted:
 
     num_data: int
     likelihood: str | Likelihood
-    prior_precision: float | None
+    prior_precision: float | str
     reduction: str
-    batch_size: int | None
+    training_batch_size: int | None
     second_moment: str
-    tolerance: float | None = None
+    tolerance: float | str = AUTO
 
     @property
     def as_kept(self) -> bool:
@@ -140,8 +146,8 @@ class Wanted:
         likelihood_of(optimizer, self.likelihood)
         parameters = trainable(model)
         _check_owner(optimizer, parameters)
-        scale = loss_scale(optimizer, self.num_data, self.reduction, self.batch_size)
-        root = _root(optimizer, self.second_moment, self.batch_size, self.num_data)
+        scale = loss_scale(optimizer, self.num_data, self.reduction, self.training_batch_size)
+        root = _root(optimizer, self.second_moment, self.training_batch_size, self.num_data)
         needed = not (self.as_kept or is_identity(optimizer))
         given = (self.prior_precision, scale, self.num_data, needed)
         prior = prior_of(optimizer, parameters, *given)
@@ -160,7 +166,7 @@ def likelihood_of(optimizer: Optimizer, given: str | Likelihood) -> Likelihood:
     """The likelihood that is given, which must be that of the optimizer where it has one."""
     curvature = getattr(unwrapped(optimizer), "curvature", None)
     own = getattr(curvature, "likelihood", None)
-    if isinstance(given, str) and given == "auto":
+    if is_auto(given):
         return own if isinstance(own, Likelihood) else resolve("categorical")
     chosen = resolve(given)
     if isinstance(own, Likelihood) and own.identity != chosen.identity:
@@ -219,8 +225,8 @@ def check_second_moment(second_moment: str) -> None:
 
 
 def _checked_batch_size(batch_size: int | None, num_data: int, purpose: str) -> int:
-    remedy = f"pass the batch size of the training with {purpose}"
-    return whole("batch_size", batch_size, 1, num_data, remedy)
+    remedy = f"pass training_batch_size with {purpose}"
+    return whole("training_batch_size", batch_size, 1, num_data, remedy)
 
 
 def _check_owner(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> None:
@@ -243,7 +249,7 @@ def _settings(
         "prior_precision": dict(prior.by_name) if prior.differs else prior.mean({}),
         "prior_from": prior.source,
         "reduction": reduction,
-        "batch_size": batch_size,
+        "training_batch_size": batch_size,
     }
     if isinstance(optimizer, BayesianOptimizer):
         settings["curvature"] = repr(optimizer.curvature)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from engram.core.arguments import is_number, shown
+from engram.core.arguments import is_auto, is_number, shown
 from engram.core.errors import ArgumentError
 from engram.core.parameters import trainable
 from engram.linalg.block import Block
@@ -14,20 +14,22 @@ TOLERANCE = 0.03  # below what Kronecker factors are off by themselves; see docs
 SAMPLED_SHARE = 3.0  # in tolerances: sampling has no bias
 
 
-def chosen_tolerance(given: float | None, model: nn.Module) -> float:
-    """The one given; else the default, which is 0 in double precision: who uses it wants equality.
+def chosen_tolerance(given: float | str, model: nn.Module) -> float:
+    """The one given; ``"auto"`` is 0 in double precision, since who uses that wants equality.
 
     Example:
         >>> model = nn.Linear(2, 1)
-        >>> chosen_tolerance(None, model), chosen_tolerance(None, model.double())
+        >>> chosen_tolerance("auto", model), chosen_tolerance("auto", model.double())
         (0.03, 0.0)
     """
-    if given is None:
+    if is_auto(given):
         double = any(p.dtype == torch.float64 for p in trainable(model).values())
         return 0.0 if double else TOLERANCE
-    if not (is_number(given) and 0 <= given < 1):
+    if isinstance(given, str) or not (is_number(given) and 0 <= given < 1):
         raise ArgumentError(
-            "a tolerance from 0 to below 1, or None", shown(given), "use 0 to have everything exact"
+            'a tolerance from 0 to below 1, or "auto"',
+            shown(given),
+            "use 0 to have everything exact",
         )
     return float(given)
 

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from engram.core.arguments import is_auto
 from engram.core.errors import ArgumentError
 from engram.core.parameters import count
 from engram.posteriors.gaussian import check_prior_precision
@@ -44,7 +45,7 @@ class Prior:
 def prior_of(
     optimizer: Optimizer,
     parameters: Mapping[str, Tensor],
-    given: float | None,
+    given: float | str,
     scale: float,
     num_data: int,
     needed: bool = True,
@@ -54,7 +55,7 @@ def prior_of(
     Args:
         optimizer: whose groups are read.
         parameters: the model's trainable ones.
-        given: delta for all of them, or None.
+        given: delta for all of them, or ``"auto"``.
         scale: N for a loss averaged over the batch, N / batch size for a sum.
         num_data: N.
         needed: whether the precision would be nothing without one.
@@ -68,7 +69,7 @@ def prior_of(
         found |= dict.fromkeys(mine, value)
         kinds |= {kind} if mine else set()
     source = " and ".join(sorted(kinds))
-    if given is not None:
+    if not is_auto(given):
         return _replaced(found, source, check_prior_precision(given))
     if (needed and not max(found.values()) > 0) or min(found.values()) < 0:
         raise ArgumentError(

@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from engram.core.arguments import one_of
+from engram.core.arguments import AUTO, is_auto, one_of
 from engram.core.data.batches import Batches, Data
 from engram.core.errors import ArgumentError, TargetError
 from engram.core.memory import backing_off
@@ -87,10 +87,10 @@ def remove(
     indices: Sequence[int] | Tensor | None = None,
     *,
     weights: Sequence[float] | Tensor | None = None,
-    estimator: str | None = None,
+    estimator: str = AUTO,
     evaluate_on: Data | None = None,
     at: str = "linearised",
-    batch_size: int | None = None,
+    batch_size: int | str = AUTO,
     progress: bool = True,
 ) -> Removal:
     """Estimate the effect of leaving out, or reweighting, a group of examples.
@@ -104,8 +104,8 @@ def remove(
         estimator: ``linear`` with the precision of all data; with that of the remaining data
             ``corrected``, ``newton`` for posteriors with the exact Hessian, or ``downdated`` for
             those with Kronecker factors; ``paper`` for each example by itself without cross terms.
-            If not given, the same as in :func:`engram.sensitivities`, so that a group of one
-            has the same answer.
+            ``"auto"`` is the same as in :func:`engram.sensitivities`, so that a group of one has
+            the same answer.
         evaluate_on: another data set, for instance a test set, to see the effect on.
         at: ``linearised`` goes along the tangent of the model, as sensitivities do; ``displaced``
             runs the model at the moved parameters.
@@ -144,10 +144,10 @@ def remove_classes(
     data: Data,
     posterior: Posterior | Any,
     *,
-    estimator: str | None = None,
+    estimator: str = AUTO,
     evaluate_on: Data | None = None,
     at: str = "linearised",
-    batch_size: int | None = None,
+    batch_size: int | str = AUTO,
     progress: bool = True,
 ) -> ClassRemovals:
     """Estimate the effect of leaving out each class in turn; arguments as for :func:`remove`."""
@@ -177,9 +177,8 @@ def class_numbers(batches: Batches) -> Tensor:
     return labels.long()
 
 
-def _check_choices(estimator: str | None, at: str, evaluate_on: Data | None) -> None:
-    if estimator is not None:
-        one_of("estimator", estimator, ESTIMATORS, "leave it out")
+def _check_choices(estimator: str, at: str, evaluate_on: Data | None) -> None:
+    one_of("estimator", estimator, (AUTO, *ESTIMATORS), 'use "auto"')
     one_of("at", at, PLACES, 'use "linearised"')
     if estimator == "paper" and evaluate_on is not None:
         raise ArgumentError(
@@ -189,12 +188,12 @@ def _check_choices(estimator: str | None, at: str, evaluate_on: Data | None) -> 
         )
 
 
-def _chosen_rule(estimator: str | None, posterior: Posterior, size: int) -> str:
+def _chosen_rule(estimator: str, posterior: Posterior, size: int) -> str:
     """The one asked for; else that of single examples, completed where it fits no group.
 
     A low-rank Gauss-Newton matrix has too little in it to take a group out of.
     """
-    if estimator is not None:
+    if not is_auto(estimator):
         return estimator
     if size > 1 and has_low_rank(posterior) and not posterior.exact:
         return "corrected"
@@ -204,7 +203,7 @@ def _chosen_rule(estimator: str | None, posterior: Posterior, size: int) -> str:
 def _remove(
     problem: Problem,
     group: tuple[Tensor, Tensor],
-    estimator: str | None,
+    estimator: str,
     evaluate_on: Data | None,
     at: str,
 ) -> Removal:

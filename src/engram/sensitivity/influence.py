@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engram.core.arguments import AUTO
 from engram.core.data.batches import Batches, Data
 from engram.core.data.columns import finite
 from engram.core.memory import backing_off, check_room
@@ -34,7 +35,7 @@ def influence(
     test: Data,
     posterior: Posterior | Any,
     *,
-    batch_size: int | None = None,
+    batch_size: int | str = AUTO,
     progress: bool = True,
 ) -> Tensor:
     """Influence of every training example on the loss of every test example, [N_train, N_test].

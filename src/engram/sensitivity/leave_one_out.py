@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from engram.core.arguments import MANY, seed_number, whole
+from engram.core.arguments import AUTO, MANY, seed_number, whole
 from engram.core.data.batches import Data
 from engram.core.data.columns import Columns
 from engram.core.memory import backing_off
@@ -17,7 +17,7 @@ from engram.posteriors.gaussian import Posterior
 from engram.problem import Problem, opened_problem
 from engram.sensitivity.basis import Basis
 from engram.sensitivity.diagnostics import Leverages, diagnose, sampled_leverages
-from engram.sensitivity.estimators import ESTIMATORS, check_estimator, default_estimator
+from engram.sensitivity.estimators import ESTIMATORS, check_estimator, chosen_estimator
 from engram.sensitivity.estimators.base import Estimator, Setting
 from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import Result
@@ -29,12 +29,12 @@ def sensitivities(
     data: Data,
     posterior: Posterior | Any,
     *,
-    estimator: str | None = None,
+    estimator: str = AUTO,
     rounds: int = 3,
-    batch_size: int | None = None,
+    across_ranks: bool = False,
+    batch_size: int | str = AUTO,
     seed: int = 0,
     progress: bool = True,
-    across_ranks: bool = False,
 ) -> Result:
     """How far each example's outputs, prediction and loss would move without it.
 
@@ -43,15 +43,15 @@ def sensitivities(
         data: the training data.
         posterior: of this model at its present weights; a fitted laplace-torch object works too.
         estimator: ``linear``, ``corrected``, ``iterated``, ``paper``, ``newton`` for posteriors
-            with the exact Hessian, or ``downdated`` for those with Kronecker factors. If not given,
+            with the exact Hessian, or ``downdated`` for those with Kronecker factors. ``"auto"`` is
             ``newton`` and ``downdated`` with these, ``corrected`` with other dense precisions
             (``full``, ``last_layer``), else ``linear``.
         rounds: of ``iterated``.
-        batch_size: most examples at a time; chosen from the free memory if not given.
-        seed: of the choice of examples whose leverage is computed.
-        progress: show a bar when it takes longer than a few seconds.
         across_ranks: divide the examples among the processes of ``torch.distributed``, which must
             all make the call; each gets the whole result.
+        batch_size: most examples at a time; ``"auto"`` is what the free memory has room for.
+        seed: of the choice of examples whose leverage is computed.
+        progress: show a bar when it takes longer than a few seconds.
 
     Example:
         >>> import torch
@@ -64,8 +64,7 @@ def sensitivities(
     """
     rounds = whole("number of rounds", rounds, 0, MANY, "use rounds=3")
     seed = seed_number(seed)
-    if estimator is not None:
-        check_estimator(estimator)
+    check_estimator(estimator)
     peers = Processes.found(across_ranks)
     with opened_problem(model, data, posterior, batch_size, progress) as problem:
         return left_out(problem, estimator, rounds, seed, peers)
@@ -73,7 +72,7 @@ def sensitivities(
 
 def left_out(
     problem: Problem,
-    estimator: str | None = None,
+    estimator: str = AUTO,
     rounds: int = 3,
     seed: int = 0,
     peers: Processes | None = None,
@@ -81,7 +80,7 @@ def left_out(
     """The sensitivities of an opened problem; arguments as for :func:`sensitivities`."""
     opened, posterior = problem.session, problem.posterior
     peers = peers or Processes.found(False)
-    chosen = estimator or default_estimator(posterior)
+    chosen = chosen_estimator(estimator, posterior)
     total = GradientAccumulator()
     peers.meet(opened.model, opened.batches.num_data, buffers=True)
     setting = Setting(opened.likelihood, posterior, rounds, total, opened=opened)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from engram.core.arguments import AUTO
 from engram.core.data.batches import Data
 from engram.core.data.columns import Columns, finite
 from engram.core.memory import backing_off
@@ -32,7 +33,7 @@ def prediction_variance(
     data: Data,
     posterior: Posterior | Any,
     *,
-    batch_size: int | None = None,
+    batch_size: int | str = AUTO,
     progress: bool = True,
 ) -> Tensor:
     """V = J S^-1 J', the covariance of each example's outputs, [N, K, K].
@@ -44,7 +45,7 @@ def prediction_variance(
         data: any data, for instance a test set; inputs alone will do, as a tensor or a dict. A
             tuple of several tensors has targets last, which are not read.
         posterior: of this model at its present weights.
-        batch_size: most examples at a time; chosen from the free memory if not given.
+        batch_size: most examples at a time; ``"auto"`` is what the free memory has room for.
         progress: show a bar when it takes longer than a few seconds.
 
     Example:

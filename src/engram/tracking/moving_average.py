@@ -73,7 +73,7 @@ class RunningCurvature:
 
         Where the fit fails, nothing is counted.
         """
-        with session(model, data, likelihood, None, False) as opened:
+        with session(model, data, likelihood, progress=False) as opened:
             fit = Fit(opened, self.prior_precision, self.curvature, self.updates)
             averages = _Averages(self.average, self.updates + 1, self.sums)
             if self.structure == "diagonal":

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.core.arguments import MANY, whole
+from engram.core.arguments import AUTO, MANY, is_auto, whole
 from engram.core.data.batches import Batch, Data
 from engram.core.data.columns import Columns
 from engram.core.errors import ArgumentError
@@ -78,18 +78,18 @@ class Sampling:
         """The same with another number of samples, if one is given."""
         return self if samples is None else self.checked(samples, self.expectation)
 
-    def rule(self, estimator: str | None) -> str | None:
+    def rule(self, estimator: str) -> str:
         """The estimator, where the samples leave a choice: that of the equation is linear."""
         if not self.samples or self.expectation == DEVIATION:
             return estimator
-        if estimator not in (None, *PARTS):
+        if estimator not in (AUTO, *PARTS):
             raise ArgumentError(
                 f"estimator {' or '.join(PARTS)} with an expected gradient, which is that of no "
                 "residual",
                 f"{estimator!r} with samples={self.samples}",
                 f'leave estimator out, or average deviations with expectation="{DEVIATION}"',
             )
-        return estimator or "linear"
+        return "linear" if is_auto(estimator) else estimator
 
 
 def sampled_sensitivities(
@@ -99,7 +99,7 @@ def sampled_sensitivities(
     likelihood: Likelihood,
     sampling: Sampling,
     seed: int = 0,
-    estimator: str | None = None,
+    estimator: str = AUTO,
     **settings: Any,
 ) -> Result:
     """Outputs at the mean, and their deviation as an expectation over the posterior.
@@ -119,8 +119,8 @@ def sampled_sensitivities(
     draws = Draws(posterior, sampling.samples, seed, device_of(model))
     flagged = at_mean.flagged
     if sampling.expectation == GRADIENT:
-        with session(model, data, likelihood, None, False) as opened:
-            deviation = _expected(opened, posterior, draws, PARTS[rule or "linear"])
+        with session(model, data, likelihood, progress=False) as opened:
+            deviation = _expected(opened, posterior, draws, PARTS[rule])
     else:
         deviation, flagged = _averaged(model, data, draws, at_mean, settings)
     prepared = likelihood.prepare(at_mean.outputs, at_mean.targets)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from engram.core.arguments import one_of, whole
+from engram.core.arguments import AUTO, is_auto, one_of, whole
 from engram.core.data.batches import Data
 from engram.core.errors import (
     ArgumentError,
@@ -76,9 +76,9 @@ class FromOptimizer(Source):
         self.present: Posterior | None = None
 
     def posterior(self) -> Posterior:
-        return self._read(None)
+        return self._read(AUTO)
 
-    def _read(self, tolerance: float | None) -> Posterior:
+    def _read(self, tolerance: float | str) -> Posterior:
         check_all_held(self.optimizer, self.model)
         return posterior_of(self.optimizer, self.model, tolerance=tolerance, **self.settings)
 
@@ -91,7 +91,7 @@ class FromOptimizer(Source):
         try:
             with at_mean(unwrapped(self.optimizer)):  # S is the same wherever a draw has landed
                 # what serves a single step is not worth a search for factors
-                self.present = self._read(None if number >= EVERY_STEP_UNTIL else 0.0)
+                self.present = self._read(AUTO if number >= EVERY_STEP_UNTIL else 0.0)
         except PosteriorError:
             if _stepped(self.optimizer):
                 raise
@@ -205,10 +205,10 @@ class Wanted:
     """What a tracker was told about its posterior."""
 
     kind: str
-    prior_precision: float | None
+    prior_precision: float | str
     average: float | None
     reduction: str
-    batch_size: int | None
+    training_batch_size: int | None
     second_moment: str
 
     def check(self) -> None:
@@ -217,9 +217,10 @@ class Wanted:
         one_of("posterior", self.kind, known, 'use "optimizer"')
         one_of("reduction", self.reduction, ("mean", "sum"), "see your loss function")
         check_second_moment(self.second_moment)
-        if self.batch_size is not None:
-            whole("batch_size", self.batch_size, remedy="pass the batch size of the training")
-        if self.prior_precision is not None:
+        if self.training_batch_size is not None:
+            remedy = "pass the batch size of the training"
+            whole("training_batch_size", self.training_batch_size, remedy=remedy)
+        if not is_auto(self.prior_precision):
             check_prior_precision(self.prior_precision)
         if self.kind == "optimizer" and self.average is not None:
             raise ArgumentError(
@@ -233,9 +234,9 @@ class Wanted:
                 f"second_moment={self.second_moment!r} with posterior={self.kind!r}",
                 "leave second_moment out",
             )
-        if self.kind != "optimizer" and self.prior_precision is None:
+        if self.kind != "optimizer" and is_auto(self.prior_precision):
             raise ArgumentError(
-                f"a prior_precision with posterior={self.kind!r}", "none", "pass prior_precision"
+                f"a prior_precision with posterior={self.kind!r}", '"auto"', "pass a number"
             )
 
 
@@ -261,12 +262,11 @@ def source_of(
             "likelihood": likelihood,
             "prior_precision": wanted.prior_precision,
             "reduction": wanted.reduction,
-            "batch_size": wanted.batch_size,
+            "training_batch_size": wanted.training_batch_size,
             "second_moment": wanted.second_moment,
         }
         return FromOptimizer(model, optimizer, settings)
-    assert wanted.prior_precision is not None
-    delta = wanted.prior_precision
+    delta = check_prior_precision(wanted.prior_precision)
     return FromCurvature(model, data, likelihood, wanted.kind, delta, wanted.average)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from engram.core.arguments import AUTO
 from engram.core.data.batches import Batches
 from engram.core.errors import (
     ArgumentError,
@@ -301,7 +302,7 @@ def _changed(known: Sequence[Identity], found: Sequence[Identity]) -> ModelMisma
     )
 
 
-def check_streamable(optimizer: Optimizer, estimator: str | None, samples: int) -> None:
+def check_streamable(optimizer: Optimizer, estimator: str, samples: int) -> None:
     """ArgumentError for what only an update can do."""
     if isinstance(unwrapped(optimizer), BayesianOptimizer):
         raise ArgumentError(
@@ -309,7 +310,7 @@ def check_streamable(optimizer: Optimizer, estimator: str | None, samples: int) 
             f"{type(optimizer).__name__}, which runs the model in its own step",
             "use tracker.update() at chosen times instead",
         )
-    if estimator not in (None, "linear"):
+    if estimator not in (AUTO, "linear"):
         raise ArgumentError(
             'estimator="linear" for streaming', repr(estimator), "use tracker.update()"
         )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from engram.core.arguments import path_of, whole
+from engram.core.arguments import AUTO, path_of, whole
 from engram.core.data.batches import Batches, Data
 from engram.core.errors import ArgumentError, NonFiniteError, PosteriorError
 from engram.core.parameters import check_module, uncompiled
@@ -43,7 +43,7 @@ class Tracker:
         model, optimizer: in training; the optimizer's state gives the posterior.
         data: the training data, in fixed order.
         likelihood: a name or an object.
-        prior_precision: delta; taken from the optimizer's weight decay if not given.
+        prior_precision: delta; ``"auto"`` takes it from the optimizer's weight decay.
         posterior: ``optimizer`` reads it off the optimizer; a structure such as ``kronecker`` or
             ``diagonal`` fits it at every update, for instance with SGD.
         average: beta of a running average of that curvature over updates, such as 0.9.
@@ -53,9 +53,9 @@ class Tracker:
             at the mean.
         expectation: what is averaged over the samples: each example's ``gradient``, as the equation
             has it, J(m) S^-1 E[J' e], or its whole ``deviation`` J S^-1 J' e, with any estimator.
-        reduction, batch_size, second_moment: of the training loss and of what the optimizer
-            keeps of it, as in :func:`engram.posterior_of`; with Adam, pass the batch size and
-            ``second_moment="example"`` for estimates that do not grow with the batch.
+        reduction, training_batch_size, second_moment: of the training loss and of what the
+            optimizer keeps of it, as in :func:`engram.posterior_of`; with Adam, pass the batch size
+            and ``second_moment="example"`` for estimates that do not grow with the batch.
         validation: data whose loss is recorded beside the estimate; never used for it.
         held_out: how many examples a twin of the training leaves out, such as a tenth of the
             data; the history's estimate is then theirs; see :meth:`twin_step`.
@@ -84,14 +84,14 @@ class Tracker:
         data: Data,
         *,
         likelihood: str | Likelihood = "categorical",
-        prior_precision: float | None = None,
+        prior_precision: float | str = AUTO,
         posterior: str = "optimizer",
         average: float | None = None,
-        estimator: str | None = None,
+        estimator: str = AUTO,
         samples: int = 0,
         expectation: str = "gradient",
         reduction: str = "mean",
-        batch_size: int | None = None,
+        training_batch_size: int | None = None,
         second_moment: str = "batch",
         validation: Data | None = None,
         held_out: int | None = None,
@@ -100,8 +100,7 @@ class Tracker:
         across_ranks: bool = True,
     ) -> None:
         patience = whole("patience", patience, remedy="use 5")
-        if estimator is not None:
-            check_estimator(estimator)
+        check_estimator(estimator)
         self.estimator, self.sampling = estimator, Sampling.checked(samples, expectation)
         self.sampling.rule(estimator)
         check_module(model)
@@ -114,7 +113,9 @@ class Tracker:
         self.num_data = batches.num_data
         if validation is not None:
             Batches(validation, 1)  # complains about what it cannot read
-        wanted = Wanted(posterior, prior_precision, average, reduction, batch_size, second_moment)
+        wanted = Wanted(
+            posterior, prior_precision, average, reduction, training_batch_size, second_moment
+        )
         self.source = source_of(wanted, model, optimizer, data, self.likelihood, self.num_data)
         training = (model, optimizer, batches, self.likelihood)
         self.held_out: HeldOut | None = None

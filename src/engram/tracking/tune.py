@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from engram.core.arguments import one_of, shown
+from engram.core.arguments import AUTO, one_of, shown
 from engram.core.data.batches import Batches, Data
 from engram.core.errors import ArgumentError, NonFiniteError, TrainingError
 from engram.core.parameters import check_module, trainable
@@ -110,7 +110,7 @@ def tune(
     *,
     likelihood: str | Likelihood = "categorical",
     posterior: str = "kronecker",
-    estimator: str | None = None,
+    estimator: str = AUTO,
     validation: Data | None = None,
     progress: bool = True,
 ) -> Tuning:
@@ -236,9 +236,7 @@ class _Fit:
     kind: str
     prior_precision: float
 
-    def trial(
-        self, optimizer: Optimizer | None, estimator: str | None, validation: Data | None
-    ) -> Trial:
+    def trial(self, optimizer: Optimizer | None, estimator: str, validation: Data | None) -> Trial:
         if not all(bool(p.isfinite().all()) for p in trainable(self.model).values()):
             return Trial(self.prior_precision, math.nan, math.nan)
         try:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engram.core.errors import ArgumentError
+from engram.core.arguments import AUTO, is_auto, one_of
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.estimators import corrected, downdated, iterated, linear, newton, paper
 from engram.sensitivity.estimators.base import Estimator
@@ -33,12 +33,14 @@ ESTIMATORS: dict[str, Estimator] = {
 FROM_VARIANCE = tuple(name for name, rule in ESTIMATORS.items() if rule.from_variance)
 
 
-def check_estimator(name: object, among: Sequence[str] = tuple(ESTIMATORS)) -> None:
+def check_estimator(name: object, among: Sequence[str] = (AUTO, *ESTIMATORS)) -> None:
     """ArgumentError for a rule that is not known."""
-    if not (isinstance(name, str) and name in among):
-        raise ArgumentError(
-            f"estimator to be one of {', '.join(among)}", repr(name), 'use "linear"'
-        )
+    one_of("estimator", name, among, f'use "{among[0]}"')
+
+
+def chosen_estimator(name: str, posterior: Posterior) -> str:
+    """The rule that is asked for; with ``"auto"`` the posterior's own."""
+    return default_estimator(posterior) if is_auto(name) else name
 
 
 def default_estimator(posterior: Posterior) -> str:
