@@ -18,11 +18,6 @@ CURVATURES = ("ggn", "fisher", "empirical", "hessian")
 EXACT = ("hessian", "ggn")
 
 
-def check_curvature(curvature: str) -> None:
-    """ArgumentError for a name that means nothing."""
-    one_of("curvature", curvature, CURVATURES, 'use "ggn", the exact Gauss-Newton matrix')
-
-
 def check_exact(curvature: str) -> None:
     """ArgumentError unless it is a curvature whose products can be had exactly."""
     remedy = 'use "hessian", or "ggn" where the model is not at a minimum'

@@ -14,7 +14,7 @@ from engram.core.errors import ArgumentError, PosteriorError
 from engram.core.memory import available_bytes, backing_off
 from engram.core.parameters import Layout, Named, check_module, trainable
 from engram.core.state.model import device_of
-from engram.curvature.ggn_roots import check_curvature, seeds
+from engram.curvature.ggn_roots import CURVATURES, seeds
 from engram.curvature.hessian import hessian
 from engram.curvature.kfac import KroneckerFactors
 from engram.curvature.kinds import Curvature
@@ -88,12 +88,11 @@ def laplace(
         >>> model = nn.Linear(3, 2)
         >>> data = (torch.randn(20, 3), torch.randint(0, 2, (20,)))
         >>> laplace(model, data, structure="diagonal", prior_precision=2.0)
-        Posterior(diagonal, 8 parameters, N=20, prior_precision=2)
+        Posterior(diagonal, 8 parameters, N=20, prior_precision=2, curvature=ggn, ...)
     """
     check_module(model)
     prior_precision = check_prior_precision(prior_precision)
-    if not is_auto(curvature):
-        check_curvature(curvature)
+    one_of("curvature", curvature, (AUTO, *CURVATURES), 'use "auto"')
     tolerance, seed = chosen_tolerance(tolerance, model), seed_number(seed)
     undecided = is_auto(structure) and is_auto(curvature)
     if is_auto(structure):

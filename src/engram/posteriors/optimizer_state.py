@@ -86,7 +86,7 @@ def posterior_of(
         >>> model(torch.ones(4, 2)).sum().backward()
         >>> _ = optimizer.step()
         >>> posterior_of(optimizer, model, num_data=100)
-        Posterior(Adam, 3 parameters, N=100, prior_precision=1)
+        Posterior(Adam, 3 parameters, N=100, prior_precision=1, ...)
 
     Reference:
         Nickl et al., *The Memory-Perturbation Equation*, NeurIPS 2023, Table 1.
