@@ -16,13 +16,12 @@ import torch
 from torch import Tensor, nn
 
 import engram
-from benchmarks import jacobian, speed_page
+from benchmarks import jacobian, speed_page, torch_func
 from benchmarks.data import FULL_SIZE, Images, images
 from benchmarks.nets import NETS, build
 from benchmarks.records import RESULTS, write
 from benchmarks.timing import CLOCKS, Line, environment, interleaved, ratio
 from benchmarks.training import BATCH_SIZE, epoch
-from engram.engine import functional
 
 MANY_OUTPUTS = 1000
 TRAIN_EXAMPLES = 16_384  # before anything is timed
@@ -111,7 +110,7 @@ def slow_ways(model: nn.Module, data: Images, count: int) -> dict[str, Callable[
 
     def by_functional() -> Tensor:
         inputs, targets = data.first(FEW["functional"])
-        return functional.deviation(model, (inputs,), residual(inputs, targets), posterior)
+        return torch_func.deviation(model, (inputs,), residual(inputs, targets), posterior)
 
     return {"jacobian": by_jacobian, "functional": by_functional}
 

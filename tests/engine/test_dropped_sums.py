@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import engram
-from engram.engine.gradient_accumulator import GradientAccumulator, NoSum
+from engram.engine.gradient_accumulator import DiscardGradients, GradientAccumulator
 from engram.engine.session import session
 from engram.likelihoods import Categorical
 from engram.sensitivity.estimators import ESTIMATORS
@@ -39,10 +39,10 @@ def seen(problem):
 def test_a_sum_costs_and_none_does_not(seen):
     (trace, seed), posterior = (seen[0].trace, seen[0].residual), seen[1]
     bare = operations(lambda: trace.deviation(seed, posterior))
-    none = operations(lambda: trace.deviation(seed, posterior, NoSum()))
+    none = operations(lambda: trace.deviation(seed, posterior, DiscardGradients()))
     summed = operations(lambda: trace.deviation(seed, posterior, GradientAccumulator()))
     assert bare == none < summed
-    assert operations(lambda: trace.add_gradient(seed, posterior, NoSum())) == 0
+    assert operations(lambda: trace.add_gradient(seed, posterior, DiscardGradients())) == 0
 
 
 @pytest.mark.parametrize("name", ["iterated", "corrected"])
@@ -56,7 +56,7 @@ def test_every_round_costs_what_a_deviation_does(seen, name):
 
     with_sum, without = (
         operations(lambda: rule(GradientAccumulator())),
-        operations(lambda: rule(NoSum())),
+        operations(lambda: rule(DiscardGradients())),
     )
     once = operations(lambda: trace.deviation(seed, posterior))
     if name == "corrected":

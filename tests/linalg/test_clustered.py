@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks import torch_func
 from torch import Tensor, nn
 
 import engram
 from engram.core.parameters import Layout
-from engram.engine import functional
 from engram.linalg.clustered import ClusteredSpectrum
 from engram.linalg.kronecker import KroneckerBlock
 
@@ -175,7 +175,7 @@ def test_merged_moves_equal_the_engine_reference() -> None:
     with torch.no_grad():
         outputs = model(data[0])
     residual = outputs.softmax(1) - nn.functional.one_hot(data[1], 3)
-    expected = functional.deviation(model, (data[0],), residual, posterior)
+    expected = torch_func.deviation(model, (data[0],), residual, posterior)
     torch.testing.assert_close(result.deviation, expected, rtol=1e-8, atol=1e-12)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from benchmarks import torch_func
 from torch import Tensor, nn
 
 import engram
-from engram.engine import functional
 from engram.linalg.diagonal import DiagonalBlock, factorised
 
 OUTPUTS, INPUTS, NUM_DATA = 150, 200, 400
@@ -91,7 +91,7 @@ def test_a_pass_stays_within_the_tolerance(source: str) -> None:
         for p in (short, exact)
     ]
     residual = (model(inputs).softmax(1) - nn.functional.one_hot(targets, 4)).detach()
-    reference = functional.deviation(model, (inputs,), residual, exact)
+    reference = torch_func.deviation(model, (inputs,), residual, exact)
     torch.testing.assert_close(found[1].deviation, reference, rtol=1e-4, atol=1e-6)
     error = (found[0].deviation - reference).norm() / reference.norm()
     assert 0 < error < 0.03

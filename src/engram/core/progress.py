@@ -1,4 +1,4 @@
-"""A progress bar for what takes longer than a few seconds.
+"""A progress bar for what takes longer than a few seconds, and a warning for minutes.
 
 tqdm takes locks of the whole process for every bar that it makes, also for one that is never shown.
 Ctrl-C in that moment leaves them taken, and the next thread or forked process waits for ever. So a
@@ -8,13 +8,16 @@ bar is made when there is something to show.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sized
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TypeVar
 
 from tqdm.auto import tqdm
 
 T = TypeVar("T")
 DELAY = 2.0  # seconds before a bar is shown: shorter calls stay silent
+PACE_KNOWN = 5.0  # seconds after which a loop has shown how fast it is
+LONG = 60.0  # seconds: a loop that will take more is told of
 
 
 class Bar:
@@ -86,3 +89,35 @@ def progress_over(
         for item in items:
             yield item
             bar.update()
+
+
+class Pace:
+    """Warns once where the steps of a loop will take longer than a minute.
+
+    Args:
+        steps: how many there will be.
+        what: they are.
+        quicker: what else to do.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, steps: int, what: str, quicker: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.steps, self.what, self.quicker, self.clock = steps, what, quicker, clock
+        self.begun, self.done, self.told = clock(), 0, False
+
+    def step(self) -> None:
+        """One more is done."""
+        self.done += 1
+        passed = self.clock() - self.begun
+        if self.told or passed < PACE_KNOWN:
+            return
+        self.told = True
+        expected = passed / self.done * self.steps
+        if expected > LONG:
+            warnings.warn(
+                f"{self.steps:,} {self.what} will take about {expected / 60:,.0f} minutes; "
+                f"{self.quicker}",
+                stacklevel=2,
+            )

@@ -20,10 +20,10 @@ from engram.core.dtypes import eigh, wide
 from engram.core.parameters import Layout
 from engram.curvature import conv_gram as patch_squares
 from engram.engine.passes import Trace
-from engram.engine.recorder import Site
 from engram.engine.rules.convolution import Convolution
 from engram.engine.rules.embedding import Embedding
 from engram.engine.rules.linear import Linear, MatrixRule
+from engram.engine.sites import Site
 from engram.engine.steps import CHUNK_BYTES
 from engram.linalg.gram import GramSum
 from engram.linalg.kronecker import KroneckerBlock

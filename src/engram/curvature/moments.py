@@ -14,11 +14,10 @@ from torch import Tensor
 
 from engram.core.dtypes import wide, widest
 from engram.core.parameters import Layout, Named
-from engram.engine.gradients import per_example_gradients
 from engram.engine.passes import Trace
-from engram.engine.recorder import Site
 from engram.engine.rules.convolution import Convolution
 from engram.engine.rules.linear import Linear
+from engram.engine.sites import Site, per_example_gradients
 from engram.engine.steps import CHUNK_BYTES, num_positions
 from engram.linalg.kronecker import KroneckerBlock
 

@@ -18,11 +18,16 @@ from torch import Tensor
 from engram.core.dtypes import wide
 from engram.core.parameters import Named
 
+# Columns of the random matrix of a sketch: the squared norm is within some sqrt(2 / SKETCH), a
+# third, which is enough to tell a minimum from none; many more would cost what the exact sum does.
 SKETCH = 16
 
 
-class Totals(ABC):
-    """Takes gradients, by parameter name, as they come by; ``wanted`` says whether to make them."""
+class GradientSink(ABC):
+    """Where a pass puts the gradients that it comes by, by parameter name.
+
+    ``wanted`` says whether products that serve the sum alone are to be made.
+    """
 
     wanted: bool
 
@@ -35,8 +40,8 @@ class Totals(ABC):
         """Add sum_i r_i c_i' for rows [B, O] and columns [B, I]."""
 
 
-class GradientAccumulator(Totals):
-    """Collects gradients by parameter name."""
+class GradientAccumulator(GradientSink):
+    """Adds up the gradients of each parameter over all examples."""
 
     wanted = True
 
@@ -109,7 +114,7 @@ class GradientAccumulator(Totals):
             yield wide(value), wide(regulariser)
 
 
-class NoSum(Totals):
+class DiscardGradients(GradientSink):
     """Where nobody asks for the sum: what would be added is dropped, and no product is made."""
 
     wanted = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engram.engine.recorder import Site
+from engram.engine.sites import Site
 from engram.linalg.block import Block, MatrixBlock
 from engram.linalg.precision import Precision
 

@@ -19,15 +19,18 @@ from torch import Tensor, nn
 from engram.core.data.batches import Inputs, call
 from engram.core.memory import available_bytes, in_words
 from engram.core.parameters import Layout, Named, trainable
+from engram.core.progress import Pace
 from engram.core.state.process import plain_attention
-from engram.engine.gradient_accumulator import NoSum, Totals
-from engram.engine.pace import QUICKER, Pace
+from engram.engine.gradient_accumulator import DiscardGradients, GradientSink
 from engram.engine.plan import Plan
 from engram.engine.products import inner_products
-from engram.engine.recorder import Recorder, Site
+from engram.engine.recorder import Recorder
+from engram.engine.sites import Site
 from engram.engine.steps import Moves, add_total
 from engram.engine.units import replaced
 from engram.linalg.precision import Precision
+
+QUICKER = 'estimator="linear" takes one'  # backward pass, where others take one for every output
 
 
 @dataclass
@@ -73,7 +76,9 @@ class Trace:
             for site, g in zip(self.sites, found, strict=True)
         ]
 
-    def deviation(self, seed: Tensor, precision: Precision, total: Totals | None = None) -> Tensor:
+    def deviation(
+        self, seed: Tensor, precision: Precision, total: GradientSink | None = None
+    ) -> Tensor:
         """J S^-1 J' seed, [B, K]; the gradients' sum is added to ``total``, where one is given."""
         leaf = seed.detach().requires_grad_()
         with self._kernels():
@@ -85,11 +90,11 @@ class Trace:
             ]
             for site in self.sites:
                 site.check_fresh()
-            moves = Moves(self.sites, arranged, precision, total or NoSum())
+            moves = Moves(self.sites, arranged, precision, total or DiscardGradients())
             taken = [moves.take(number) for number in range(len(self.sites))]
         return self._push(leaf, found, taken)
 
-    def add_gradient(self, seed: Tensor, precision: Precision, total: Totals) -> None:
+    def add_gradient(self, seed: Tensor, precision: Precision, total: GradientSink) -> None:
         """Add the sum over examples of J' seed to ``total``, where the precision covers it."""
         if not total.wanted:
             return

@@ -14,10 +14,7 @@ What fits none of these makes the smallest module that owns the parameters a *un
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
-from engram.engine.function_mode import FunctionMode
-from engram.engine.rules import plain_form
 from engram.engine.rules.base import Function
 from engram.engine.units import Unit
 
@@ -26,7 +23,15 @@ Scaling = tuple[int, int]  # (dimension that counts examples, entries per exampl
 
 @dataclass(frozen=True)
 class ParameterUse:
-    """One operation that a parameter enters, and how to handle it."""
+    """One operation that a parameter enters, and how to handle it.
+
+    Args:
+        function: the operation.
+        kind: ``rule``, ``copies``, ``derived`` or ``expand``.
+        inputs: for each tensor among its arguments, which dimension counts examples.
+        output: the same for its result.
+        names: of the parameters that enter, also by way of what was derived from them.
+    """
 
     function: Function
     kind: str
@@ -37,13 +42,13 @@ class ParameterUse:
 
 @dataclass(frozen=True)
 class Plan:
-    """The touches in the order in which the model makes them, and its units.
+    """The uses in the order in which the model makes them, and its units.
 
     ``own_kernels`` says whether quicker kernels of ours may stand in for the model's operations,
     ``twice`` whether its backward pass can itself be differentiated.
     """
 
-    touches: tuple[ParameterUse, ...]
+    uses: tuple[ParameterUse, ...]
     units: dict[str, Unit] = field(default_factory=dict)
     own_kernels: bool = True
     twice: bool = True
@@ -52,44 +57,9 @@ class Plan:
         """For each parameter that is used: rule, copies or unit."""
         ways: dict[str, str] = {}
         rank = {"rule": 0, "expand": 0, "derived": 1, "copies": 1, "unit": 2}
-        found = [(name, touch.kind) for touch in self.touches for name in touch.names]
+        found = [(name, use.kind) for use in self.uses for name in use.names]
         found += [(name, "unit") for unit in self.units.values() for name in unit.names]
         for name, kind in found:
             if rank[kind] >= rank.get(ways.get(name, "rule"), 0):
                 ways[name] = {"expand": "rule", "derived": "copies"}.get(kind, kind)
         return ways
-
-
-class Interceptor(FunctionMode):
-    """Sees every operation, opens up attention and recurrence, and is silent inside units."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.silent = False
-
-    def __torch_function__(
-        self,
-        function: Function,
-        types: tuple[type, ...],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if self.silent:
-            return self.unseen(function, args, kwargs)
-        plain = plain_form(function, args, kwargs)
-        if plain is not None:
-            with self:
-                return plain()
-        return self.operation(function, args, kwargs)
-
-    def operation(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operation."""
-        return function(*args, **kwargs)
-
-    def unseen(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operation inside a unit."""
-        return function(*args, **kwargs)
-
-    def returned(self, unit: Unit, arguments: Any, result: Any, forward: Function) -> None:
-        """A unit has returned."""

@@ -1,4 +1,10 @@
-"""Everything before the first batch: a plan that was checked, on a model left as it was."""
+"""Everything before the first batch: a plan that was checked, on a model left as it was.
+
+The model is probed on two and three examples (:func:`make_plan`), the plan run in the quickest form
+that the model allows, and its per-example gradients held against autograd's. Where they differ, or
+the model cannot be taken apart, the modules concerned become units: as small as can be and as wide
+as must be. The :class:`Engine` is the model with the plan that passed.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +13,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from engram.core.data.batches import Batch, Batches
+from engram.core.data.batches import Batch, Batches, Inputs, call
 from engram.core.errors import EngineError
 from engram.core.parameters import check_finite_weights, count, frozen, trainable
 from engram.core.state.model import device_of
-from engram.engine.own_hessian import has_true_hessian
+from engram.engine.interception import Paths
 from engram.engine.passes import Trace, trace
 from engram.engine.plan import Plan
-from engram.engine.planning import make_plan, outermost, rounds, whole
+from engram.engine.probe import Probe, ShapeLog
 from engram.engine.refusals import check_independent, check_kinds, named_failures, pass_on
-from engram.engine.self_check import Expected, disagreements, no_second_derivative
+from engram.engine.self_check import Expected, disagreements, has_true_hessian, no_second_derivative
+from engram.engine.units import Unit, replaced
+
+BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
 @dataclass(frozen=True)
@@ -37,9 +46,6 @@ class Coverage:
     def total(self) -> int:
         """Entries of all parameters of the model."""
         return self.exact + self.fallback + self.frozen + self.unused
-
-
-BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
 def training_layers(model: nn.Module) -> list[str]:
@@ -112,7 +118,7 @@ def _checked_plan(model: nn.Module, probe: Batch, expected: Expected) -> tuple[P
         if set(plan.units) == {""}:
             break
         units = outermost(set(plan.units) | {_wider(name, set(plan.units)) for name in wrong})
-    checked, wrong, used = _runnable(model, _one_by_one(whole(model)), probe, expected)
+    checked, wrong, used = _runnable(model, _one_by_one(whole_model(model)), probe, expected)
     if wrong:
         raise EngineError(
             "per-example gradients that agree with autograd",
@@ -127,7 +133,84 @@ def _planned(model: nn.Module, probe: Batch, units: set[str]) -> Plan:
         return make_plan(model, probe.select(slice(0, 2)).inputs, probe.inputs, units)
     except Exception as error:  # the model itself runs: what failed is seen, or not, as a whole
         pass_on(error)
-        return whole(model)
+        return whole_model(model)
+
+
+def make_plan(model: nn.Module, two: Inputs, three: Inputs, unit_names: set[str]) -> Plan:
+    """Decide how every use of a parameter is handled.
+
+    Units only ever widen, so the rounds are few; after them the whole model is one.
+
+    Args:
+        model: in eval mode.
+        two, three: inputs with two and with three examples.
+        unit_names: modules that are to be units from the start.
+    """
+    with torch.no_grad():
+        call(model, three)  # whatever a model builds on its first call is then built
+    for _ in range(rounds(model)):
+        if "" in unit_names:
+            break
+        units = {name: Unit.of(model, name) for name in sorted(unit_names)}
+        log = ShapeLog()
+        with torch.enable_grad(), log, replaced(units, log):
+            call(model, three)
+        with Paths(model) as paths:
+            probe = Probe(model, log, paths, two, three)
+            with torch.enable_grad(), probe, replaced(units, probe):
+                call(model, two)
+        mixed = {name for name, unit in units.items() if not unit.separable}
+        if probe.behind and (probe.reordering or mixed):
+            # what comes after rows that a module has moved is looked at once that is a unit
+            unit_names = outermost((unit_names - mixed) | probe.reordering | around(mixed))
+            continue
+        mixed |= {name for name, unit in units.items() if not unit.aligned}
+        wanted = {_common_owner(names) for names in probe.unhandled}
+        if not wanted and not mixed and probe.same_operations:
+            return Plan(tuple(probe.uses), units)
+        # a unit that still leaves something open, because nobody calls it, gives no more than this
+        open_still = {unit for unit in units for name in wanted if lies_in(name, unit)}
+        wider = around(mixed | open_still)
+        if not wanted and not wider:  # the number of examples decides which operations there are
+            break
+        unit_names = outermost((unit_names - mixed) | wanted | wider)
+    return whole_model(model)
+
+
+def rounds(model: nn.Module) -> int:
+    """How often units can widen until nothing is left to widen: twice for every level."""
+    return 2 * max(name.count(".") + 1 for name, _ in model.named_modules()) + 2
+
+
+def whole_model(model: nn.Module) -> Plan:
+    """The whole model as one unit: the last resort."""
+    return Plan((), {"": Unit.of(model, "")})
+
+
+def around(names: set[str]) -> set[str]:
+    """The modules around these."""
+    return {name.rpartition(".")[0] for name in names}
+
+
+def lies_in(name: str, module: str) -> bool:
+    """Whether a module is another one, or inside of it."""
+    return module in ("", name) or name.startswith(module + ".")
+
+
+def outermost(names: set[str]) -> set[str]:
+    """Drop modules that lie inside another one of the set."""
+    return {n for n in names if not any(m != n and lies_in(n, m) for m in names)}
+
+
+def _common_owner(names: tuple[str, ...]) -> str:
+    """The innermost module that holds all these parameters."""
+    paths = [name.split(".")[:-1] for name in names]
+    common = []
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        common.append(parts[0])
+    return ".".join(common)
 
 
 def _runnable(
@@ -139,7 +222,7 @@ def _runnable(
     own kernels are left out; what cannot be differentiated twice takes a backward pass for every
     output; what vmap cannot run is run for one example after the other.
     """
-    plain, last = replace(plan, own_kernels=False), _one_by_one(whole(model))
+    plain, last = replace(plan, own_kernels=False), _one_by_one(whole_model(model))
     forms = [plan]
     for form in (plain, *([_one_by_one(plain)] if plan.units else []), last):
         forms += [form, replace(form, twice=False)]

@@ -14,10 +14,10 @@ from torch import Tensor
 from engram.core.parameters import Named
 from engram.engine import rotated
 from engram.engine.grouping import SiteGroup, group_sites
-from engram.engine.recorder import Site
 from engram.engine.rules.base import Call
 from engram.engine.rules.convolution import Convolution
 from engram.engine.rules.linear import Linear, MatrixRule
+from engram.engine.sites import Site
 from engram.engine.steps import (
     block_columns,
     chunks,

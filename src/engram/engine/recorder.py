@@ -1,70 +1,71 @@
-"""Runs the model by a plan and records every site: its rule, its input, its place in the graph."""
+"""Runs the model by a plan and records every site: its rule, its input, its place in the graph.
+
+The operations come in the order of the plan's parameter uses. One with a rule is run as it is and
+noted down as a site. One without is run with a copy of its parameters per example, and the copies
+are the site. What is made from parameters alone (a reshaped weight, say) is kept as a recipe, and
+made once per example only where such a copy is asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import get_gradient_edge
 from torch.func import vmap
 from torch.nn import functional
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from engram.core.errors import EngineError
-from engram.engine.derived import Derived, in_order
-from engram.engine.nested import tensors
-from engram.engine.plan import Interceptor, ParameterUse, Plan, Scaling
+from engram.engine.interception import Interceptor, tensors
+from engram.engine.plan import ParameterUse, Plan, Scaling
 from engram.engine.pooling import average_pool
 from engram.engine.rules import RULES, bind
-from engram.engine.rules.base import Call, Function, Rule
+from engram.engine.rules.base import Call, Function
 from engram.engine.rules.copies import Copies
+from engram.engine.sites import Site
 
 COPIES = Copies()
 
 
 @dataclass(frozen=True)
-class Site:
-    """One place where parameters meet the data.
+class Derived:
+    """A tensor made from parameters alone, with the recipe to make it once per example."""
 
-    ``roles`` maps what a parameter is to the rule ("weight") to its name in the model.
+    result: Tensor  # held, so that its identity stays its own
+    function: Function
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    index: int
+
+    def make(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The tensor from other arguments."""
+        return tensors(self.function(*args, **kwargs))[self.index]
+
+
+def in_order(
+    tensor: Tensor, recipes: Mapping[int, Derived], made: Collection[int]
+) -> list[Derived]:
+    """The recipes that a tensor needs and that are not yet made, what they are made from first.
+
+    Each comes once, however often it is used, and a long chain needs no deep recursion. A recipe
+    is made from tensors that were there before it, so there is no circle to walk in.
     """
-
-    rule: Rule
-    call: Call
-    roles: dict[str, str]
-    edge: GradientEdge
-    dim: int
-    source: Tensor
-    version: int
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Parameters of the model at this site."""
-        return tuple(self.roles.values())
-
-    def arrange(self, tensor: Tensor) -> Tensor:
-        """From the layout of the operation's output to examples first."""
-        return tensor.movedim(self.dim, 0)
-
-    def restore(self, tensor: Tensor) -> Tensor:
-        """Back to the layout of the operation's output."""
-        return tensor.movedim(0, self.dim)
-
-    def check_fresh(self) -> None:
-        """The captured input must still be what the operation saw."""
-        if self.source._version != self.version:
-            raise EngineError(
-                "layer inputs that stay as they are until the backward pass",
-                f"an input of {', '.join(self.names)} that was changed in place afterwards",
-                "write that operation out of place (x = x + y instead of x += y)",
-            )
+    needed: dict[int, Derived] = {}
+    waiting = [tensor]
+    while waiting:
+        key = id(waiting.pop())
+        if key in recipes and key not in needed and key not in made:
+            needed[key] = recipes[key]
+            waiting += tensors((recipes[key].args, recipes[key].kwargs))
+    return [recipe for key, recipe in recipes.items() if key in needed]
 
 
 class Recorder(Interceptor):
-    """Follows the plan, touch by touch."""
+    """Follows the plan, from one use of a parameter to the next."""
 
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], plan: Plan, num_examples: int
@@ -90,27 +91,27 @@ class Recorder(Interceptor):
             if not tensors(result):
                 return result
             self._mismatch(function)
-        touch = self.plan.touches[self.position]
+        use = self.plan.uses[self.position]
         self.position += 1
         handler: Callable[..., Any] = {
             "rule": self._by_rule,
             "copies": self._by_copies,
             "derived": self._derive,
             "expand": self._expand,
-        }[touch.kind]
-        return handler(touch, function, args, kwargs)
+        }[use.kind]
+        return handler(use, function, args, kwargs)
 
     def _expects(self, function: Function, leaves: list[Tensor]) -> bool:
-        if self.position >= len(self.plan.touches):
+        if self.position >= len(self.plan.uses):
             return False
-        touch = self.plan.touches[self.position]
+        use = self.plan.uses[self.position]
         names = {self.name_of[id(t)] for t in leaves if id(t) in self.name_of}
-        return touch.function == function and names <= set(touch.names)
+        return use.function == function and names <= set(use.names)
 
     def check_complete(self) -> None:
         """Every planned operation must have come."""
-        if self.position < len(self.plan.touches):
-            self._mismatch(self.plan.touches[self.position].function)
+        if self.position < len(self.plan.uses):
+            self._mismatch(self.plan.uses[self.position].function)
 
     def _mismatch(self, function: Function) -> None:
         raise EngineError(
@@ -120,11 +121,11 @@ class Recorder(Interceptor):
         )
 
     def _by_rule(
-        self, touch: ParameterUse, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, use: ParameterUse, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor:
         bound = bind(function, args, kwargs)
         assert bound is not None
-        assert touch.output is not None
+        assert use.output is not None
         rule = RULES[function]
         differentiated = self.plan.own_kernels and bound.input.requires_grad
         result = rule.cheaper_call(bound) if differentiated else None
@@ -138,7 +139,7 @@ class Recorder(Interceptor):
             if id(p) in self.name_of
         }
         shapes = {role: self.parameters[name].shape for role, name in roles.items()}
-        dim, multiplicity = touch.output
+        dim, multiplicity = use.output
         call = Call(bound.input.detach().movedim(dim, 0), shapes, bound.settings, multiplicity)
         self._check_examples(call.num_examples)
         self.sites.append(
@@ -229,12 +230,12 @@ class Recorder(Interceptor):
         return vmap(single, in_dims=tuple(dims), out_dims=out_dim)(*values)
 
     def _by_copies(
-        self, touch: ParameterUse, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, use: ParameterUse, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        return self._mapped(function, args, kwargs, touch.inputs, touch.output)
+        return self._mapped(function, args, kwargs, use.inputs, use.output)
 
     def _derive(
-        self, touch: ParameterUse, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, use: ParameterUse, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         result = function(*args, **kwargs)
         for index, tensor in enumerate(tensors(result)):
@@ -245,7 +246,7 @@ class Recorder(Interceptor):
         return result
 
     def _expand(
-        self, touch: ParameterUse, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, use: ParameterUse, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor:
         source = next(
             t for t in tensors((args, kwargs)) if id(t) in self.name_of or id(t) in self.derived

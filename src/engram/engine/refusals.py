@@ -15,8 +15,7 @@ from engram.core.errors import EngineError, EngramError, brief, interruption
 from engram.core.memory import is_out_of_memory
 from engram.core.parameters import check_one_type, trainable
 from engram.core.state.modules import Buffers
-from engram.engine.function_mode import FunctionMode
-from engram.engine.nested import tensors
+from engram.engine.interception import FunctionMode, tensors
 from engram.engine.rules.base import Function
 
 # words of an error, what was expected, what came, what to do

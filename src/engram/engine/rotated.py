@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from engram.engine.gradient_accumulator import Totals
-from engram.engine.recorder import Site
+from engram.engine.gradient_accumulator import GradientSink
 from engram.engine.rules.base import Call
 from engram.engine.rules.convolution import Convolution
 from engram.engine.rules.linear import Linear
+from engram.engine.sites import Site
 from engram.linalg.block import MatrixBlock
 
 
@@ -27,7 +27,7 @@ def applies(site: Site, blocks: Sequence[MatrixBlock]) -> bool:
 
 
 def move(
-    site: Site, gradient: Tensor, block: MatrixBlock, parts: Iterable[slice], total: Totals
+    site: Site, gradient: Tensor, block: MatrixBlock, parts: Iterable[slice], total: GradientSink
 ) -> Tensor:
     """How the site's output moves when every example takes its step; sums go to ``total``."""
     moved = []

@@ -1,4 +1,11 @@
-"""A plan's passes against plain autograd, on a few examples."""
+"""A plan's passes against plain autograd, and second derivatives against differences.
+
+On a few examples, before anything is computed: per-example gradients must be autograd's, and the
+pass through the backward pass must fit them. A backward of the user's own that takes what it needs
+from a detached tensor has right gradients, and a derivative by the gradient alone: the Hessian then
+lacks a part, and no symmetry or other identity shows it. PyTorch's weight norm, which takes the
+norms for constants, is such a one. So these are held against differences.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +15,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
+from torch.func import functional_call
 
-from engram.core.data.batches import Batch, call
+from engram.core.data.batches import Batch, as_outputs, call
+from engram.core.data.inputs import handed, mapped
 from engram.core.errors import EngineError
 from engram.core.parameters import Named, trainable
 from engram.core.state.process import plain_attention
 from engram.engine.passes import Trace, trace
 from engram.engine.plan import Plan
-from engram.engine.refusals import coarsest
+from engram.engine.refusals import coarsest, pass_on
 
 LARGEST_WALK = 100_000  # nodes of a graph that are looked at for a name
+# Differences of gradients in double precision: a smaller step shows rounding, a larger one
+# curvature; what a Hessian lacks is far above what either leaves.
+DIFFERENCE_STEP = 1e-5  # of the parameters, along a random direction
+DIFFERENCE_TOLERANCE = 1e-3  # of the length of the derivative
 # PyTorch's own whose derivative takes the norms of the weights for constants
 LACKING = {"WeightNormInterfaceBackward0": "weight_norm of torch"}
 
@@ -162,3 +175,61 @@ def doubtful_functions(outputs: Tensor) -> list[str]:
             names[LACKING[node.name()]] = None
         waiting += [following for following, _ in node.next_functions]
     return list(names)
+
+
+def has_true_hessian(model: nn.Module, probe: Batch, expected: Expected) -> bool:
+    """Whether the derivative of the gradient along one direction is its difference there."""
+    if not expected.functions:
+        return True
+    values: Named = {name: _wide(p.detach()) for name, p in trainable(model).items()}
+    generator = torch.Generator().manual_seed(0)
+    direction = [
+        torch.randn(v.shape, generator=generator, dtype=torch.float64).to(v)
+        for v in values.values()
+    ]
+
+    def at(step: float) -> list[Tensor]:
+        pairs = zip(values.values(), direction, strict=True)
+        return [(value + step * along).requires_grad_() for value, along in pairs]
+
+    def gradient(leaves: list[Tensor]) -> list[Tensor]:
+        named = dict(zip(values, leaves, strict=True))
+        return _derivative([_loss(model, probe, _wide(expected.seed), named)], leaves, None)
+
+    try:
+        with torch.enable_grad(), plain_attention():
+            upper, lower, here = (
+                gradient(at(DIFFERENCE_STEP)),
+                gradient(at(-DIFFERENCE_STEP)),
+                at(0.0),
+            )
+            curved = [
+                (g, d) for g, d in zip(gradient(here), direction, strict=True) if g.requires_grad
+            ]
+            found = _derivative([g for g, _ in curved], here, [d for _, d in curved])
+    except RuntimeError as error:  # nothing to compare with
+        pass_on(error)
+        return False
+    triples = zip(found, upper, lower, strict=True)
+    difference = torch.cat([(f - (u - w) / (2 * DIFFERENCE_STEP)).flatten() for f, u, w in triples])
+    size = torch.cat([f.flatten() for f in found]).norm() + 1e-6
+    return bool(difference.norm() <= DIFFERENCE_TOLERANCE * size)
+
+
+def _loss(model: nn.Module, probe: Batch, seed: Tensor, values: Named) -> Tensor:
+    """A curved function of the outputs, in double precision."""
+    buffers: Named = {name: _wide(buffer) for name, buffer in model.named_buffers()}
+    args, kwargs = handed(mapped(probe.inputs, _wide))
+    outputs = as_outputs(functional_call(model, values | buffers, args, kwargs))
+    return (seed * outputs.square()).sum()
+
+
+def _derivative(of: list[Tensor], by: list[Tensor], weights: list[Tensor] | None) -> list[Tensor]:
+    found = torch.autograd.grad(
+        of, by, weights, create_graph=weights is None, allow_unused=True, materialize_grads=True
+    )
+    return list(found)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor

@@ -15,9 +15,9 @@ from torch.nn import functional
 
 from engram.core import equation
 from engram.core.parameters import Named
-from engram.engine.gradient_accumulator import Totals
-from engram.engine.recorder import Site
+from engram.engine.gradient_accumulator import GradientSink
 from engram.engine.rules.convolution import Convolution
+from engram.engine.sites import Site
 from engram.linalg.block import Block
 
 CHUNK_BYTES = 2 * 2**20  # shifted rows that stay in the cache through all products
@@ -35,7 +35,7 @@ def applies(site: Site, blocks: Sequence[Block]) -> bool:
     return plain and own and whole and steps and not isinstance(settings["padding"], str)
 
 
-def move(site: Site, gradient: Tensor, blocks: Sequence[Block], total: Totals) -> Tensor:
+def move(site: Site, gradient: Tensor, blocks: Sequence[Block], total: GradientSink) -> Tensor:
     """How the site's output moves when every example takes its step; sums go to ``total``."""
     call = site.call
     covariance = _covariances(blocks)

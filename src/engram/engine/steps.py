@@ -14,14 +14,13 @@ from torch import Tensor
 from engram.core import equation
 from engram.core.parameters import Named
 from engram.engine import rotated, shifted
-from engram.engine.gradient_accumulator import Totals
-from engram.engine.gradients import per_example_gradients
+from engram.engine.gradient_accumulator import GradientSink
 from engram.engine.grouping import SiteGroup, group_sites
-from engram.engine.recorder import Site
 from engram.engine.rules.base import Call
 from engram.engine.rules.convolution import Convolution
 from engram.engine.rules.embedding import Embedding
 from engram.engine.rules.linear import Linear
+from engram.engine.sites import Site, per_example_gradients
 from engram.linalg.block import Block, MatrixBlock
 from engram.linalg.precision import Precision
 
@@ -48,7 +47,7 @@ class Moves:
         sites: Sequence[Site],
         gradients: Sequence[Tensor | None],
         precision: Precision,
-        total: Totals,
+        total: GradientSink,
     ) -> None:
         self.sites, self.gradients, self.total = sites, gradients, total
         groups = group_sites(sites, precision)
@@ -84,7 +83,7 @@ def add_total(
     sites: Sequence[Site],
     gradients: Sequence[Tensor | None],
     precision: Precision,
-    total: Totals,
+    total: GradientSink,
 ) -> None:
     """Add the sum of all examples' gradients to ``total``, by name."""
     names = set(precision.block_of)
@@ -113,7 +112,7 @@ def _narrow(site: Site, gradient: Tensor, part: slice) -> tuple[Call, Tensor]:
 
 
 def _long_moves(
-    members: Sequence[tuple[Site, Tensor | None]], group: SiteGroup, total: Totals
+    members: Sequence[tuple[Site, Tensor | None]], group: SiteGroup, total: GradientSink
 ) -> list[Tensor | None]:
     """Per-example gradients are built, chunk by chunk, solved, and put through the layer again."""
     alive = [(site, g) for site, g in members if g is not None]
@@ -158,7 +157,9 @@ def _solve(blocks: Sequence[Block], gradient: Named) -> Named:
     return step
 
 
-def _single_move(site: Site, gradient: Tensor, group: SiteGroup, total: Totals) -> Tensor | None:
+def _single_move(
+    site: Site, gradient: Tensor, group: SiteGroup, total: GradientSink
+) -> Tensor | None:
     """Moves of a site by itself that have a shorter way than building every gradient."""
     matrices = group.matrices
     if not matrices:
@@ -175,7 +176,7 @@ def _single_move(site: Site, gradient: Tensor, group: SiteGroup, total: Totals) 
 
 
 def _rank_one_move(
-    site: Site, gradient: Tensor, blocks: Sequence[MatrixBlock], total: Totals
+    site: Site, gradient: Tensor, blocks: Sequence[MatrixBlock], total: GradientSink
 ) -> Tensor:
     """One position: the gradient r c' is never built."""
     rows, columns = vectors(site, gradient)
@@ -235,7 +236,7 @@ def block_columns(
 
 
 def _table_move(
-    site: Site, rule: Embedding, gradient: Tensor, block: MatrixBlock, total: Totals
+    site: Site, rule: Embedding, gradient: Tensor, block: MatrixBlock, total: GradientSink
 ) -> Tensor:
     """An embedding: an example's gradient is in the rows of its tokens alone."""
     tokens, picked = rule.tokens(site.call), rule.picked_gradient(site.call, gradient)

@@ -17,10 +17,10 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from engram.core.data.batches import logits_of
 from engram.core.parameters import trainable
-from engram.engine.forwards import Forward, Substitution
+from engram.engine.interception import Forward, Substitution
 
 if TYPE_CHECKING:
-    from engram.engine.plan import Interceptor
+    from engram.engine.interception import Interceptor
 
 CopyOf = Callable[[str], Tensor]
 Single = Callable[..., tuple[Tensor, ...]]

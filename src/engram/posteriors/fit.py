@@ -11,10 +11,10 @@ from torch import Tensor
 
 from engram.core.dtypes import wide
 from engram.core.parameters import trainable
+from engram.core.progress import Pace
 from engram.core.selection import spread
 from engram.curvature.ggn_roots import seeds
 from engram.curvature.moments import SquareMoments
-from engram.engine.pace import Pace
 from engram.engine.session import Observed, Session
 from engram.linalg.diagonal import DiagonalBlock
 from engram.linalg.kronecker import KroneckerBlock

@@ -14,7 +14,7 @@ from engram.core.data.columns import Columns
 from engram.core.data.inputs import handed
 from engram.core.errors import NonFiniteError
 from engram.core.parameters import Named, trainable
-from engram.engine.gradient_accumulator import NoSum
+from engram.engine.gradient_accumulator import DiscardGradients
 from engram.engine.session import Observed, Session
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.estimators.base import Setting
@@ -68,7 +68,7 @@ def paper_effect(
     And whether some weight beyond 1 makes an example's curvature more than that of all data.
     """
     share_of = dict(zip(chosen.tolist(), shares.tolist(), strict=True))
-    setting = Setting(opened.likelihood, posterior, 0, NoSum())
+    setting = Setting(opened.likelihood, posterior, 0, DiscardGradients())
     collected, outweighs = _Collected(opened, len(chosen)), False
     for observed in opened.passes("paper's estimate", chosen):
         share = [share_of[int(i)] for i in observed.batch.indices]

@@ -21,7 +21,7 @@ from torch import Tensor
 from engram.core import equation
 from engram.core.parameters import Named, inner
 from engram.curvature.kinds import Curvature
-from engram.engine.gradient_accumulator import NoSum
+from engram.engine.gradient_accumulator import DiscardGradients
 from engram.engine.session import Session
 from engram.posteriors.downdating import without_inputs
 from engram.posteriors.gaussian import Posterior
@@ -152,7 +152,7 @@ def _one_newton(group: LeftOut) -> Step:
 
 def _setting(group: LeftOut) -> Setting:
     likelihood = group.opened.likelihood
-    return Setting(likelihood, group.posterior, 0, NoSum(), opened=group.opened)
+    return Setting(likelihood, group.posterior, 0, DiscardGradients(), opened=group.opened)
 
 
 STEPS: dict[str, Callable[[LeftOut], Step]] = {

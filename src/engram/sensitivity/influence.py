@@ -19,8 +19,8 @@ from engram.core.data.batches import Batches, Data
 from engram.core.data.columns import finite
 from engram.core.memory import backing_off, check_room
 from engram.core.parameters import Layout, trainable
-from engram.engine.gradients import per_example_gradients
 from engram.engine.session import Session
+from engram.engine.sites import per_example_gradients
 from engram.posteriors.gaussian import Posterior
 from engram.problem import opened_problem
 

@@ -16,8 +16,9 @@ from engram.core.arguments import AUTO
 from engram.core.data.batches import Data
 from engram.core.data.columns import Columns, finite
 from engram.core.memory import backing_off
-from engram.engine.gradient_accumulator import Totals
-from engram.engine.pace import QUICKER, Pace
+from engram.core.progress import Pace
+from engram.engine.gradient_accumulator import GradientSink
+from engram.engine.passes import QUICKER
 from engram.engine.session import opened_passes
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
@@ -67,14 +68,14 @@ class Products(Protocol):
     """Products with V = J S^-1 J': the engine's trace, or V itself where it is known."""
 
     def deviation(
-        self, residual: Tensor, posterior: Posterior, total: Totals | None = None
+        self, residual: Tensor, posterior: Posterior, total: GradientSink | None = None
     ) -> Tensor:
         """V e, [B, K]."""
 
     def inner_products(self, vectors: Tensor, posterior: Posterior) -> Tensor:
         """F' V F for vectors F [B, K, R]."""
 
-    def add_gradient(self, residual: Tensor, posterior: Posterior, total: Totals) -> None:
+    def add_gradient(self, residual: Tensor, posterior: Posterior, total: GradientSink) -> None:
         """Add the gradient of the batch to the total."""
 
 
@@ -91,7 +92,10 @@ class KnownVariance:
     variances: Tensor
 
     def deviation(
-        self, residual: Tensor, posterior: Posterior | None = None, total: Totals | None = None
+        self,
+        residual: Tensor,
+        posterior: Posterior | None = None,
+        total: GradientSink | None = None,
     ) -> Tensor:
         """V e."""
         if residual.shape[1] == 1:
@@ -104,7 +108,7 @@ class KnownVariance:
             return vectors.mT * self.variances * vectors
         return vectors.mT @ self.variances @ vectors
 
-    def add_gradient(self, residual: Tensor, posterior: Posterior, total: Totals) -> None:
+    def add_gradient(self, residual: Tensor, posterior: Posterior, total: GradientSink) -> None:
         """Nothing: who knows V knows the gradient too."""
 
 

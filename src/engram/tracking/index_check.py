@@ -18,7 +18,7 @@ from engram.core.data.batches import Batches
 from engram.core.errors import ArgumentError, DataError
 from engram.core.selection import check_indices
 from engram.core.state.process import random_states, restored
-from engram.engine.nested import tensors
+from engram.engine.interception import tensors
 from engram.engine.streaming.step import StepRecorder
 
 Indices = Tensor | Sequence[int] | None

@@ -13,7 +13,7 @@ from engram.engine.rules.base import Bound, Call, Roles, Rule, Signatures, regis
 
 @register
 class Embedding(Rule):
-    """Rows of a table picked by token: the gradient touches only the rows that were picked."""
+    """Rows of a table picked by token: the gradient uses only the rows that were picked."""
 
     signatures: ClassVar[Signatures] = {
         functional.embedding: (

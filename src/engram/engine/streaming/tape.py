@@ -25,16 +25,15 @@ from torch.utils.hooks import RemovableHandle
 from engram.core.errors import EngineError
 from engram.core.state.modules import Buffers
 from engram.core.state.process import RandomState
-from engram.engine.function_mode import FunctionMode
-from engram.engine.gradient_accumulator import NoSum
-from engram.engine.nested import tensors
+from engram.engine.gradient_accumulator import DiscardGradients
+from engram.engine.interception import FunctionMode, tensors
 from engram.engine.pooling import average_pool
 from engram.engine.prepare import Engine
-from engram.engine.recorder import Site
 from engram.engine.rules import RULES, bind
 from engram.engine.rules.base import Call, Function
 from engram.engine.rules.convolution import Convolution
 from engram.engine.rules.linear import Linear
+from engram.engine.sites import Site
 from engram.engine.steps import Moves
 from engram.linalg.precision import Precision
 
@@ -93,7 +92,7 @@ class Tape(FunctionMode):
         self.recording = False
         self.buffers: Buffers | None = None  # as they were before the call
         self.obstacle: str | None = None
-        if self.plan.units or any(touch.kind != "rule" for touch in self.plan.touches):
+        if self.plan.units or any(use.kind != "rule" for use in self.plan.uses):
             self.obstacle = "parameters without a rule"
         self.followed: dict[int, Tensor] = {}  # what depends on parameters; ids stay unique
         self.entries: list[Entry] = []
@@ -143,14 +142,14 @@ class Tape(FunctionMode):
         results: Sequence[Tensor],
     ) -> int | None:
         number = len(self.sites)
-        touch = self.plan.touches[number] if number < len(self.plan.touches) else None
+        use = self.plan.uses[number] if number < len(self.plan.uses) else None
         bound = bind(function, args, kwargs)
-        if touch is None or bound is None or touch.function != function or touch.output is None:
+        if use is None or bound is None or use.function != function or use.output is None:
             self.obstacle = f"other operations than in eval mode at {_name(function)!r}"
             return None
         found = {role: self.name_of.get(id(p)) for role, p in bound.parameters.items()}
         roles = {role: name for role, name in found.items() if name is not None}
-        dim, multiplicity = touch.output
+        dim, multiplicity = use.output
         call = Call(
             bound.input.detach().movedim(dim, 0),
             {role: self.parameters[name].shape for role, name in roles.items()},
@@ -219,7 +218,7 @@ class Tape(FunctionMode):
                 None if g is None else site.arrange(g)
                 for site, g in zip(self.sites, self.gradients, strict=True)
             ]
-            moves = Moves(self.sites, arranged, precision, NoSum())
+            moves = Moves(self.sites, arranged, precision, DiscardGradients())
             pulled = outputs.new_zeros(self.num_examples)
             size = torch.zeros_like(pulled)
             pushed = self._push(outputs, moves, (pulled, size))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engram.core.arguments import MANY, is_number, whole
 from engram.core.errors import ArgumentError
-from engram.engine.gradient_accumulator import NoSum
+from engram.engine.gradient_accumulator import DiscardGradients
 from engram.likelihoods import ElementwiseLikelihood
 from engram.likelihoods.weighted import Weighted
 from engram.models.influence.refits import Settled, settle
@@ -75,7 +75,7 @@ def sensitivities_of(
     residual = likelihood.residual(fit.outputs, fit.targets)
     examples = KnownBatch(KnownVariance(fit.variances), fit.outputs, fit.targets, residual)
     guard = EXACT_GUARD if is_least_squares(fit) else GUARD
-    setting = Setting(likelihood, fit.posterior, rounds, NoSum(), guard)
+    setting = Setting(likelihood, fit.posterior, rounds, DiscardGradients(), guard)
     step = _inside_support(fit, _undetermined(fit, corrected(examples, setting), share))
     settled = Settled(step, torch.zeros_like(step.flagged), 0.0)
     if not is_least_squares(fit):

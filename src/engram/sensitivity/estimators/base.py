@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engram.core.errors import ArgumentError
-from engram.engine.gradient_accumulator import Totals
+from engram.engine.gradient_accumulator import GradientSink
 from engram.engine.session import Session
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
@@ -88,7 +88,7 @@ class Setting:
     likelihood: Likelihood
     posterior: Posterior
     rounds: int
-    total: Totals
+    total: GradientSink
     guard: float = GUARD
     opened: Session | None = None
 

@@ -24,13 +24,14 @@ def linear(observed: Observed, setting: Setting) -> Estimate:
 
     Example:
         >>> import torch
-        >>> from engram.engine.gradient_accumulator import NoSum
+        >>> from engram.engine.gradient_accumulator import DiscardGradients
         >>> from engram.likelihoods import Gaussian
         >>> from engram.sensitivity.estimators.base import KnownBatch
         >>> from engram.sensitivity.variance import KnownVariance
         >>> known = KnownVariance(torch.tensor([[[0.5]]]))  # leverage 1/2
         >>> f, y = torch.tensor([[3.0]]), torch.tensor([[1.0]])
-        >>> linear(KnownBatch(known, f, y, f - y), Setting(Gaussian(), None, 0, NoSum())).deviation
+        >>> setting = Setting(Gaussian(), None, 0, DiscardGradients())
+        >>> linear(KnownBatch(known, f, y, f - y), setting).deviation
         tensor([[1.]])
     """
     deviation = observed.trace.deviation(observed.residual, setting.posterior, setting.total)

@@ -1,4 +1,7 @@
-"""The reference: torch.func over the whole model. Short, obviously right, and slow."""
+"""The way without rules, sixty lines of torch.func: what speed is held against, and a reference.
+
+``vmap(jvp o vjp)`` over the whole model: short, obviously right, and slow.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from engram.engine.pace import Pace
+from engram.core.progress import Pace
 
 
 def steps(number: int, seconds: int) -> list[str]:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from benchmarks import torch_func
 from torch import Tensor, nn
 
 import engram
-from engram.engine import functional
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(6, 3, 4, generator=GENERATOR).double()
@@ -47,5 +47,5 @@ def test_deviations_are_those_of_one_example_at_a_time(
     )
     result = engram.sensitivities(model, (X, Y), posterior, estimator="linear")
     residual = model(X).detach() - Y
-    expected = functional.deviation(model, (X,), residual, posterior)
+    expected = torch_func.deviation(model, (X,), residual, posterior)
     torch.testing.assert_close(result.deviation, expected, rtol=1e-10, atol=1e-12)
