@@ -7,9 +7,8 @@ from torch import Tensor, nn
 
 from engram.core.state.model import state_preserved
 from engram.likelihoods import Likelihood
-from engram.retraining.open_stack import open_stack
-from engram.retraining.quasi_newton import Objective
-from engram.retraining.recipe import Recipe
+from engram.retraining.recipes import Recipe
+from engram.retraining.stack import Objective, open_stack
 
 HARD_SHARE = 0.25  # half of the sample comes from this share of the data, that with most loss
 

@@ -9,9 +9,8 @@ from torch.nn import functional
 from benchmarks.nets import small_mlp
 from engram.core.state.model import state_preserved
 from engram.likelihoods import Categorical
-from engram.retraining.open_stack import open_stack
-from engram.retraining.quasi_newton import Objective
 from engram.retraining.recipes import Newton
+from engram.retraining.stack import Objective, open_stack
 
 PRIOR_PRECISION = 30.0
 NOTHING = torch.empty(0, dtype=torch.long)

@@ -21,11 +21,8 @@ from engram import retrain
 from engram.core.data.batches import Data
 from engram.core.state.model import state_preserved
 from engram.likelihoods import Categorical
-from engram.retraining.open_stack import open_stack
-from engram.retraining.quasi_newton import Objective
-from engram.retraining.recipe import Recipe, Trained
-from engram.retraining.recipes import LBFGS, Newton
-from engram.retraining.stack import Stack
+from engram.retraining.recipes import LBFGS, Newton, Recipe, Trained
+from engram.retraining.stack import Objective, Stack, open_stack
 
 BAR = 10.0
 FEW = 3  # copies by L-BFGS, which takes long

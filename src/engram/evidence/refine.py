@@ -23,8 +23,8 @@ from engram.evidence.solving import solve_left_out
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
 from engram.problem import Problem, opened_problem
-from engram.retraining.newton import Newton
 from engram.retraining.prior import Prior
+from engram.retraining.recipes import Newton
 from engram.retraining.retrain import Train, retrain
 from engram.sensitivity.estimators.base import displaced
 from engram.sensitivity.provenance import noted

@@ -27,7 +27,7 @@ from engram.core.identity.references import referred
 from engram.core.selection import spread
 from engram.engine.prepare import training_layers
 from engram.retraining.prior import Prior
-from engram.retraining.recipe import Recipe
+from engram.retraining.recipes import Recipe
 from engram.retraining.selection import Task
 
 MOST_NAMED = 5  # things that cannot be compared, in an error

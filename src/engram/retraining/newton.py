@@ -1,164 +1,179 @@
-"""The Newton recipe: one Hessian for all copies, and step control for those it does not serve."""
+r"""Simplified Newton steps of many copies: one Hessian, where they all start, serves all of them.
+
+.. math:: \theta_c \leftarrow \theta_c - H^{-1} g_c
+
+Copies that leave out little stay near their common start, so that the Hessian H of the whole
+objective there does for every copy and every step. It is inverted by block generalised conjugate
+residuals: a direction whose product with H is known serves all copies. In what H is wrong for a
+copy (its left-out examples, the change of the Hessian along the way), the copy learns from its
+own last steps, by Anderson's mixing. A step that makes no progress is not taken, though learned
+from; a copy with several of them is left for other steps.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable
+from contextlib import suppress
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.func import vmap
 
-from engram.core.data.batches import Data
-from engram.likelihoods import Likelihood
+from engram.core.dtypes import wide
+from engram.core.memory import available_bytes
+from engram.core.state.process import plain_attention
 from engram.linalg.gcr import WIDTH, BlockGCR
-from engram.linalg.lbfgs import Apply, Base, LBFGSMemory
-from engram.posteriors.convert import as_posterior
-from engram.posteriors.gaussian import Posterior
-from engram.posteriors.laplace import laplace
-from engram.retraining.chord import follow
-from engram.retraining.hessian_at import HessianAt
-from engram.retraining.in_single import in_single
-from engram.retraining.layer_hessians import sharpened
-from engram.retraining.quasi_newton import Objective, Progress, begin, minimise
-from engram.retraining.recipe import (
-    Recipe,
-    Report,
-    Trained,
-    check_counts,
-    check_positive,
-    wanted_norms,
-)
-from engram.retraining.stack import Stack
+from engram.linalg.lbfgs import Apply
+from engram.retraining.quasi_newton import Progress
+from engram.retraining.stack import MEMORY_SHARE, Objective, Stack
 
-DENSE_PARAMETERS = 2500  # up to here Newton fits a full precision, beyond a Kronecker one
-PRODUCTS_PER_COPY = 10  # with the Hessian that all copies share, at most
-MANY_COPIES = 24  # from here on, Hessians of the layers are worth their time
-FEWEST_PRODUCTS = 120  # that are allowed however few the copies are
+Pairs = list[tuple[Tensor, Tensor]]  # moves [C, P] and the changes of the gradient along them
+Graph = tuple[Tensor, Tensor]  # the gradient of one part of the data, and the point
+
+# How long the shared steps go on: longer saves gradients where they converge, wastes them where not
+MOST_STEPS = 12
+LARGEST_SHARE = 0.98  # of the gradient norm that a step may leave and still be taken
+SLOW_SHARE = 0.5  # of the gradient norm: a step that leaves more counts as a failure
+FAILURES = 4  # after so many a copy is left for other steps
+# How exactly each step is solved for: shares of the gradient norm that is wanted in the end
+SOLVED_SHARE = 0.8  # of it that a step may leave, as far as H tells
+ROUNDING_SHARE = 0.5  # of what a step may leave: own changes below this are taken for rounding
+# Products with H, each of the time of a gradient: the memory of their directions, and wasted work
+PRODUCTS_PER_COPY = 10
+FEWEST_PRODUCTS = 120  # allowed however few the copies are
+GRAPH_PASSES = 3  # memory of a gradient that is differentiated again, in forward passes
 
 
-@dataclass(frozen=True)
-class Newton(Recipe):
-    """Newton-like steps with the posterior's covariance and one Hessian that the copies share.
+class SharedHessian:
+    """H v over all examples and the regulariser, for many vectors at once.
 
-    Copies that leave out little share nearly the same Hessian, the one where they all start. It is
-    inverted for all of them at once, by block generalised conjugate residuals preconditioned with
-    the posterior: a direction whose product with the Hessian is known serves every copy, and every
-    later step. What a copy leaves out is taken from that Hessian exactly, as the change of those
-    examples' gradient. For many copies the posterior is sharpened with the Hessians of the linear
-    layers. A copy for which such steps do not pay, and copies that leave out large groups, go on
-    with the posterior (sharpened or not), their own pairs of steps and gradient changes, and step
-    control.
+    The operators of ``curvature`` go through the batches of a session again for every product. A
+    stack has all examples in memory, and takes hundreds of products at one point: here the
+    gradient and its graph, which the products share, are made once where they fit in memory.
 
     Args:
-        posterior: of the trained model, for the refit with everything; fitted when not given, with
-            a full precision up to 2500 parameters and a Kronecker-factored one beyond. For the
-            left-out copies it is fitted again at that refit.
-        tolerance, iterations, history: as in :class:`LBFGS`.
+        stack: model and data.
+        at: the point, [P].
+        width: vectors that come at a time, at most.
     """
 
-    posterior: Posterior | Any | None = field(default=None)
-    tolerance: float = 1e-2
-    iterations: int = 500
-    history: int = 20
-    converges = True
+    def __init__(self, stack: Stack, at: Tensor, width: int) -> None:
+        self.stack, self.at = stack, at
+        self.slices = stack.slices(width)
+        size = GRAPH_PASSES * stack.bytes_per_example * stack.num_data
+        fits = size <= MEMORY_SHARE * available_bytes(at.device)
+        self.graphs = [self._graph(part) for part in self.slices] if fits else None
 
-    def __post_init__(self) -> None:
-        check_positive(self, tolerance=self.tolerance)
-        check_counts(self, iterations=self.iterations, history=self.history)
+    def times(self, vectors: Tensor) -> Tensor:
+        """Rows of H v, [A, P]."""
+        product = self.stack.prior_precision * vectors
+        for graph in self.graphs or map(self._graph, self.slices):
+            if graph[0].requires_grad:  # otherwise the loss is linear
+                product += _derivatives(graph, vectors)
+        return product
 
-    def bind(
-        self, model: nn.Module, data: Data, likelihood: Likelihood, prior: float, progress: bool
-    ) -> Newton:
-        if self.posterior is not None:
-            posterior = as_posterior(self.posterior, model)
-            posterior.check_likelihood(likelihood)
-            return replace(self, posterior=posterior)
-        return replace(self, posterior=_fitted(model, data, likelihood, prior, progress))
-
-    def rebind(self, model: nn.Module, data: Data, likelihood: Likelihood, prior: float) -> Newton:
-        if isinstance(self.posterior, Posterior) and self.posterior.structure == "low_rank":
-            return self  # dear to fit, and as good a preconditioner a small step away
-        return replace(self, posterior=_fitted(model, data, likelihood, prior, False))
-
-    def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
-        wanted = wanted_norms(objective, start, self.tolerance)
-        solve, state = self._solve_with(objective.stack), begin(objective, start)
-        pairs: list[tuple[Tensor, Tensor]] = []
-        if objective.shareable:
-            try:
-                sharper = self._sharpened(objective.stack, start, solve)
-                pairs, solve = self._together(objective, state, wanted, sharper, report), sharper
-            except RuntimeError as error:  # no second derivative: each copy by its own gradients
-                if "is not implemented" not in str(error):
-                    raise
-                state = begin(objective, start)
-        behind = state.moving.nonzero()[:, 0]
-        if len(behind):
-            part, own = state.only(behind), LBFGSMemory(start[: len(behind)], self.history)
-            for move, change in pairs:
-                every = torch.arange(len(behind))
-                own.add(every, move[behind], change[behind], solve(change[behind]))
-            rest = objective.only(behind), part, wanted[behind]
-            minimise(*rest, self.iterations, own, Base(solve), report)
-            state.take(behind, part)
-        return Trained(state.flat, state.norm, wanted, state.evaluations)
-
-    def _together(
-        self, objective: Objective, state: Progress, wanted: Tensor, solve: Apply, report: Report
-    ) -> list[tuple[Tensor, Tensor]]:
-        """All copies by what they share, as far as that goes; the pairs it leaves."""
-        start = state.flat.clone()
-        allowed = max(PRODUCTS_PER_COPY * len(start), FEWEST_PRODUCTS)
-        capacity = min(allowed, start.shape[1])
-        shared = BlockGCR(solve, _products(objective.stack, start), start, capacity)
-        return follow(objective, state, wanted, shared, report)
-
-    def _sharpened(self, stack: Stack, start: Tensor, solve: Apply) -> Apply:
-        if len(start) < MANY_COPIES:
-            return solve
-        assert isinstance(self.posterior, Posterior)
-        return sharpened(stack, start[0], self.posterior, solve)
-
-    def _solve_with(self, stack: Stack) -> Apply:
-        posterior = self.posterior
-        assert isinstance(posterior, Posterior)
-        block = posterior.blocks[0] if posterior.blocks else None
-        if block is not None and block.names == stack.layout.names:
-            # one product with the inverse takes a tenth of the time of two triangular solves
-            inverse = block.dense_inverse()
-            if inverse is not None:
-                matrix = inverse.to(stack.start)
-                return lambda rows: rows.to(matrix) @ matrix
-        covered = posterior.block_of
-
-        def solve(rows: Tensor) -> Tensor:
-            vectors = stack.layout.unflatten(rows)
-            solved = posterior.solve(vectors)
-            for name in vectors:
-                if name not in covered:  # no precision known: the prior's
-                    solved[name] = vectors[name] / posterior.prior_precision
-            return stack.layout.flatten(solved)
-
-        return solve
+    def _graph(self, part: slice | Tensor) -> Graph:
+        stack, leaf = self.stack, self.at.detach().requires_grad_()
+        with torch.enable_grad(), plain_attention():
+            outputs = stack.single(stack.layout.unflatten(leaf), stack.batch.select(part).inputs)
+            loss = stack.likelihood.loss(outputs, stack.targets[part]).sum()
+            return torch.autograd.grad(loss, leaf, create_graph=True)[0], leaf
 
 
-def _products(stack: Stack, start: Tensor) -> Apply:
-    """H v at the copies' common start, in single precision: what they reach is seen in double."""
-    single = in_single(stack)
-    at = start[0].to(single.start)
-    hessian = HessianAt(single, at, min(WIDTH, len(start)))
-    return lambda rows: hessian(rows.to(at)).to(rows)
+def _derivatives(graph: Graph, vectors: Tensor) -> Tensor:
+    """Derivatives of <gradient, v> by the point, for each of the vectors [A, P]."""
+
+    def row(vector: Tensor) -> Tensor:
+        return torch.autograd.grad(*graph, vector, retain_graph=True)[0]
+
+    if len(vectors) > 1:  # for one, vmap is only slower
+        with suppress(RuntimeError):  # an operation whose second derivative cannot be batched
+            return vmap(row)(vectors)
+    return torch.stack([row(vector) for vector in vectors])
 
 
-def _fitted(
-    model: nn.Module, data: Data, likelihood: Likelihood, prior: float, progress: bool
-) -> Posterior:
-    entries = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return laplace(
-        model,
-        data,
-        likelihood=likelihood,
-        structure="full" if entries <= DENSE_PARAMETERS else "kronecker",
-        prior_precision=prior,
-        progress=progress,
-    )
+class _AndersonMixing:
+    """Moves of each copy, and how its gradient changed along them.
+
+    Args:
+        like: the copies' parameters, [C, P].
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self.like = like
+        self.pairs: Pairs = []
+
+    def add(self, rows: Tensor, moves: Tensor, changes: Tensor) -> None:
+        """A pair of the copies ``rows``; zero for the others."""
+        full = torch.zeros_like(self.like), torch.zeros_like(self.like)
+        full[0][rows], full[1][rows] = moves, changes
+        self.pairs.append(full)
+
+    def explain(self, rows: Tensor, gradient: Tensor, goals: Tensor) -> tuple[Tensor, Tensor]:
+        """The combination of own moves whose changes make up most of the gradient, and the rest.
+
+        The weights minimise |g - changes w|^2 + (rounding |w|)^2.
+        """
+        if not self.pairs:
+            return torch.zeros_like(gradient), gradient
+        moves = torch.stack([pair[0][rows] for pair in self.pairs], dim=1)
+        changes = torch.stack([pair[1][rows] for pair in self.pairs], dim=1)
+        gram = wide(changes @ changes.mT)
+        gram.diagonal(dim1=1, dim2=2).add_((ROUNDING_SHARE * wide(goals)[:, None]).square())
+        weights = torch.linalg.solve(gram, wide(changes @ gradient[:, :, None]))
+        weights = weights.mT.to(gradient.dtype)
+        return (weights @ moves)[:, 0], gradient - (weights @ changes)[:, 0]
+
+
+def simplified_newton(
+    objective: Objective,
+    state: Progress,
+    targets: Tensor,
+    precondition: Apply,
+    report: Callable[[int], None],
+) -> Pairs:
+    """Move the copies until their gradient norms are below their targets, or steps do not pay.
+
+    Args:
+        objective: of the copies.
+        state: where they are, all at one point; it is changed. Copies still ``moving`` afterwards
+            need other steps.
+        targets: gradient norms to reach, [C].
+        precondition: applies an approximate inverse of the Hessian to rows [A, P].
+        report: called with the number of copies that have just finished.
+
+    Returns:
+        The copies' moves and the changes of their gradients; 0 for a copy at rest.
+    """
+    weights, start_value = objective.weights, state.value.clone()
+    solver, own = _solver(objective.stack, state.flat, precondition), _AndersonMixing(state.flat)
+    targets = targets.to(state.flat.device)
+    rounding = 20 * torch.finfo(state.flat.dtype).eps * start_value.abs()
+    report(state.settle(targets))
+    failures = torch.zeros(len(state.flat), dtype=torch.long)
+    for _ in range(MOST_STEPS):
+        rows = (state.moving & (failures < FAILURES)).nonzero()[:, 0].to(state.flat.device)
+        if len(rows) == 0:
+            break
+        goals = SOLVED_SHARE * targets[rows].to(state.flat.dtype)
+        back, rest = own.explain(rows, state.gradient[rows], goals)
+        step = -back - solver.solve(rest, goals)[0]
+        trial = state.flat[rows] + step
+        value, gradient = objective.stack.value_and_gradient(trial, weights[rows])
+        state.evaluations[rows.cpu()] += 1
+        norm, before = wide(gradient).norm(dim=1), state.norm[rows]
+        good = (norm <= LARGEST_SHARE * before) & (value <= (start_value + rounding)[rows])
+        own.add(rows, step, gradient - state.gradient[rows])
+        kept = rows[good]
+        state.flat[kept], state.value[kept] = trial[good], value[good]
+        state.gradient[kept] = gradient[good]
+        failures[rows[~good | (norm > SLOW_SHARE * before)].cpu()] += 1
+        report(state.settle(targets))
+    return own.pairs
+
+
+def _solver(stack: Stack, start: Tensor, precondition: Apply) -> BlockGCR:
+    """Of systems with the Hessian where all copies start."""
+    hessian = SharedHessian(stack, start[0].clone(), min(WIDTH, len(start)))
+    allowed = max(PRODUCTS_PER_COPY * len(start), FEWEST_PRODUCTS)
+    return BlockGCR(precondition, hessian.times, start, min(allowed, start.shape[1]))

@@ -8,7 +8,7 @@ that has converged is set aside, so that the others get cheaper.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,43 +16,10 @@ from torch import Tensor
 
 from engram.core.dtypes import wide
 from engram.linalg.lbfgs import Base, LBFGSMemory
-from engram.retraining.stack import Stack
+from engram.retraining.stack import Objective
 
 SUFFICIENT = 1e-4  # share of the linear decrease that a step must reach
-TRIALS = 12
-LARGEST_SHARED_GROUP = 0.05  # of the data; beyond, the copies' curvatures differ too much
-
-
-@dataclass(frozen=True)
-class Objective:
-    """The copies' objectives: which examples each leaves out.
-
-    Args:
-        stack: model and data.
-        members: the left-out examples of each copy; none for a refit with everything.
-    """
-
-    stack: Stack
-    members: tuple[Tensor, ...]
-
-    @property
-    def weights(self) -> Tensor:
-        """0 where a copy leaves the example out, else 1, [C, N]."""
-        start = self.stack.start
-        weights = start.new_ones(len(self.members), self.stack.num_data)
-        for row, chosen in enumerate(self.members):
-            weights[row, chosen.to(start.device)] = 0.0
-        return weights
-
-    def only(self, rows: Tensor) -> Objective:
-        """The objectives of some of the copies."""
-        return Objective(self.stack, tuple(self.members[row] for row in rows.tolist()))
-
-    @property
-    def shareable(self) -> bool:
-        """Whether there are groups, small enough for the copies to share their curvature."""
-        longest = max(len(chosen) for chosen in self.members)
-        return 0 < longest <= max(1.0, LARGEST_SHARED_GROUP * self.stack.num_data)
+TRIALS = 12  # lengths of one step that are tried before the copy counts as stuck
 
 
 @dataclass
@@ -202,9 +169,3 @@ def _search(
         length[left[~good]] *= torch.where(torch.isfinite(shorter), shorter, 0.1)
     advanced = ~waiting
     return steps[advanced], changes[advanced], advanced
-
-
-def left_out_norms(stack: Stack, flat: Tensor, members: Sequence[Tensor]) -> Tensor:
-    """Norm of the gradient of each copy's left-out examples: what a refit has to undo, [C]."""
-    expanded = flat.expand(len(members), -1)
-    return wide(stack.left_out(expanded, members)[1]).norm(dim=1)

@@ -2,32 +2,83 @@
 
 ``SGD`` and ``Adam`` go on training for some epochs; ``LBFGS`` and ``Newton`` train until the
 gradient of the copy's own objective has vanished, and start from the refit with everything.
+A new recipe is a frozen dataclass here that extends :class:`Recipe`, with a name in ``NAMED``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from engram.core.arguments import is_number, shown
+from engram.core.arguments import is_number, positive, shown, whole
+from engram.core.data.batches import Data
 from engram.core.dtypes import wide
 from engram.core.errors import ArgumentError
-from engram.linalg.lbfgs import IDENTITY, LBFGSMemory
-from engram.retraining.descent import Plan, adam_update, descend, momentum_update
-from engram.retraining.newton import Newton
-from engram.retraining.quasi_newton import Objective, begin, minimise
-from engram.retraining.recipe import (
-    Recipe,
-    Report,
-    Trained,
-    check_counts,
-    check_positive,
-    wanted_norms,
-)
+from engram.core.selection import spread
+from engram.likelihoods import Likelihood
+from engram.linalg.lbfgs import IDENTITY, Apply, Base, LBFGSMemory
+from engram.posteriors.convert import as_posterior
+from engram.posteriors.gaussian import Posterior
+from engram.posteriors.laplace import laplace
+from engram.retraining.newton import Pairs, simplified_newton
+from engram.retraining.quasi_newton import begin, minimise
+from engram.retraining.stack import Objective, Stack
 
 __all__ = ["LBFGS", "NAMED", "SGD", "Adam", "Newton", "Recipe"]
+
+Report = Callable[[float], None]
+Update = Callable[[Tensor, int, float], Tensor]
+
+TYPICAL_EXAMPLES = 64  # whose median gradient norm is the unit for a refit with everything
+ROUNDINGS = 64  # of the regulariser's gradient: what a sum over many examples cannot resolve
+DENSE_PARAMETERS = 2500  # up to here Newton fits a full precision, beyond a Kronecker one
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A stack after training.
+
+    Args:
+        flat: parameters, [C, P].
+        gradient_norm: norm of the gradient of each copy's objective (a sum over examples), [C].
+        wanted_norm: the norm at which it counts as converged; infinite for a recipe that trains
+            for a fixed time, [C].
+        evaluations: gradients over the data that each copy took, [C].
+    """
+
+    flat: Tensor
+    gradient_norm: Tensor
+    wanted_norm: Tensor
+    evaluations: Tensor
+
+
+class Recipe(ABC):
+    """A way to train a stack of copies."""
+
+    converges: bool
+
+    def bind(
+        self, model: nn.Module, data: Data, likelihood: Likelihood, prior: float, progress: bool
+    ) -> Recipe:
+        """The recipe with everything it needs to know about the trained model."""
+        return self
+
+    def rebind(self, model: nn.Module, data: Data, likelihood: Likelihood, prior: float) -> Recipe:
+        """The same after the model's weights have moved."""
+        return self
+
+    @abstractmethod
+    def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
+        """Train all copies from ``start`` [C, P].
+
+        ``report`` is called with the number of copies' worth of work done since the last call.
+        """
 
 
 @dataclass(frozen=True)
@@ -41,14 +92,12 @@ class SGD(Recipe):
     converges = False
 
     def __post_init__(self) -> None:
-        check_positive(self, learning_rate=self.learning_rate)
-        check_counts(self, epochs=self.epochs, batch_size=self.batch_size)
+        _check_positive(self, learning_rate=self.learning_rate)
+        _check_counts(self, epochs=self.epochs, batch_size=self.batch_size)
         _check_share("momentum", self.momentum)
 
     def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
-        plan = Plan(self.epochs, self.batch_size, self.learning_rate, seed)
-        flat = descend(objective, start, plan, momentum_update(self.momentum), report)
-        return _fixed_time(objective, flat, self.epochs)
+        return _descend(self, objective, start, seed, _momentum_update(self.momentum), report)
 
 
 @dataclass(frozen=True)
@@ -69,17 +118,16 @@ class Adam(Recipe):
     converges = False
 
     def __post_init__(self) -> None:
-        check_positive(self, learning_rate=self.learning_rate, epsilon=self.epsilon)
-        check_counts(self, epochs=self.epochs, batch_size=self.batch_size)
+        _check_positive(self, learning_rate=self.learning_rate, epsilon=self.epsilon)
+        _check_counts(self, epochs=self.epochs, batch_size=self.batch_size)
         if not isinstance(self.betas, tuple | list) or len(self.betas) != 2:
             raise ArgumentError("two betas", shown(self.betas), "use betas=(0.9, 0.999)")
         for beta in self.betas:
             _check_share("beta", beta)
 
     def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
-        plan = Plan(self.epochs, self.batch_size, self.learning_rate, seed)
-        flat = descend(objective, start, plan, adam_update(self.betas, self.epsilon), report)
-        return _fixed_time(objective, flat, self.epochs)
+        update = _adam_update(self.betas, self.epsilon)
+        return _descend(self, objective, start, seed, update, report)
 
 
 @dataclass(frozen=True)
@@ -99,15 +147,93 @@ class LBFGS(Recipe):
     converges = True
 
     def __post_init__(self) -> None:
-        check_positive(self, tolerance=self.tolerance)
-        check_counts(self, iterations=self.iterations, history=self.history)
+        _check_positive(self, tolerance=self.tolerance)
+        _check_counts(self, iterations=self.iterations, history=self.history)
 
     def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
-        wanted = wanted_norms(objective, start, self.tolerance)
-        own = LBFGSMemory(start, self.history)
-        state = begin(objective, start)
+        wanted = _wanted_norms(objective, start, self.tolerance)
+        own, state = LBFGSMemory(start, self.history), begin(objective, start)
         minimise(objective, state, wanted, self.iterations, own, IDENTITY, report)
         return Trained(state.flat, state.norm, wanted, state.evaluations)
+
+
+@dataclass(frozen=True)
+class Newton(Recipe):
+    """Newton steps with one Hessian that all copies share, the posterior as its preconditioner.
+
+    Copies that leave out little share nearly the same Hessian, the one where they all start:
+    :func:`engram.retraining.newton.simplified_newton`. Copies for which such steps do not pay, and
+    copies that leave out large groups, go on by L-BFGS on top of the posterior's covariance.
+
+    Args:
+        posterior: of the trained model, for the refit with everything; fitted when not given, with
+            a full precision up to 2500 parameters and a Kronecker-factored one beyond. For the
+            left-out copies it is fitted again at that refit.
+        tolerance, iterations, history: as in :class:`LBFGS`.
+    """
+
+    posterior: Posterior | Any | None = field(default=None)
+    tolerance: float = 1e-2
+    iterations: int = 500
+    history: int = 20
+    converges = True
+
+    def __post_init__(self) -> None:
+        _check_positive(self, tolerance=self.tolerance)
+        _check_counts(self, iterations=self.iterations, history=self.history)
+
+    def bind(
+        self, model: nn.Module, data: Data, likelihood: Likelihood, prior: float, progress: bool
+    ) -> Newton:
+        if self.posterior is not None:
+            posterior = as_posterior(self.posterior, model)
+            posterior.check_likelihood(likelihood)
+            return replace(self, posterior=posterior)
+        return replace(self, posterior=_fitted(model, data, likelihood, prior, progress))
+
+    def rebind(self, model: nn.Module, data: Data, likelihood: Likelihood, prior: float) -> Newton:
+        if isinstance(self.posterior, Posterior) and self.posterior.structure == "low_rank":
+            return self  # dear to fit, and as good a preconditioner a small step away
+        return replace(self, posterior=_fitted(model, data, likelihood, prior, False))
+
+    def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
+        assert isinstance(self.posterior, Posterior)
+        wanted = _wanted_norms(objective, start, self.tolerance)
+        solve, state = _covariance(self.posterior, objective.stack), begin(objective, start)
+        pairs: Pairs = []
+        if objective.shareable:
+            try:
+                pairs = simplified_newton(objective, state, wanted, solve, report)
+            except RuntimeError as error:  # no second derivative: each copy by its own gradients
+                if "is not implemented" not in str(error):
+                    raise
+                state = begin(objective, start)
+        behind = state.moving.nonzero()[:, 0]
+        if len(behind):
+            part, own = state.only(behind), LBFGSMemory(start[: len(behind)], self.history)
+            for move, change in pairs:
+                every = torch.arange(len(behind))
+                own.add(every, move[behind], change[behind], solve(change[behind]))
+            rest = objective.only(behind), part, wanted[behind]
+            minimise(*rest, self.iterations, own, Base(solve), report)
+            state.take(behind, part)
+        return Trained(state.flat, state.norm, wanted, state.evaluations)
+
+
+NAMED: dict[str, type[Recipe]] = {"sgd": SGD, "adam": Adam, "lbfgs": LBFGS, "newton": Newton}
+
+
+def _check_positive(recipe: Recipe, **values: float) -> None:
+    """Numbers above 0; as Python's own in the recipe."""
+    for name, value in values.items():
+        object.__setattr__(recipe, name, positive(name, value, f"check {recipe!r}"))
+
+
+def _check_counts(recipe: Recipe, **values: int | None) -> None:
+    """Whole numbers from 1 on, as Python's own in the recipe; no batch size says all."""
+    for name, value in values.items():
+        if value is not None or name != "batch_size":
+            object.__setattr__(recipe, name, whole(name, value, 1, None, f"check {recipe!r}"))
 
 
 def _check_share(name: str, value: float) -> None:
@@ -115,15 +241,128 @@ def _check_share(name: str, value: float) -> None:
         raise ArgumentError(f"a {name} from 0 to below 1", shown(value), f"use {name}=0.9")
 
 
-def _fixed_time(objective: Objective, flat: Tensor, epochs: int) -> Trained:
-    gradient = objective.stack.value_and_gradient(flat, objective.weights)[1]
-    copies = len(flat)
-    return Trained(
-        flat,
-        wide(gradient).norm(dim=1),
-        torch.full((copies,), torch.inf, dtype=torch.float64),
-        torch.full((copies,), epochs),
+def _wanted_norms(objective: Objective, start: Tensor, tolerance: float) -> Tensor:
+    """Gradient norms at which copies count as converged, [C].
+
+    A share of what leaving out brought in; for a refit with everything, of a typical example's
+    gradient. Rounding in the sum of gradients sets the lowest norm that can be asked for.
+    """
+    stack = objective.stack
+
+    def norms_of(members: tuple[Tensor, ...]) -> Tensor:
+        """Norm of the gradient of each copy's left-out examples."""
+        return wide(stack.left_out(start[:1].expand(len(members), -1), members)[1]).norm(dim=1)
+
+    norms = norms_of(objective.members).cpu()
+    none = torch.tensor([len(chosen) == 0 for chosen in objective.members])
+    if none.any():
+        some = spread(stack.num_data, TYPICAL_EXAMPLES)
+        norms[none] = float(norms_of(tuple(i[None] for i in some)).median())
+    regulariser = wide(stack.prior_precision * start).norm(dim=1).cpu()
+    rounding = ROUNDINGS * torch.finfo(start.dtype).eps * regulariser
+    return torch.maximum(tolerance * norms, rounding)
+
+
+def _fitted(
+    model: nn.Module, data: Data, likelihood: Likelihood, prior: float, progress: bool
+) -> Posterior:
+    entries = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return laplace(
+        model,
+        data,
+        likelihood=likelihood,
+        structure="full" if entries <= DENSE_PARAMETERS else "kronecker",
+        prior_precision=prior,
+        progress=progress,
     )
 
 
-NAMED: dict[str, type[Recipe]] = {"sgd": SGD, "adam": Adam, "lbfgs": LBFGS, "newton": Newton}
+def _covariance(posterior: Posterior, stack: Stack) -> Apply:
+    """S^-1 v for rows [A, P]; the prior's where the posterior has no precision of a parameter."""
+    block = posterior.blocks[0] if posterior.blocks else None
+    if block is not None and block.names == stack.layout.names:
+        # one product with the inverse takes a tenth of the time of two triangular solves
+        inverse = block.dense_inverse()
+        if inverse is not None:
+            matrix = inverse.to(stack.start)
+            return lambda rows: rows.to(matrix) @ matrix
+    covered = posterior.block_of
+
+    def solve(rows: Tensor) -> Tensor:
+        vectors = stack.layout.unflatten(rows)
+        solved = posterior.solve(vectors)
+        for name in vectors:
+            if name not in covered:
+                solved[name] = vectors[name] / posterior.prior_precision
+        return stack.layout.flatten(solved)
+
+    return solve
+
+
+def _descend(
+    recipe: SGD | Adam,
+    objective: Objective,
+    start: Tensor,
+    seed: int,
+    update: Update,
+    report: Report,
+) -> Trained:
+    r"""All copies after the recipe's epochs, on mini-batches that they share.
+
+    With batches of B examples the gradient of the mean objective is
+    :math:`\frac1B \sum_{i \in batch} w_{ci} \nabla \ell_i + \frac{\delta}{N} \theta_c`; ``update``
+    makes of it, the step's number and its rate the step [C, P] to subtract.
+    """
+    stack, weights, flat = objective.stack, objective.weights, start.clone()
+    decay = stack.prior_precision / stack.num_data
+    steps = list(_steps(recipe, stack.num_data, seed))
+    for number, (chosen, rate) in enumerate(steps):
+        chosen = chosen.to(flat.device)
+        slices: list[slice | Tensor] = list(chosen.split(stack.examples_at_once(len(flat))))
+        _, total = stack.loss_and_gradient(flat, weights, slices)
+        flat = flat - update(total / len(chosen) + decay * flat, number, rate)
+        report(len(flat) / len(steps))
+    norm = wide(stack.value_and_gradient(flat, weights)[1]).norm(dim=1)
+    unasked = torch.full((len(flat),), torch.inf, dtype=torch.float64)
+    return Trained(flat, norm, unasked, torch.full((len(flat),), recipe.epochs))
+
+
+def _steps(recipe: SGD | Adam, num_data: int, seed: int) -> Iterator[tuple[Tensor, float]]:
+    """The examples and the learning rate of every step; the order is the same for every copy."""
+    size = min(recipe.batch_size or num_data, num_data)
+    generator = torch.Generator().manual_seed(seed)
+    total, number = recipe.epochs * -(-num_data // size), 0
+    for _ in range(recipe.epochs):
+        everything = torch.arange(num_data)
+        order = everything if size == num_data else torch.randperm(num_data, generator=generator)
+        for chosen in order.split(size):
+            yield chosen, 0.5 * recipe.learning_rate * (1 + math.cos(math.pi * number / total))
+            number += 1
+
+
+def _momentum_update(momentum: float) -> Update:
+    """Heavy ball: v = momentum v + g, the step is rate times v."""
+    velocity: Tensor | None = None
+
+    def update(gradient: Tensor, number: int, rate: float) -> Tensor:
+        nonlocal velocity
+        velocity = gradient if velocity is None else momentum * velocity + gradient
+        return rate * velocity
+
+    return update
+
+
+def _adam_update(betas: tuple[float, float], epsilon: float) -> Update:
+    """Adam with bias correction; the regulariser is part of the gradient."""
+    first: Tensor | float = 0.0
+    second: Tensor | float = 0.0
+
+    def update(gradient: Tensor, number: int, rate: float) -> Tensor:
+        nonlocal first, second
+        first = betas[0] * first + (1 - betas[0]) * gradient
+        second = betas[1] * second + (1 - betas[1]) * gradient**2
+        mean = first / (1 - betas[0] ** (number + 1))
+        square = second / (1 - betas[1] ** (number + 1))
+        return rate * mean / (square.sqrt() + epsilon)
+
+    return update

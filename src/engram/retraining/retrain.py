@@ -20,15 +20,13 @@ from engram.core.state.process import kept_surroundings
 from engram.engine.refusals import named_failures
 from engram.likelihoods import Likelihood, resolve
 from engram.retraining.identity import identify, is_steady
-from engram.retraining.open_stack import open_stack
 from engram.retraining.prior import Prior, check_prior
 from engram.retraining.ranks import Ranks, wait_until_done
-from engram.retraining.recipe import Recipe
-from engram.retraining.recipes import NAMED
+from engram.retraining.recipes import NAMED, Recipe
 from engram.retraining.result import Retraining, assemble
 from engram.retraining.run_folder import RunFolder, check_folder
 from engram.retraining.selection import Indices, Selection, Task, select
-from engram.retraining.stack import Stack
+from engram.retraining.stack import Stack, open_stack
 from engram.retraining.user_function import check_arguments, private_copy, training_copies
 from engram.retraining.workers import FunctionWorker, RecipeWorker
 

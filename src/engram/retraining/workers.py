@@ -23,11 +23,10 @@ from engram.core.errors import NonFiniteError, TrainingError
 from engram.core.state.model import device_of, state_preserved
 from engram.core.state.process import kept_surroundings
 from engram.engine.refusals import named_failures
-from engram.retraining.quasi_newton import Objective
-from engram.retraining.recipe import Recipe, Report, Trained
+from engram.retraining.recipes import Recipe, Report, Trained
 from engram.retraining.run_folder import Part
 from engram.retraining.selection import NOTHING, Task
-from engram.retraining.stack import Stack
+from engram.retraining.stack import Objective, Stack
 from engram.retraining.user_function import (
     Watched,
     check_finite,
