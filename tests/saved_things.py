@@ -112,6 +112,21 @@ def followed() -> engram.Tracker:
     return made
 
 
+def tuned() -> engram.Tuning:
+    """Weights that are given, not trained: the same on every machine."""
+
+    def shrink(model: nn.Module, prior_precision: float) -> None:
+        for parameter in model.parameters():
+            parameter.data.mul_(1 - prior_precision / 4)
+
+    return engram.tune(MODEL, DATA, shrink, [0.5, 1.0], progress=False)
+
+
+def of_tuning(found: engram.Tuning) -> Numbers:
+    rows = [[t.prior_precision, t.train, t.estimate] for t in found.trials]
+    return {"trials": torch.tensor(rows).double()} | dict(found.state)
+
+
 def of_result(found: engram.Result) -> Numbers:
     names = ("deviation", "score", "loss", "loo_loss", "leverage", "obtained", "targets")
     return {name: getattr(found, name) for name in names} | {"levels": found.verdict.levels}
@@ -169,6 +184,7 @@ SAVED: dict[str, Saved] = {
         lambda f: assessed().save(f),
         lambda f: {"levels": engram.load(f).verdict.levels},
     ),
+    "tuning": Saved(lambda f: tuned().save(f), lambda f: of_tuning(engram.load(f))),
     "run folder": Saved(retrained, lambda f: of_retraining(retrained(f))),
 }
 

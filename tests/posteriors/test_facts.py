@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,67 +111,3 @@ def test_assess_refuses_another_posterior_of_the_same_name_and_prior(problem: Pr
     assert result.basis.posterior_digest == fitted.digest
     with pytest.raises(engram.core.errors.ModelMismatchError, match="another one"):
         engram.assess(*problem, result, other, progress=False)
-
-
-RECORDS = ("settings", "provenance")
-OF_CALLS = {"call", "bound", "site"}  # the settings of a layer's call, not a record
-
-
-def reads_a_record(node: ast.AST, tainted: set[str]) -> bool:
-    for part in ast.walk(node):
-        if isinstance(part, ast.Attribute) and part.attr in RECORDS:
-            owner = part.value.attr if isinstance(part.value, ast.Attribute) else part.value
-            name = owner.id if isinstance(owner, ast.Name) else owner
-            if name not in OF_CALLS:
-                return True
-        if isinstance(part, ast.Name) and part.id in tainted:
-            return True
-    return False
-
-
-def decisions(function: ast.AST) -> list[ast.AST]:
-    found: list[ast.AST] = []
-    for part in ast.walk(function):
-        if isinstance(part, ast.If | ast.While | ast.IfExp | ast.Assert):
-            found.append(part.test)
-        elif isinstance(part, ast.Compare | ast.BoolOp | ast.Match):
-            found.append(part)
-        elif isinstance(part, ast.comprehension):
-            found += part.ifs
-    return found
-
-
-RECORDING = {"__repr__", "_merged", "sampled_sensitivities"}  # prints a record, or adds to it
-
-
-def entries_read(function: ast.AST) -> list[ast.AST]:
-    """``settings[...]`` and ``settings.get(...)``."""
-    found: list[ast.AST] = []
-    for part in ast.walk(function):
-        if isinstance(part, ast.Subscript) or (
-            isinstance(part, ast.Attribute) and part.attr == "get"
-        ):
-            found.append(part.value)
-    return found
-
-
-def test_no_code_decides_by_a_record() -> None:
-    """Records are for the reader: printed, shown on pages and saved, and never asked."""
-    wrong = []
-    for path in SOURCE.rglob("*.py"):
-        if path.parent.name == "demo" or path.name.endswith("page.py"):
-            continue
-        for function in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(function, ast.FunctionDef) or function.name in RECORDING:
-                continue
-            tainted = {
-                target.id
-                for node in ast.walk(function)
-                if isinstance(node, ast.Assign) and reads_a_record(node.value, set())
-                for target in node.targets
-                if isinstance(target, ast.Name)
-            }
-            asked = decisions(function) + entries_read(function)
-            if any(reads_a_record(test, tainted) for test in asked):
-                wrong.append(f"{path.relative_to(SOURCE)}: {function.name}")
-    assert wrong == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from sklearn.linear_model import RidgeCV
 from torch import Tensor, nn
 
 import engram
-from engram.core.errors import ArgumentError, NonFiniteError, TrainingError
+from engram.core.errors import ArgumentError, NonFiniteError, StorageError, TrainingError
 from interrupting import condition, moments, surroundings, watched
+from saved_folders import edit
 from snapshot import snapshot
 
 GRID = [0.01, 0.1, 1.0, 10.0, 100.0]
@@ -54,6 +56,40 @@ def test_ridge_has_the_leave_one_out_errors_of_scikit_learn(regression) -> None:
     np.testing.assert_allclose(offset, offset[0], atol=1e-10)  # a constant of the density aside
     assert tuning.prior_precision == chosen.alpha_
     assert not tuning.at_edge
+
+
+def test_a_tuning_is_read_as_it_was(regression, tmp_path: Path) -> None:
+    options = {"likelihood": "gaussian", "posterior": "full"}
+    model = nn.Linear(12, 1, bias=False).double()
+    tuning = engram.tune(model, regression, ridge(regression), GRID, **options)
+    read = engram.load(tuning.save(tmp_path))
+    assert repr(read) == repr(tuning)
+    assert read.to_frame().equals(tuning.to_frame())
+    assert read.at_edge == tuning.at_edge
+    assert read.model is None
+    model.load_state_dict(read.state)
+    assert torch.equal(model.weight, tuning.model.weight)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.pop("trials"),
+        lambda content: content["trials"].clear(),
+        lambda content: content["trials"][0].update(estimate=None),
+        lambda content: content["best"].update(prior_precision=7.0),
+        lambda content: content["best"].pop("verdict"),
+        lambda content: content.update(state=[]),
+        lambda content: content["state"].update(weight=3.0),
+    ],
+)
+def test_a_wrong_tuning_is_refused(regression, tmp_path: Path, change) -> None:
+    options = {"likelihood": "gaussian", "posterior": "full"}
+    model = nn.Linear(12, 1, bias=False).double()
+    path = engram.tune(model, regression, ridge(regression), GRID, **options).save(tmp_path)
+    edit(path, "tuning", change)
+    with pytest.raises(StorageError):
+        engram.load(path)
 
 
 def classification(count: int = 60) -> tuple[Tensor, Tensor]:

@@ -11,12 +11,13 @@ is computed from the training data; the smallest wins.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engram.core.arguments import AUTO, one_of, shown
@@ -25,6 +26,8 @@ from engram.core.errors import ArgumentError, NonFiniteError, TrainingError
 from engram.core.parameters import check_module, trainable
 from engram.core.progress import progress_over
 from engram.core.state.process import kept_surroundings
+from engram.core.storage.kinds import Kind, check_that, stored
+from engram.core.storage.values import objects, typed
 from engram.likelihoods import Likelihood, resolve
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.laplace import STRUCTURES, laplace
@@ -65,11 +68,19 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuning:
-    """All trials in increasing order of strength, and the model trained at the best."""
+    """All trials in increasing order of strength, and the model trained at the best.
+
+    Attributes:
+        trials: one for each strength.
+        best: that with the lowest estimate.
+        model: trained there; None in a tuning that was read from a folder.
+        state: the state_dict of that model, for one of your own.
+    """
 
     trials: tuple[Trial, ...]
     best: Trial
-    model: nn.Module
+    model: nn.Module | None = field(default=None, repr=False)
+    state: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def prior_precision(self) -> float:
@@ -92,6 +103,10 @@ class Tuning:
         from engram.report.figures import tuning_figure
 
         return tuning_figure(self.to_frame(), self.prior_precision)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``tuning.json``, and the weights of the best model, into a folder, whole."""
+        return KIND.write(self, folder)
 
     def __repr__(self) -> str:
         edge = ", at the edge of the grid" if self.at_edge else ""
@@ -187,7 +202,9 @@ def tune(
             f"NaN or infinity at all {len(trials)}",
             "lower the learning rate in train, or check the data",
         )
-    return Tuning(tuple(trials), *best)
+    trial, trained = best
+    state = {name: value.detach().clone() for name, value in trained.state_dict().items()}
+    return Tuning(tuple(trials), trial, trained, state)
 
 
 def _check_train(train: Train) -> None:
@@ -284,3 +301,21 @@ class _Fit:
             likelihood=self.likelihood,
             prior_precision=self.prior_precision,
         )
+
+
+SAVED = {"trials": tuple[Trial, ...], "best": Trial, "state": Mapping[str, Tensor]}
+
+
+def _content(tuning: Tuning) -> dict[str, Any]:
+    return {name: getattr(tuning, name) for name in SAVED}
+
+
+def _read(content: Any, where: str) -> Tuning:
+    found = objects(content, where, tuple(SAVED))
+    values = {name: typed(kind, found[name], f"{where}: {name}") for name, kind in SAVED.items()}
+    tuning = Tuning(**values)
+    check_that(tuning.best in tuning.trials, "the best among the trials", repr(tuning.best)[:80])
+    return tuning
+
+
+KIND = stored(Kind("tuning", 1, _read, content=_content))

@@ -214,8 +214,10 @@ class ExactGaussianProcess:
             estimator: ``corrected`` is exact, ``linear`` is the paper's v e.
         """
         left = self.leave_one_out(estimator)
-        settings = {"estimator": estimator, "structure": "full", "model": "exact Gaussian process"}
-        return marginal_result(self.marginals, left, Convergence(0.0, 0.0), self, settings)
+        settings = {"model": "exact Gaussian process"}
+        return marginal_result(
+            self.marginals, left, Convergence(0.0, 0.0), self, estimator, settings
+        )
 
     def _joint_log_density(self, chosen: Tensor) -> float:
         """log N(y_G | y_-G): the block of the inverse is the precision of the group."""

@@ -231,14 +231,12 @@ class LatentGaussian:
         norm = float(self.gradient.norm())
         relative = norm / (losses + regulariser) if losses + regulariser > 0 else 0.0
         settings = {
-            "estimator": estimator,
-            "structure": "full",
             "prior_precision": self.prior_precision,
             "natural_gradient_length": self.natural_gradient_length,
             **self.settings,
         }
         convergence = Convergence(norm, relative)
-        return marginal_result(self.marginals, left, convergence, self, settings)
+        return marginal_result(self.marginals, left, convergence, self, estimator, settings)
 
 
 def _identity(like: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import Result
 
 ESTIMATORS = ("linear", "corrected")
+STRUCTURE = "full"  # of the covariance of the latent function, which couples all examples
 GUARD = 0.99  # largest v beta taken at its word away from convergence
 CONVERGED_GUARD = 1 - 1e-9  # at convergence v beta is below 1 by construction
 
@@ -97,6 +98,7 @@ def marginal_result(
     left: LeftOut,
     convergence: Convergence,
     model: object,
+    estimator: str,
     settings: Mapping[str, Any],
 ) -> Result:
     """The marginals with and without each example as a result.
@@ -121,12 +123,16 @@ def marginal_result(
         "leverage": (marginals.variance * marginals.curvature).sum(1),
         "flagged": left.flagged,
     }
+    about = {
+        "estimator": estimator,
+        "structure": STRUCTURE,
+        "num_data": len(mean),
+        "likelihood": repr(loss),
+    }
     return Result(
         **finished(columns),
         diagnostics=diagnose(marginals.variance * marginals.curvature, left.flagged, convergence),
         coverage={},
-        provenance=provenance(model, {**settings, "num_data": len(mean), "likelihood": repr(loss)}),
-        basis=Basis(
-            estimator=settings["estimator"], structure=settings["structure"], whole_matrix=True
-        ),
+        provenance=provenance(model, about | dict(settings)),
+        basis=Basis(estimator=estimator, structure=STRUCTURE, whole_matrix=True),
     )
