@@ -65,8 +65,9 @@ def group_weights(values=1.0):
     return weights
 
 
-@pytest.mark.parametrize("at", ["displaced", "linearised"])
-@pytest.mark.parametrize("estimator", ["linear", "corrected"])
+@pytest.mark.parametrize(
+    ("estimator", "at"), [("linear", "linearised"), ("corrected", "displaced")]
+)
 @pytest.mark.parametrize(
     ("name", "structure"), [(n, s) for n in NAMES for s in STRUCTURES if s in CASES[n].structures]
 )

@@ -6,12 +6,15 @@ import torch
 import engram
 from cases import CASES, MLP
 from dense_deviation import influence
-from fitted import PARAMETERS, assert_close, posterior, precision
+from fitted import assert_close, posterior, precision
 
 PROBLEMS = [
-    *PARAMETERS,
+    *[(name, "diagonal") for name in CASES],
+    *[(name, "kronecker") for name in ("mlp", "conv2d_groups", "encoder_layer", "embedding")],
     *[(name, "last_layer") for name in ("mlp", "positions", "mlp_poisson", "conv2d_groups")],
+    *[("mlp", structure) for structure in ("isotropic", "ekfac", "full")],
 ]
+"""Gradients of every net once; solving with every structure is posteriors/test_structures."""
 
 
 def scores(case, fitted, **settings):
