@@ -182,14 +182,14 @@ def test_everything_is_saved_without_pickle(tmp_path: Path) -> None:
     assert again.history.scores.folder == tmp_path / "run"
     assert again.history.score_matrix().equal(tracker.history.score_matrix())
     assert again.stream.epoch.seen == 8
-    assert again.source.running is not None
-    assert again.source.running.updates == tracker.source.running.updates == 2
+    assert again.source.averaged is not None
+    assert again.source.averaged.updates == tracker.source.averaged.updates == 2
     assert all(
-        again.source.running.sums[k].equal(v) for k, v in tracker.source.running.sums.items()
+        again.source.averaged.sums[k].equal(v) for k, v in tracker.source.averaged.sums.items()
     )
     with again.step(torch.arange(8, 16)):
         backward(model, torch.arange(8, 16))
-    assert again.source.running.updates == 2
+    assert again.source.averaged.updates == 2
     x, y = data()
     other = engram.Tracker(model, optimizer, (x[:5], y[:5]), folder=tmp_path / "run", **settings)
     with pytest.raises(DataError, match="5 examples"):

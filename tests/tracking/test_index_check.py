@@ -251,7 +251,7 @@ def test_parameters_change_between_epochs_and_not_inside_one() -> None:
     assert tracker.update() is not None
 
 
-def test_a_running_average_is_of_the_same_parameters() -> None:
+def test_a_moving_average_is_of_the_same_parameters() -> None:
     model, optimizer = build()
     given: dict[str, Any] = {"posterior": "diagonal", "prior_precision": 1.0, "average": 0.9}
     tracker = engram.Tracker(model, optimizer, data(), **given)
@@ -259,7 +259,7 @@ def test_a_running_average_is_of_the_same_parameters() -> None:
     tracker.update()
     model[0].bias.requires_grad_(True)
     before = copy.deepcopy(tracker.source.state_dict())
-    with pytest.raises(ModelMismatchError, match="running average began with"):
+    with pytest.raises(ModelMismatchError, match="moving average began with"):
         tracker.update()
     assert tracker.source.state_dict()["updates"] == before["updates"]
     model[0].bias.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""The posterior during training: running averages of the curvature, samples from it."""
+"""The posterior during training: moving averages of the curvature, samples from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import engram
 from engram.core.errors import ArgumentError
-from engram.tracking.moving_average import RunningCurvature
+from engram.tracking.moving_average import MovingAverageCurvature
 from engram.tracking.sampling import weights
 from streamed import NUM_DATA, backward, build, data
 
@@ -34,10 +34,10 @@ def curvatures(structure: str, model: nn.Module) -> list[Tensor]:
 
 def test_a_diagonal_is_averaged_with_its_bias_corrected() -> None:
     model, _ = build()
-    running = RunningCurvature("diagonal", 0.9, DELTA)
+    averaged = MovingAverageCurvature("diagonal", 0.9, DELTA)
     expected: list[Tensor] = []
     for number in range(1, 4):
-        posterior = running.update(model, data(), "categorical")
+        posterior = averaged.update(model, data(), "categorical")
         fresh = [0.1 * c for c in curvatures("diagonal", model)]
         before = expected or [torch.zeros_like(f) for f in fresh]
         expected = [0.9 * e + f for e, f in zip(before, fresh, strict=True)]
@@ -62,12 +62,12 @@ def dense_factors(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
 
 def test_kronecker_factors_are_averaged_each_by_itself() -> None:
     model, _ = build()
-    running = RunningCurvature("kronecker", 0.5, DELTA)
+    averaged = MovingAverageCurvature("kronecker", 0.5, DELTA)
     first = dense_factors(model)
-    running.update(model, data(), "categorical")
+    averaged.update(model, data(), "categorical")
     trained(model, 5)
     second = dense_factors(model)
-    posterior = running.update(model, data(), "categorical")
+    posterior = averaged.update(model, data(), "categorical")
     for block, before, after in zip(posterior.blocks, first, second, strict=True):
         columns, rows = ((0.25 * b + 0.5 * a) / 0.75 for b, a in zip(before, after, strict=True))
         expected = torch.kron(rows, columns) / NUM_DATA
@@ -105,7 +105,7 @@ def test_settings_that_mean_nothing_are_refused() -> None:
     with pytest.raises(ArgumentError, match="diagonal or kronecker"):
         engram.Tracker(model, optimizer, data(), posterior="full", prior_precision=1.0, average=0.9)
     with pytest.raises(ArgumentError, match="below 1"):
-        RunningCurvature("diagonal", 1.0, 1.0)
+        MovingAverageCurvature("diagonal", 1.0, 1.0)
 
 
 def test_weights_are_restored_after_an_exception() -> None:

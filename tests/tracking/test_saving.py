@@ -41,7 +41,7 @@ def run(**settings: Any) -> engram.Tracker:
 SETTINGS: dict[str, dict[str, Any]] = {
     "optimizer": {},
     "held_out": {"held_out": 4},
-    "running": {"posterior": "kronecker", "prior_precision": 1.0, "average": 0.5},
+    "averaged": {"posterior": "kronecker", "prior_precision": 1.0, "average": 0.5},
 }
 
 
@@ -114,7 +114,7 @@ CHANGES = {
         put("source", None),
         put("held_out", {}),
     ],
-    "running": [
+    "averaged": [
         put("source", {}),
         put("source", "structure", "diagonal"),
         put("source", "structure", 3),

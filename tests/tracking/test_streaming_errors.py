@@ -132,8 +132,8 @@ def test_a_fit_that_fails_while_streaming_is_recorded(average: float | None) -> 
     assert [record.finite for record in tracker.history] == [True, False, True]
     first, _, last = tracker.history
     assert last.estimate == pytest.approx(first.estimate)
-    if tracker.source.running is not None:
-        assert tracker.source.running.updates == 2
+    if tracker.source.averaged is not None:
+        assert tracker.source.averaged.updates == 2
 
 
 def test_other_operations_in_train_mode_are_named_as_the_cause() -> None:

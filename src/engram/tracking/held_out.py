@@ -211,3 +211,14 @@ def check_alone(peers: Processes) -> None:
             f"{peers.count} processes that train together",
             "leave held_out out, or train on one",
         )
+
+
+def check_given(held_out: HeldOut | None) -> HeldOut:
+    """ArgumentError for a tracker without a twin."""
+    if held_out is None:
+        raise ArgumentError(
+            "a tracker with a held-out twin",
+            "one without held_out",
+            "make it with Tracker(..., held_out=1000)",
+        )
+    return held_out

@@ -34,8 +34,8 @@ AVERAGED = ("diagonal", "kronecker")
 SQUARES, SUMS = ("rows", "columns"), ("column_sum", "counts")
 
 
-class RunningCurvature:
-    """Diagonal or Kronecker-factored curvature with a running average.
+class MovingAverageCurvature:
+    """Diagonal or Kronecker-factored curvature with a moving average.
 
     Args:
         structure: ``diagonal`` or ``kronecker``.
@@ -46,8 +46,8 @@ class RunningCurvature:
     Example:
         >>> import torch
         >>> model, x = nn.Linear(2, 1, bias=False), torch.ones(4, 2)
-        >>> running = RunningCurvature("diagonal", 0.5, prior_precision=1.0)
-        >>> posterior = running.update(model, (x, torch.zeros(4, 1)), "gaussian")
+        >>> averaged = MovingAverageCurvature("diagonal", 0.5, prior_precision=1.0)
+        >>> posterior = averaged.update(model, (x, torch.zeros(4, 1)), "gaussian")
         >>> posterior.blocks[0].precision.flatten()
         tensor([5., 5.])
     """
@@ -57,7 +57,7 @@ class RunningCurvature:
     ) -> None:
         if structure not in AVERAGED:
             raise ArgumentError(
-                f"structure {' or '.join(AVERAGED)} with a running average",
+                f"structure {' or '.join(AVERAGED)} with a moving average",
                 repr(structure),
                 'use "kronecker", or leave out average',
             )
@@ -88,7 +88,7 @@ class RunningCurvature:
                 pair = kronecker_blocks(fit, factors, moments)
                 blocks = pair[0] + pair[1]
             settings = {
-                "method": "running curvature",
+                "method": "moving average of curvatures",
                 "average": self.average,
                 "updates": averages.updates,
                 "curvature": self.curvature,
@@ -118,9 +118,9 @@ class RunningCurvature:
         if known and shapes != known:
             changed = [n for n in shapes | known if shapes.get(n) != known.get(n)]
             raise ModelMismatchError(
-                "the parameters that the running average began with",
+                "the parameters that the moving average began with",
                 f"others now ({', '.join(changed[:3])}): frozen, unfrozen or replaced",
-                "make a new tracker or RunningCurvature when other parameters are trained",
+                "make a new tracker or MovingAverageCurvature when other parameters are trained",
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -129,13 +129,13 @@ class RunningCurvature:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` gave."""
-        where = "a saved running curvature"
+        where = "a saved moving average of curvatures"
         kinds = {"structure": str, "updates": int, "sums": Mapping[str, Tensor]}
         values = objects(state, where, tuple(kinds))
         found = {name: typed(kind, values[name], where) for name, kind in kinds.items()}
         if found["structure"] != self.structure:
             raise DataError(
-                f"a running curvature of structure {self.structure!r}",
+                f"a moving average of curvatures of structure {self.structure!r}",
                 repr(found["structure"]),
                 "resume with the settings that the run was started with",
             )

@@ -1,19 +1,89 @@
-"""The state of a tracker in a folder: one thing, its history and all its parts together."""
+"""What a tracker needs to go on after a restart: its history and all its parts, as one thing."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from engram.core.errors import DataError, StorageError
+from engram.core.processes import Processes
 from engram.core.storage.kinds import Kind, stored
+from engram.tracking.held_out import HeldOut
 from engram.tracking.history import History
-
-if TYPE_CHECKING:
-    from engram.tracking.tracker import Tracker
+from engram.tracking.sources import Source
+from engram.tracking.streaming import Stream
 
 PARTS = ("history", "stream", "source")
 OPTIONAL = ("held_out",)
+
+
+class Resumable(ABC):
+    """Abstract: the half of a tracker that is saved and loaded."""
+
+    history: History
+    stream: Stream
+    source: Source
+    held_out: HeldOut | None
+    folder: str | Path | None
+    num_data: int
+
+    @property
+    @abstractmethod
+    def peers(self) -> Processes:
+        """The processes that train this model together."""
+
+    @abstractmethod
+    def _forget_latest(self) -> None:
+        """What was made before a state was loaded is no part of it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on, in plain values and tensors, for a torch checkpoint."""
+        return {"history": self.history.state_dict()} | self._parts()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` gave, also in the middle of a streamed epoch.
+
+        Where a part of it is refused, everything is as before.
+        """
+        found = check_state(state)
+        before, held = self._parts(), dict(vars(self.source))
+        try:
+            self._load_parts(found)
+            self.history = History.of_state(found["history"], self.folder, self.num_data)
+        except BaseException:
+            self._load_parts(before)
+            vars(self.source).update(held)  # with what its state does not hold
+            raise
+        self._forget_latest()
+
+    def save(self, folder: str | Path) -> Path:
+        """Write everything needed to go on, whole; no pickle. Of several processes one writes."""
+        if self.peers.rank:
+            return Path(folder)
+        return KIND.write({"history": self.history.whole_state()} | self._parts(), folder)
+
+    def resume(self, folder: str | Path) -> None:
+        """Go on with what was saved, for instance beside a checkpoint."""
+        self.load_state_dict(KIND.read(folder))
+
+    def _parts(self) -> dict[str, Any]:
+        """The state of everything but the history."""
+        parts = {"stream": self.stream.state_dict(), "source": self.source.state_dict()}
+        return parts if self.held_out is None else parts | {"held_out": self.held_out.state_dict()}
+
+    def _load_parts(self, state: Mapping[str, Any]) -> None:
+        self.stream.load_state_dict(state["stream"])
+        self.source.load_state_dict(state["source"])
+        if self.held_out is not None:
+            self.held_out.load_state_dict(state.get("held_out", {}))
+        elif "held_out" in state:
+            raise DataError(
+                "the state of a tracker without held-out examples",
+                "that of one with them",
+                "resume with the held_out= that the run was started with",
+            )
 
 
 def check_state(state: Any) -> dict[str, Any]:
@@ -28,37 +98,6 @@ def check_state(state: Any) -> dict[str, Any]:
             "load what tracker.state_dict() gave",
         )
     return dict(state)
-
-
-def parts_of(tracker: Tracker) -> dict[str, Any]:
-    """The state of everything but the history."""
-    names = ("stream", "source", "held_out")
-    return {n: getattr(tracker, n).state_dict() for n in names if getattr(tracker, n) is not None}
-
-
-def go_on(tracker: Tracker, state: Mapping[str, Any]) -> History:
-    """Load every part and give the history; where one is refused, everything is as before."""
-    before, held = parts_of(tracker), dict(vars(tracker.source))
-    try:
-        _load_parts(tracker, state)
-        return History.of_state(state["history"], tracker.folder, tracker.num_data)
-    except BaseException:
-        _load_parts(tracker, before)
-        vars(tracker.source).update(held)  # with what its state does not hold
-        raise
-
-
-def _load_parts(tracker: Tracker, state: Mapping[str, Any]) -> None:
-    tracker.stream.load_state_dict(state["stream"])
-    tracker.source.load_state_dict(state["source"])
-    if tracker.held_out is not None:
-        tracker.held_out.load_state_dict(state.get("held_out", {}))
-    elif "held_out" in state:
-        raise DataError(
-            "the state of a tracker without held-out examples",
-            "that of one with them",
-            "resume with the held_out= that the run was started with",
-        )
 
 
 def _state(state: Any, where: str) -> Mapping[str, Any]:

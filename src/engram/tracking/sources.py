@@ -25,9 +25,13 @@ from engram.likelihoods import Likelihood
 from engram.optimizers.ivon import at_mean
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.laplace import STRUCTURES, laplace
-from engram.posteriors.optimizer_state import Wanted as Readable
-from engram.posteriors.optimizer_state import check_second_moment, posterior_of, unwrapped
-from engram.tracking.moving_average import RunningCurvature
+from engram.posteriors.optimizer_state import (
+    Wanted,
+    check_second_moment,
+    posterior_of,
+    unwrapped,
+)
+from engram.tracking.moving_average import MovingAverageCurvature
 
 EVERY_STEP_UNTIL, READ_EVERY = 20, 8  # streamed steps
 
@@ -70,7 +74,7 @@ class FromOptimizer(Source):
         optimizer: Optimizer,
         settings: dict[str, Any],
     ) -> None:
-        Readable(**settings).applied(optimizer, model)  # complain now, not after an epoch
+        Wanted(**settings).applied(optimizer, model)  # complain now, not after an epoch
         check_all_held(optimizer, model)
         self.model, self.optimizer, self.settings = model, optimizer, settings
         self.present: Posterior | None = None
@@ -142,15 +146,15 @@ class FromCurvature(Source):
     ) -> None:
         self.model, self.data, self.likelihood = model, data, likelihood
         self.structure, self.prior_precision = structure, prior_precision
-        self.running = (
-            None if average is None else RunningCurvature(structure, average, prior_precision)
+        self.averaged = (
+            None if average is None else MovingAverageCurvature(structure, average, prior_precision)
         )
         self.present: Posterior | None = None
         self.lost = False
 
     def posterior(self) -> Posterior:
-        if self.running is not None:
-            self.present = self.running.update(self.model, self.data, self.likelihood)
+        if self.averaged is not None:
+            self.present = self.averaged.update(self.model, self.data, self.likelihood)
         else:
             self.present = laplace(
                 self.model,
@@ -176,32 +180,32 @@ class FromCurvature(Source):
         """After a restart in the middle of an epoch, whose look at the curvature was counted."""
         counted = self.state_dict()
         found = self.posterior()
-        if self.running is not None:
-            self.running.load_state_dict(counted)
+        if self.averaged is not None:
+            self.averaged.load_state_dict(counted)
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self.running is None else self.running.state_dict()
+        return {} if self.averaged is None else self.averaged.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_same_source(state, wanted=self.running is not None)
-        if self.running is not None:
-            self.running.load_state_dict(state)
+        check_same_source(state, wanted=self.averaged is not None)
+        if self.averaged is not None:
+            self.averaged.load_state_dict(state)
         self.present, self.lost = None, False
 
 
 def check_same_source(state: Mapping[str, Any], wanted: bool) -> None:
-    """DataError where a run with a running average goes on without one, or the other way round."""
+    """DataError where a run with a moving average goes on without one, or the other way round."""
     if not isinstance(state, Mapping) or bool(state) != wanted:
         raise DataError(
-            f"the state of a posterior {'with' if wanted else 'without'} a running average",
+            f"the state of a posterior {'with' if wanted else 'without'} a moving average",
             "another one",
             "resume with the posterior= and average= that the run was started with",
         )
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SourceSettings:
     """What a tracker was told about its posterior."""
 
     kind: str
@@ -241,7 +245,7 @@ class Wanted:
 
 
 def source_of(
-    wanted: Wanted,
+    wanted: SourceSettings,
     model: nn.Module,
     optimizer: Optimizer,
     data: Data,

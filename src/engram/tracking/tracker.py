@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,29 +14,27 @@ from torch.optim import Optimizer
 
 from engram.core.arguments import AUTO, path_of, whole
 from engram.core.data.batches import Batches, Data
-from engram.core.errors import ArgumentError, NonFiniteError, PosteriorError
+from engram.core.errors import NonFiniteError, PosteriorError
 from engram.core.parameters import check_module, uncompiled
 from engram.core.processes import Processes
 from engram.likelihoods import Likelihood, resolve
-from engram.optimizers.ivon import at_mean
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.optimizer_state import unwrapped
 from engram.sensitivity.estimators import check_estimator
 from engram.sensitivity.result import Result
-from engram.tracking.held_out import HeldOut, check_alone
+from engram.tracking.held_out import HeldOut, check_alone, check_given
 from engram.tracking.history import History, Record
 from engram.tracking.index_check import Indices, check_length
 from engram.tracking.integrations.indexed import Indexed
 from engram.tracking.integrations.tensorboard import BoardWriter
 from engram.tracking.sampling import Sampling, sampled_sensitivities
-from engram.tracking.saving import KIND, check_state, go_on, parts_of
-from engram.tracking.sources import Wanted, source_of, training_lost
+from engram.tracking.saving import Resumable
+from engram.tracking.sources import SourceSettings, source_of, training_lost
 from engram.tracking.streaming import Epoch, Stream, check_streamable, ended, whole_epoch
 from engram.tracking.training_steps import TrainingSteps
-from engram.tracking.validation import mean_loss
+from engram.tracking.validation import validation_loss
 
 
-class Tracker:
+class Tracker(Resumable):
     """Sensitivities of the training data at chosen times or streamed, and what follows from them.
 
     Args:
@@ -46,7 +44,7 @@ class Tracker:
         prior_precision: delta; ``"auto"`` takes it from the optimizer's weight decay.
         posterior: ``optimizer`` reads it off the optimizer; a structure such as ``kronecker`` or
             ``diagonal`` fits it at every update, for instance with SGD.
-        average: beta of a running average of that curvature over updates, such as 0.9.
+        average: beta of a moving average of that curvature over updates, such as 0.9.
         estimator: as in :func:`engram.sensitivities`, with the same default; a streamed step and
             samples are ``linear``.
         samples: weights drawn from the posterior for the expectation in the equation; 0 takes it
@@ -113,7 +111,7 @@ class Tracker:
         self.num_data = batches.num_data
         if validation is not None:
             Batches(validation, 1)  # complains about what it cannot read
-        wanted = Wanted(
+        wanted = SourceSettings(
             posterior, prior_precision, average, reduction, training_batch_size, second_moment
         )
         self.source = source_of(wanted, model, optimizer, data, self.likelihood, self.num_data)
@@ -223,13 +221,7 @@ class Tracker:
 
         The twin takes the step as well. :meth:`step` does the same and streams; arguments as there.
         """
-        if self.held_out is None:
-            raise ArgumentError(
-                "a tracker with a held-out twin",
-                "one without held_out",
-                "make it with Tracker(..., held_out=1000)",
-            )
-        return self.steps.step(indices, targets, scale, (self.held_out,))
+        return self.steps.step(indices, targets, scale, (check_given(self.held_out),))
 
     def finish_epoch(self, step: int | None = None) -> Record:
         """Add the streamed epoch to the history, also where not every example was visited.
@@ -301,11 +293,10 @@ class Tracker:
         return Indexed(self.data if data is None else data)
 
     def _validation_loss(self) -> float:
-        """At the mean, also while IVON's weights are a draw; NaN without validation data."""
-        if self.validation is None:
-            return math.nan
-        with at_mean(unwrapped(self.optimizer)):
-            return mean_loss(self.model, self.validation, self.likelihood)
+        return validation_loss(self.model, self.optimizer, self.validation, self.likelihood)
+
+    def _forget_latest(self) -> None:
+        self.last_epoch = self._latest = self._epoch_record = None
 
     @property
     def best_step(self) -> int | None:
@@ -329,25 +320,3 @@ class Tracker:
 
         details = None if self._latest is None else self._latest.to_frame()
         return training_page(self.history, details, self.held_out, top, path_of("file", path))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on, in plain values and tensors, for a torch checkpoint."""
-        return {"history": self.history.state_dict()} | parts_of(self)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` gave, also in the middle of a streamed epoch.
-
-        Where a part of it is refused, everything is as before.
-        """
-        self.history = go_on(self, check_state(state))
-        self.last_epoch = self._latest = self._epoch_record = None
-
-    def save(self, folder: str | Path) -> Path:
-        """Write everything needed to go on, whole; no pickle. Of several processes one writes."""
-        if self.peers.rank:
-            return Path(folder)
-        return KIND.write({"history": self.history.whole_state()} | parts_of(self), folder)
-
-    def resume(self, folder: str | Path) -> None:
-        """Go on with what was saved, for instance beside a checkpoint."""
-        self.load_state_dict(KIND.read(folder))

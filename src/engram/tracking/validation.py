@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from engram.core.data.batches import Batch, Batches, Data, call
 from engram.core.state.model import device_of, state_preserved
 from engram.engine.refusals import named_failures
 from engram.likelihoods import Likelihood
+from engram.optimizers.ivon import at_mean
+from engram.posteriors.optimizer_state import unwrapped
 
 BATCH_SIZE = 1024  # examples at a time: only outputs are kept
 
@@ -45,3 +49,13 @@ def mean_loss(model: nn.Module, data: Data, likelihood: Likelihood) -> float:
     with named_failures("on the validation data"):
         parts = Batches(data, BATCH_SIZE)
         return float(losses_of(model, parts, likelihood, lambda x: call(model, x)).mean())
+
+
+def validation_loss(
+    model: nn.Module, optimizer: Optimizer, data: Data | None, likelihood: Likelihood
+) -> float:
+    """The same at the mean, also while IVON's weights are a draw; NaN without data."""
+    if data is None:
+        return math.nan
+    with at_mean(unwrapped(optimizer)):
+        return mean_loss(model, data, likelihood)
