@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dense_deviation import corrected as dense_corrected
-from engram.engine.gradient_accumulator import NoSum
+from engram.engine.gradient_accumulator import DiscardGradients
 from engram.likelihoods import Bernoulli, Categorical, Gaussian
 from engram.sensitivity.estimators import ESTIMATORS, FROM_VARIANCE, corrected
 from engram.sensitivity.estimators.base import GUARD, KnownBatch, Setting
@@ -34,7 +34,7 @@ def batch(likelihood, outputs, targets, variance):
 
 
 def estimate(name, known, likelihood, rounds=3, guard=GUARD):
-    return ESTIMATORS[name](known, Setting(likelihood, None, rounds, NoSum(), guard))
+    return ESTIMATORS[name](known, Setting(likelihood, None, rounds, DiscardGradients(), guard))
 
 
 def drawn_batch(case, scale=0.02, rank=None, seed=0):
