@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import engram
 from engram.cli import app
 from engram.cli.demo import run
-from engram.demo.settings import Settings
+from engram.demo.digits import Settings
 
 SMALL = Settings(num_train=200, hidden=4, epochs=20, refit_epochs=2)
 

@@ -5,7 +5,7 @@ import io
 import pandas as pd
 from rich.console import Console
 
-from engram.cli.listing import examples
+from engram.cli import examples
 
 
 def test_no_digit_is_cut_off_in_a_narrow_terminal():

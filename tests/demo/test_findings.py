@@ -6,10 +6,8 @@ import torch
 from torch.nn import functional
 
 import engram
-from engram.demo.digits import digits, flipped
+from engram.demo.digits import Settings, digits, flipped, network, train
 from engram.demo.findings import check_classes, estimate_classes, flips_found, loss_with_flips
-from engram.demo.settings import Settings
-from engram.demo.training import network, train
 
 SETTINGS = Settings(num_train=300, hidden=8, prior_precision=3.0, epochs=300, refit_epochs=100)
 

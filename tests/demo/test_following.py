@@ -2,11 +2,8 @@
 
 import pytest
 
-from engram.demo.digits import digits
-from engram.demo.findings import loss_with_flips
-from engram.demo.following import follow, tracker_of
-from engram.demo.settings import Settings
-from engram.demo.training import network, outputs
+from engram.demo.digits import Settings, digits, network, outputs
+from engram.demo.findings import follow, loss_with_flips, tracker_of
 
 SETTINGS = Settings(num_train=200, hidden=6, prior_precision=3.0, epochs=60)
 

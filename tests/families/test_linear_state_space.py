@@ -8,7 +8,7 @@ from statsmodels.tsa.statespace.kalman_smoother import KalmanSmoother
 
 import family_cases as cases
 from engram.families import LinearStateSpace
-from engram.families.tridiagonal import solve_chain
+from engram.families.linear_state_space import solve_chain
 from family_cases import CASES, NUM_TIMES, STATE_SPACE
 
 

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 import engram
 from engram.core.errors import SeparationError
 from engram.models import fit_glm, fit_multinomial, read, remove_group, sensitivities_of
-from engram.models.influence import second_step
+from engram.models.influence import refits
 
 INPUTS, LABELS = load_breast_cancer(return_X_y=True)
 INPUTS = (INPUTS - INPUTS.mean(0)) / INPUTS.std(0)
@@ -174,9 +174,9 @@ def test_a_refit_that_does_not_arrive_is_none():
 @pytest.mark.parametrize("penalty", [0.01, 1000.0])
 def test_many_examples_are_looked_at_only_where_the_first_go_on(penalty, monkeypatch):
     fit = fit_glm(INPUTS, LABELS.astype(float), penalty=penalty)
-    expected, inner, seen = sensitivities_of(fit, progress=False), second_step._look, []
-    monkeypatch.setattr(second_step, "CHEAP", 0.0)
-    monkeypatch.setattr(second_step, "_look", lambda *a: seen.append(len(a[2])) or inner(*a))
+    expected, inner, seen = sensitivities_of(fit, progress=False), refits._look, []
+    monkeypatch.setattr(refits, "CHEAP", 0.0)
+    monkeypatch.setattr(refits, "_look", lambda *a: seen.append(len(a[2])) or inner(*a))
     found = sensitivities_of(fit, progress=False)
-    assert (sum(seen) == second_step.AT_FIRST) == (penalty == 1000.0)
+    assert (sum(seen) == refits.AT_FIRST) == (penalty == 1000.0)
     torch.testing.assert_close(found.loo_loss, expected.loo_loss, rtol=1e-9, atol=1e-12)

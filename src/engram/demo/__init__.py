@@ -18,9 +18,7 @@ def trained_digits(seed: int = 0) -> tuple[nn.Module, Examples, Examples]:
         seed: of the split, the wrong labels and the first weights.
     """
     # scikit-learn's data, loaded when they are asked for
-    from engram.demo.digits import digits, flipped
-    from engram.demo.settings import Settings
-    from engram.demo.training import network, train
+    from engram.demo.digits import Settings, digits, flipped, network, train
 
     settings = Settings(seed=seed)
     data, model = digits(settings), network(settings)

@@ -1,14 +1,18 @@
-"""1797 images of handwritten digits, some training labels made wrong on purpose."""
+"""1797 images of handwritten digits, some labels made wrong on purpose, and a net trained on them.
+
+An ordinary training loop: Adam with weight decay, nothing of engram in it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from sklearn.datasets import load_digits
-from torch import Tensor
-
-from engram.demo.settings import Settings
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
 
 NUM_CLASSES = 10
 BRIGHTEST = 16.0  # of a pixel in scikit-learn's data
@@ -60,3 +64,81 @@ def flipped(labels: Tensor, share: float, generator: torch.Generator) -> Tensor:
     changed = labels.clone()
     changed[chosen] = (changed[chosen] + shift) % NUM_CLASSES
     return changed
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Data, net and training of the demonstration.
+
+    Args:
+        seed: of the split, the wrong labels and the first weights.
+        num_train: images to train on; the others of the 1797 are test images.
+        flipped_share: share of the training labels that is replaced by a wrong one.
+        hidden: units of the hidden layer.
+        prior_precision: delta of the regulariser delta/2 |theta|^2 on the sum of the losses.
+        epochs: of training; the whole training set is one batch.
+        learning_rate: Adam's at the start; it falls to zero along a cosine.
+        refit_epochs: of training again without a class, from the trained weights.
+    """
+
+    seed: int = 0
+    num_train: int = 1000
+    flipped_share: float = 0.05
+    hidden: int = 32
+    prior_precision: float = 1.0
+    epochs: int = 1000
+    learning_rate: float = 0.03
+    refit_epochs: int = 500
+
+
+def network(settings: Settings) -> nn.Sequential:
+    """One hidden layer, first weights by seed; the caller's random state is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        return nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(64, settings.hidden),
+            nn.Tanh(),
+            nn.Linear(settings.hidden, NUM_CLASSES),
+        )
+
+
+def adam(model: nn.Module, num_data: int, settings: Settings) -> Optimizer:
+    """The regulariser delta/2 |theta|^2 on the sum of N losses is a weight decay of delta/N on
+    their mean, and Adam's ``weight_decay`` is that (added to the gradient), unlike AdamW's.
+    """
+    decay = settings.prior_precision / num_data
+    return torch.optim.Adam(model.parameters(), lr=settings.learning_rate, weight_decay=decay)
+
+
+def train(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    settings: Settings,
+    epochs: int,
+    optimizer: Optimizer | None = None,
+) -> Iterator[float]:
+    """Train the model in place; yields the mean loss of every epoch."""
+    optimizer = adam(model, len(inputs), settings) if optimizer is None else optimizer
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+    for _ in range(epochs):
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        yield loss.item()
+
+
+def outputs(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Logits, without a graph."""
+    with torch.no_grad():
+        logits: Tensor = model(inputs)
+        return logits
+
+
+def mean_loss(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
+    """Nats per example."""
+    inputs, labels = data
+    return float(functional.cross_entropy(outputs(model, inputs), labels))

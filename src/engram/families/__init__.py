@@ -3,8 +3,7 @@
 from engram.families.base import Family, FamilyPosterior
 from engram.families.beta_bernoulli import BetaBernoulli
 from engram.families.dirichlet_categorical import DirichletCategorical
-from engram.families.gamma_exponential import GammaExponential
-from engram.families.gamma_poisson import GammaPoisson
+from engram.families.gamma import GammaExponential, GammaPoisson
 from engram.families.gaussian_mixture import GaussianMixture
 from engram.families.linear_regression import LinearRegression
 from engram.families.linear_state_space import LinearStateSpace

@@ -60,9 +60,10 @@ class Family(ABC):
     def moments(self, natural: Mapping[str, Tensor]) -> Named:
         """Mean and variance of the model's parameters under the posterior."""
 
-    @abstractmethod
     def log_predictive(self, natural: Mapping[str, Tensor], observations: Observations) -> Tensor:
-        """log p(y | data) of each example by itself, [M]."""
+        """log p(y | data) of each example by itself, [M]: that of which the data hold nothing."""
+        none = torch.zeros(len(observations[0]), dtype=torch.float64)
+        return self.loo_log_predictive(natural, observations, none)
 
     @abstractmethod
     def loo_log_predictive(

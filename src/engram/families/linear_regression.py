@@ -109,10 +109,6 @@ class LinearRegression(Family):
         mean, precision = self.standard(natural).values()
         return {"mean": mean, "variance": torch.linalg.inv(precision)}
 
-    def log_predictive(self, natural: Mapping[str, Tensor], observations: Observations) -> Tensor:
-        none = torch.zeros(len(observations[1]), dtype=torch.float64)
-        return self.loo_log_predictive(natural, observations, none)
-
     def loo_log_predictive(
         self, natural: Mapping[str, Tensor], observations: Observations, weights: Tensor
     ) -> Tensor:

@@ -121,10 +121,6 @@ class NormalInverseGamma(Family):
             "noise_variance": spread,
         }
 
-    def log_predictive(self, natural: Mapping[str, Tensor], observations: Observations) -> Tensor:
-        none = torch.zeros(len(observations[0]), dtype=torch.float64)
-        return self.loo_log_predictive(natural, observations, none)
-
     def loo_log_predictive(
         self, natural: Mapping[str, Tensor], observations: Observations, weights: Tensor
     ) -> Tensor:

@@ -148,10 +148,6 @@ class NormalInverseWishart(Family):
             "noise_variance": torch.where(beyond > 2, spread, infinite),
         }
 
-    def log_predictive(self, natural: Mapping[str, Tensor], observations: Observations) -> Tensor:
-        none = torch.zeros(len(observations[0]), dtype=torch.float64)
-        return self.loo_log_predictive(natural, observations, none)
-
     def loo_log_predictive(
         self, natural: Mapping[str, Tensor], observations: Observations, weights: Tensor
     ) -> Tensor:

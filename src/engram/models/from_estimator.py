@@ -8,9 +8,9 @@ from torch import nn
 
 from engram.core.errors import ArgumentError, UnsupportedModelError
 from engram.models.adapters import scikit_learn, stats_models
+from engram.models.glm.fit import Fit
+from engram.models.glm.frames import check_rows
 from engram.models.influence.sensitivities import sensitivities_of
-from engram.models.predictor.fit import Fit
-from engram.models.predictor.frames import check_rows
 from engram.sensitivity.result import Result
 
 

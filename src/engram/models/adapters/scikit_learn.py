@@ -1,6 +1,6 @@
 r"""Fitted estimators of scikit-learn, and pipelines that end in one.
 
-Each minimises the objective of a :class:`~engram.models.predictor.fit.Fit` up to a factor; with
+Each minimises the objective of a :class:`~engram.models.glm.fit.Fit` up to a factor; with
 that factor divided out, the penalty is:
 
 - ``Ridge``: alpha; ``LogisticRegression``: 1 / C;
@@ -30,10 +30,10 @@ from engram.likelihoods import (
     Poisson,
 )
 from engram.likelihoods.tweedie import power_likelihood
-from engram.models.predictor.design import as_column, as_weights, count_of, read_design
-from engram.models.predictor.fit import Fit, fit_at
-from engram.models.predictor.frames import frame_names, in_order, row_index
-from engram.models.predictor.newton import Objective
+from engram.models.glm.design import as_column, as_weights, count_of, read_design
+from engram.models.glm.fit import Fit, fit_at
+from engram.models.glm.frames import frame_names, in_order, row_index
+from engram.models.glm.newton import Objective
 
 MANY = "many classes are read from LogisticRegression with a multinomial loss, two from any other"
 Read = Callable[[Any, Any, Any, Any], Fit]

@@ -22,10 +22,10 @@ from engram.likelihoods import (
     Poisson,
 )
 from engram.likelihoods.tweedie import power_likelihood
-from engram.models.predictor.design import Design, as_matrix, read_design
-from engram.models.predictor.fit import Fit, fit_at
-from engram.models.predictor.frames import check_names
-from engram.models.predictor.newton import Objective
+from engram.models.glm.design import Design, as_matrix, read_design
+from engram.models.glm.fit import Fit, fit_at
+from engram.models.glm.frames import check_names
+from engram.models.glm.newton import Objective
 
 LINKS = {
     "Identity": "identity",

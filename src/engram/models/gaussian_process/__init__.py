@@ -8,7 +8,7 @@ from engram.models.gaussian_process.exact import (
     Removed,
     exact_gaussian_process,
 )
-from engram.models.gaussian_process.exact_gpytorch import from_exact_gp, points_of
+from engram.models.gaussian_process.from_gpytorch import from_exact_gp, points_of
 from engram.models.gaussian_process.sparse import (
     SparseGaussianProcess,
     fit_sparse,

@@ -18,15 +18,15 @@ from torch import Tensor
 from engram.core.arguments import whole
 from engram.core.errors import DataError, NonFiniteError
 from engram.core.progress import progress_over
-from engram.models.gaussian_process.sparse_gpytorch import (
+from engram.models.gaussian_process.from_gpytorch import (
     Inducing,
+    as_expected_loss,
     base_strategy,
     check_writable,
     inducing,
     read_distribution,
     write_distribution,
 )
-from engram.models.gaussian_process.sparse_likelihoods import as_expected_loss
 from engram.models.latent.latent_gaussian import LatentGaussian, at_prior
 from engram.sensitivity.result import Result
 

@@ -21,12 +21,11 @@ from engram.core.arguments import one_of
 from engram.core.errors import DataError, PosteriorError
 from engram.core.selection import check_group
 from engram.likelihoods.weighted import Weighted
+from engram.models.glm.design import Design, check_rank
+from engram.models.glm.factor import curvature
+from engram.models.glm.fit import Fit
+from engram.models.glm.frames import check_rows
 from engram.models.influence.sensitivities import is_least_squares
-from engram.models.predictor.design import Design
-from engram.models.predictor.factor import curvature
-from engram.models.predictor.fit import Fit
-from engram.models.predictor.frames import check_rows
-from engram.models.predictor.rank import check_rank
 from engram.sensitivity.effects import Effect
 from engram.sensitivity.group_steps import Matrix
 from engram.sensitivity.groups import Removal

@@ -13,8 +13,8 @@ from engram.core.errors import ArgumentError
 from engram.engine.gradient_accumulator import DiscardGradients
 from engram.likelihoods import ElementwiseLikelihood
 from engram.likelihoods.weighted import Weighted
+from engram.models.glm.fit import Fit
 from engram.models.influence.refits import Settled, settle
-from engram.models.predictor.fit import Fit
 from engram.sensitivity.basis import Basis
 from engram.sensitivity.diagnostics import Diagnostics
 from engram.sensitivity.estimators import ESTIMATORS, FROM_VARIANCE, check_estimator

@@ -38,8 +38,8 @@ from engram.models.latent.marginals import (
     Marginals,
     leave_one_out,
     marginal_result,
+    responded,
 )
-from engram.models.latent.response import responded
 from engram.sensitivity.result import Result
 
 CONVERGED = 1e-3  # length of the natural gradient below which leverages are taken at their word

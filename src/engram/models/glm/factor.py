@@ -14,7 +14,7 @@ import torch
 from scipy.linalg.blas import dtrmm
 from torch import Tensor
 
-from engram.models.predictor.design import Design
+from engram.models.glm.design import Design
 
 ROWS = 2048  # at a time, so that temporaries stay in the cache
 WELL_CONDITIONED = 1e-2  # smallest pivot of the scaled Cholesky factor that is as good as QR

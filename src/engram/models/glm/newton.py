@@ -19,12 +19,11 @@ from torch import Tensor
 
 from engram.core.errors import PosteriorError
 from engram.likelihoods import Categorical, ElementwiseLikelihood, Likelihood
-from engram.models.predictor.design import Design
-from engram.models.predictor.factor import Factor, factorise
-from engram.models.predictor.rank import check_rank
+from engram.models.glm.design import Design, check_rank
+from engram.models.glm.factor import Factor, factorise
 
-LARGEST_ITERATION = 100
-HALVINGS = 40
+LARGEST_ITERATION = 100  # Newton steps: a dozen are usual, more mean that there is no minimum
+HALVINGS = 40  # of a step: what is left then is below rounding
 TOLERANCE = 1e-13  # of the expected decrease, relative to F; the step is taken all the same
 
 

@@ -22,13 +22,12 @@ from engram.curvature.kinds import Curvature
 from engram.likelihoods import ElementwiseLikelihood, Likelihood
 from engram.likelihoods.weighted import Weighted
 from engram.linalg.dense import DenseBlock
-from engram.models.predictor.design import as_column, count_of
-from engram.models.predictor.factor import Factor
-from engram.models.predictor.frames import check_rows
-from engram.models.predictor.leaving_out import minimise_again, objective_without
-from engram.models.predictor.newton import Minimum, Objective
-from engram.models.predictor.rank import check_rank
-from engram.models.predictor.separation import check_separation, check_separation_elsewhere
+from engram.models.glm.design import as_column, check_rank, count_of
+from engram.models.glm.factor import Factor
+from engram.models.glm.frames import check_rows
+from engram.models.glm.leaving_out import minimise_again, objective_without
+from engram.models.glm.newton import Minimum, Objective
+from engram.models.glm.separation import check_separation, check_separation_elsewhere
 from engram.posteriors.gaussian import Posterior
 
 HESSIANS = ("observed", "expected")

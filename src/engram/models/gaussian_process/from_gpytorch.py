@@ -1,20 +1,36 @@
-r"""The variational distribution of a GPyTorch ``ApproximateGP``, read and written.
+r"""GPyTorch models: an ``ExactGP`` read, an ``ApproximateGP`` read and written, their likelihoods.
 
-Everything is in whitened coordinates: :math:`u = \mu_Z + L w` with :math:`L L' = K_{ZZ}`, so that
-the prior of w is N(0, I) and :math:`a_i = L^{-1} k_{Zi}`. What a strategy stores is converted.
+Of a variational distribution everything is in whitened coordinates: :math:`u = \mu_Z + L w` with
+:math:`L L' = K_{ZZ}`, so that the prior of w is N(0, I) and :math:`a_i = L^{-1} k_{Zi}`. What a
+strategy stores is converted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from engram.core.errors import ModelMismatchError, PosteriorError
+from engram.core.errors import LikelihoodError, ModelMismatchError, PosteriorError
 from engram.core.optional import require
+from engram.likelihoods import (
+    Bernoulli,
+    ExpectedCategorical,
+    ExpectedGaussian,
+    ExpectedLoss,
+    Likelihood,
+    Poisson,
+    expected_loss,
+)
 from engram.models.gaussian_process.covariance import as_points
+from engram.models.gaussian_process.exact import (
+    ExactGaussianProcess,
+    NewPoints,
+    exact_gaussian_process,
+)
 
 STRATEGIES = ("VariationalStrategy", "UnwhitenedVariationalStrategy")
 WRITABLE = ("CholeskyVariationalDistribution", "NaturalVariationalDistribution")
@@ -160,3 +176,111 @@ def _groups(tensor: Tensor, dimensions: int) -> Tensor:
             "use a batch shape of one dimension",
         )
     return tensor.reshape(-1, *shape)
+
+
+def _gaussian(likelihood: Any) -> ExpectedLoss:
+    return ExpectedGaussian(likelihood.noise.detach().clone())
+
+
+def _fixed_noise(likelihood: Any) -> ExpectedLoss:
+    return ExpectedGaussian((likelihood.noise + likelihood.second_noise).detach().clone())
+
+
+def _bernoulli(likelihood: Any) -> ExpectedLoss:
+    return Bernoulli("probit").expectation()
+
+
+def _poisson(likelihood: Any) -> ExpectedLoss:
+    return Poisson("softplus").expectation()
+
+
+def _softmax(likelihood: Any) -> ExpectedLoss:
+    weights = likelihood.mixing_weights
+    return ExpectedCategorical(None if weights is None else weights.detach().clone())
+
+
+LIKELIHOODS: dict[str, Callable[[Any], ExpectedLoss]] = {
+    "GaussianLikelihood": _gaussian,
+    "FixedNoiseGaussianLikelihood": _fixed_noise,
+    "BernoulliLikelihood": _bernoulli,
+    "PoissonLikelihood": _poisson,
+    "SoftmaxLikelihood": _softmax,
+}
+
+
+def as_expected_loss(likelihood: Any) -> ExpectedLoss:
+    """A GPyTorch likelihood at its present parameters, or what else stands for a loss."""
+    if isinstance(likelihood, str | Likelihood | ExpectedLoss):
+        return expected_loss(likelihood)
+    kind = type(likelihood).__name__
+    if type(likelihood).__module__.split(".")[0] != "gpytorch" or kind not in LIKELIHOODS:
+        raise LikelihoodError(
+            f"one of gpytorch's {', '.join(LIKELIHOODS)}, or a likelihood of engram",
+            kind,
+            "write it as a loss function: engram.likelihoods.Sampled(function)",
+        )
+    return LIKELIHOODS[kind](likelihood)
+
+
+def from_exact_gp(model: Any) -> ExactGaussianProcess:
+    """Read prior, noise and data off an ``ExactGP`` at its present hyperparameters.
+
+    Args:
+        model: a ``gpytorch.models.ExactGP`` with one output and a ``GaussianLikelihood`` or
+            ``FixedNoiseGaussianLikelihood``; it is not changed.
+    """
+    inputs = _train_inputs(model)
+    with torch.no_grad():
+        prior = model.forward(*inputs)
+        covariance = prior.lazy_covariance_matrix.to_dense()
+    if covariance.dim() != 2 or prior.mean.dim() != 1:
+        raise ModelMismatchError(
+            "one Gaussian process with one output",
+            f"a prior mean of shape {tuple(prior.mean.shape)}",
+            "take each process of the batch by itself",
+        )
+    return exact_gaussian_process(
+        covariance, model.train_targets, _noise(model.likelihood), prior.mean
+    )
+
+
+def points_of(model: Any, inputs: Tensor) -> NewPoints:
+    """The prior of an ``ExactGP`` at test inputs, and its covariance with the training inputs."""
+    train = _train_inputs(model)
+    if len(train) != 1:
+        raise ModelMismatchError("one input tensor", f"{len(train)}", "concatenate the features")
+    points, count = as_points(inputs, train[0]), len(train[0])
+    with torch.no_grad():
+        joint = model.forward(torch.cat([train[0], points]))
+        covariance = joint.lazy_covariance_matrix
+        cross = covariance[count:, :count].to_dense()
+        variance = covariance.diagonal(dim1=-1, dim2=-2)[count:]
+    return NewPoints(joint.mean[count:].detach(), cross, variance)
+
+
+def _train_inputs(model: Any) -> tuple[Tensor, ...]:
+    if not isinstance(model, require("gpytorch", extra="gp").models.ExactGP):
+        raise ModelMismatchError(
+            "a gpytorch.models.ExactGP", type(model).__name__, "use read_sparse for ApproximateGP"
+        )
+    if model.train_inputs is None or model.train_targets is None:
+        raise ModelMismatchError(
+            "a model with training data", "one without", "call set_train_data first"
+        )
+    return tuple(model.train_inputs)
+
+
+def _noise(likelihood: Any) -> Tensor:
+    known = require("gpytorch", extra="gp").likelihoods
+    if not isinstance(
+        likelihood, known.GaussianLikelihood | known.FixedNoiseGaussianLikelihood
+    ) or isinstance(likelihood, known.DirichletClassificationLikelihood):
+        raise LikelihoodError(
+            "GaussianLikelihood or FixedNoiseGaussianLikelihood for an exact Gaussian process",
+            type(likelihood).__name__,
+            "use one of these, or a sparse variational Gaussian process",
+        )
+    with torch.no_grad():
+        noise = likelihood.noise
+        extra = getattr(likelihood, "second_noise", 0.0)
+        return (noise + extra).reshape(-1)

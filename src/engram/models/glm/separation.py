@@ -13,13 +13,13 @@ from torch import Tensor
 
 from engram.core.errors import SeparationError
 from engram.likelihoods import Categorical, ElementwiseLikelihood
-from engram.models.predictor.newton import Objective
+from engram.models.glm.newton import Objective
 
 FAR = 3.0  # linear predictors beyond this are looked at: a probit is flat from 6 on
 FLAT = 1e-6  # curvature along a column, relative to that of a loss of curvature 1
 FAR_STOPPED = 4.0  # other libraries stop on their way to infinity,
 MOVING = 0.05  # where one more Newton step moves some predictor by a constant
-TIME_LIMIT = 60.0
+TIME_LIMIT = 60.0  # seconds of a linear programme; beyond, separation stays undetected
 ADVICE = (
     "use penalty > 0, which makes the coefficients finite; or drop the columns named, or merge "
     "categories"
