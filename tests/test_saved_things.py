@@ -34,7 +34,12 @@ REFUSED: dict[str, dict[str, type[EngramError]]] = {
 BOUND = {"run folder": RunFolderError}
 """Known again by the code of engram, torch and Python, so that another of these may refuse it."""
 
-KEPT = [(v.name, name) for v in sorted(FOLDER.iterdir()) for name in SAVED if v.is_dir()]
+KEPT = [
+    (version.name, name)
+    for version in sorted(FOLDER.iterdir())
+    for name in SAVED
+    if (version / name.replace(" ", "_")).is_dir()
+]
 
 
 def check_numbers(name: str, folder: Path, place: Path) -> None:

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-STRATA = ("top", "middle", "bottom")
-NOISY = 0.1  # noise above this share of the median true score takes the ranking away
-DRIFTED = 0.5  # likewise for the way from the given model to its refit
-RANKED, ROUGHLY = 0.95, 0.7
-SIZED = 1.25
+STRATA = ("top", "middle", "bottom")  # of the estimated scores, from which a sample is drawn
+# where the sentence turns from one judgement to the next
+NOISY = 0.1  # noise floor over the median true score: above it the truth ranks nothing
+DRIFTED = 0.5  # way from the given model to its refit, likewise: above it, said as a caveat
+RANKED, ROUGHLY = 0.95, 0.7  # Spearman correlation: from here they rank, or roughly rank
+SIZED = 1.25  # factor between true and estimated loss increases that still counts as right
 
 
 @dataclass(frozen=True, eq=False)

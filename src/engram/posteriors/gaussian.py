@@ -23,6 +23,7 @@ from engram.likelihoods.remembered import Remembered
 from engram.linalg.block import Block
 from engram.linalg.precision import Precision
 
+# fields that the digest is taken over, besides the tensors and the likelihood
 FACTS = ("structure", "curvature", "exact", "scale", "prior_precision", "num_data", "prior_by_name")
 
 

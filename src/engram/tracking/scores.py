@@ -19,9 +19,9 @@ from engram.core.arguments import path_of
 from engram.core.errors import DataError, StorageError
 from engram.core.storage.files import reason_of, replacing
 
-MEMORY_BYTES = 16 * 2**20  # beyond this the rows go to a file
-FILE = "scores.f32"
-PIECE = 64  # rows that are read at once
+MEMORY_BYTES = 16 * 2**20  # bytes of rows that are held; beyond them they go to a file
+FILE = "scores.f32"  # single-precision numbers, row after row
+PIECE = 64  # rows that are read at once for a checksum
 _writers: weakref.WeakValueDictionary[Path, ScoreRows] = weakref.WeakValueDictionary()
 
 

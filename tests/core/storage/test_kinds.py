@@ -124,7 +124,7 @@ ROWS = torch.arange(3)
         (numbers("N K"), torch.ones(3, 0), r"shape \[3, 0\]"),
         (numbers("N"), torch.ones(3, 1), r"shape \[3, 1\]"),
         (numbers("N ..."), torch.ones(()), r"shape \[3, \.\.\.\]"),
-        (numbers("N"), torch.ones(3).long(), "type <class 'float'>"),
+        (numbers("N"), torch.ones(3).long(), "of floating-point numbers; got torch.int64"),
         (numbers("N"), torch.tensor([1.0, math.nan, 2.0]), "1 of 3 numbers NaN"),
         (numbers("N", low=0), torch.tensor([1.0, -1.0, 2.0]), "from 0"),
         (positions("N"), torch.tensor([1, -1, 2]), "from 0"),

@@ -39,7 +39,9 @@ from engram.core.identity.references import (
     referred,
 )
 
+# types whose values are known by their repr
 ATOMS = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
+# entries of a class's namespace that Python or a decorator puts there
 NOT_OF_A_CLASS = (
     *("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__"),
     *("__static_attributes__", "__dataclass_fields__", "__dataclass_params__", "_abc_impl"),
@@ -53,6 +55,7 @@ NOT_OF_A_MODULE = (
 )
 BY_NAME = (exec, eval, compile, globals, __import__)  # no code shows what they are given
 OF_THE_PROCESS = ("_original_object_hash",)  # transformers keeps Python's own hash of strings
+# attributes of code that decide what it does; line numbers and file names do not
 CODE = (
     *("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags", "co_varnames"),
     *("co_names", "co_freevars", "co_cellvars", "co_exceptiontable", "co_consts"),

@@ -34,9 +34,9 @@ from engram.core.storage.files import (
 )
 from engram.core.storage.values import put_together, taken_apart
 
-KEYS = ("engram", "format", "tensors", "content", "sha256")
-NAME = r"{kind}-[0-9a-f]{{16}}\.safetensors"
-ATTEMPTS = 20  # to read a folder that others write to
+KEYS = ("engram", "format", "tensors", "content", "sha256")  # of every description
+NAME = r"{kind}-[0-9a-f]{{16}}\.safetensors"  # of files of tensors; others are the user's own
+ATTEMPTS = 20  # to read a folder that others write to: each time it was replaced meanwhile
 
 
 def write_folder(folder: str | Path, kind: str, version: int, content: Any) -> Path:

@@ -163,7 +163,8 @@ class Column:
             self._check_shape(name, tuple(value.shape), lengths)
             floating = self.dtype is float and value.is_floating_point()
             right = floating or self.dtype in (None, value.dtype)
-            check_that(right, f"{name} of type {self.dtype}", f"{value.dtype}")
+            wanted = "floating-point numbers" if self.dtype is float else f"{self.dtype}"
+            check_that(right, f"{name} of {wanted}", f"{value.dtype}")
             self._check_entries(name, value, lengths)
         elif value is not None:
             self._check_shape(name, (len(value),), lengths)
