@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -29,6 +28,9 @@ from engram.sensitivity.effects import Effect, effect, paper_effect
 from engram.sensitivity.estimators import default_estimator
 from engram.sensitivity.group_steps import STEPS, Matrix, group_step
 from engram.sensitivity.remaining import has_low_rank
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ESTIMATORS = (*STEPS, "paper")
 PLACES = ("displaced", "linearised")
@@ -125,6 +127,8 @@ class ClassRemovals(dict[int, Removal]):
 
     def to_frame(self) -> pd.DataFrame:
         """One row per class."""
+        import pandas as pd
+
         rows = {
             label: {
                 "examples": len(removal.indices),

@@ -15,18 +15,15 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from engram.core.arguments import whole
-from engram.core.data.batches import Batches
 from engram.core.errors import ArgumentError, DataError
 from engram.core.processes import Processes
 from engram.core.storage.values import objects, typed, wrong
-from engram.likelihoods import Likelihood
 from engram.tracking.held_out_twin import HeldOutTwin
 from engram.tracking.history import Record
-from engram.tracking.training_steps import TrainingStep
+from engram.tracking.training_steps import Training, TrainingStep
 
 HELD_OUT = "the saved state of held-out examples"
 SEED = 0  # of the choice of examples
@@ -43,8 +40,7 @@ class HeldOut:
     term for how easy these happen to be; see :func:`increase_of_all`.
 
     Args:
-        model, optimizer, likelihood: of the training; make it before the first step.
-        batches: of the training data.
+        training: that the twin runs beside; make it before the first step.
         count: examples that are held out, chosen at random.
 
     Attributes:
@@ -65,22 +61,15 @@ class HeldOut:
         0
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        batches: Batches,
-        likelihood: Likelihood,
-        count: int,
-    ) -> None:
-        self.batches, self.likelihood = batches, likelihood
-        num_data = batches.num_data
+    def __init__(self, training: Training, count: int) -> None:
+        self.batches, self.likelihood = training.batches, training.likelihood
+        num_data = self.batches.num_data
         count = _check_count(count, num_data)
         generator = torch.Generator().manual_seed(SEED)
         self.indices = torch.randperm(num_data, generator=generator)[:count]
         self.kept = torch.ones(num_data, dtype=torch.float32)
         self.kept[self.indices] = 0.0
-        self.twin = HeldOutTwin(model, optimizer)
+        self.twin = HeldOutTwin(training.model, training.optimizer)
         self.total = torch.zeros(count, dtype=torch.float64)
         self.total_of_all, self.updates = 0.0, 0
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engram.core.arguments import AUTO
-from engram.core.data.batches import Batches
 from engram.core.errors import (
     ArgumentError,
     DataError,
@@ -31,14 +30,13 @@ from engram.core.storage.values import objects, read_fields, typed, wrong
 from engram.engine.prepare import Engine, prepare
 from engram.engine.session import keep_freed_memory
 from engram.engine.streaming.tape import Tape
-from engram.likelihoods import Likelihood
 from engram.optimizers.base import BayesianOptimizer
 from engram.optimizers.ivon import at_mean
 from engram.posteriors.optimizer_state import unwrapped
 from engram.sensitivity.estimators.base import displaced
 from engram.tracking.history import Record
 from engram.tracking.sources import Source, training_lost
-from engram.tracking.training_steps import TrainingStep
+from engram.tracking.training_steps import Training, TrainingStep
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -202,23 +200,13 @@ class Stream:
     """Takes the user's steps and fills the present epoch.
 
     Args:
-        model, optimizer: in training.
-        batches: of the training data.
-        likelihood: whose loss is trained with.
+        training: whose steps they are.
         source: of the posterior.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        batches: Batches,
-        likelihood: Likelihood,
-        source: Source,
-    ) -> None:
-        self.model, self.optimizer, self.batches = model, optimizer, batches
-        self.likelihood, self.source = likelihood, source
-        self.epoch = Epoch.empty(batches.num_data)
+    def __init__(self, training: Training, source: Source) -> None:
+        self.training, self.source = training, source
+        self.epoch = Epoch.empty(training.batches.num_data)
         self.steps = 0
         self.way = "none yet"
         self._engine: Engine | None = None
@@ -230,10 +218,10 @@ class Stream:
         if self.epoch.seen:
             return
         try:
-            with at_mean(unwrapped(self.optimizer)):
+            with at_mean(unwrapped(self.training.optimizer)):
                 self.source.begin_epoch()
         except (NonFiniteError, PosteriorError) as error:
-            if not training_lost(error, self.model, self.optimizer):
+            if not training_lost(error, self.training.model, self.training.optimizer):
                 raise
 
     def tape(self, num_examples: int) -> Tape:
@@ -252,7 +240,7 @@ class Stream:
         try:
             posterior = self.source.at_step(self.steps)
         except (NonFiniteError, PosteriorError) as error:
-            if not training_lost(error, self.model, self.optimizer):
+            if not training_lost(error, self.training.model, self.training.optimizer):
                 raise
             return Visit(nothing, nothing, nothing, complete=True)
         if step.residual is None:
@@ -260,25 +248,26 @@ class Stream:
         if posterior is None:
             return Visit(step.loss, nothing, nothing, complete=False)
         deviation = step.call.deviation(step.residual, posterior, step.factor)
-        outputs = step.call.outputs
-        change, loo_loss = displaced(self.likelihood, outputs, step.prepared, deviation)
+        change, loo_loss = displaced(
+            self.training.likelihood, step.call.outputs, step.prepared, deviation
+        )
         return Visit(step.loss, loo_loss, change.abs().sum(1), complete=True)
 
     def _prepared(self) -> Engine:
         """The plan of the passes, made again when other parameters are trained."""
-        found = [(name, id(p), p.dtype) for name, p in trainable(self.model).items()]
+        found = [(name, id(p), p.dtype) for name, p in trainable(self.training.model).items()]
         if self._engine is None or found != self._trained:
             if self.epoch.seen and self._trained:
                 raise _changed(self._trained, found)
-            with state_preserved(self.model):
+            with state_preserved(self.training.model):
                 keep_freed_memory()
-                self._engine = prepare(self.model, self.batches)
+                self._engine = prepare(self.training.model, self.training.batches)
             self._trained = found
         return self._engine
 
     def begin_epoch(self) -> None:
         """A new epoch, of which nothing is known."""
-        self.epoch = Epoch.empty(self.batches.num_data)
+        self.epoch = Epoch.empty(self.training.batches.num_data)
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch under way."""
@@ -288,7 +277,7 @@ class Stream:
         """Go on in the middle of an epoch."""
         found = objects(state, "a saved stream", ("epoch", "steps"))
         steps = typed(int, found["steps"], "a saved stream: steps")
-        self.epoch = Epoch.of_state(found["epoch"], self.batches.num_data)
+        self.epoch = Epoch.of_state(found["epoch"], self.training.batches.num_data)
         self.steps = steps
 
 

@@ -30,7 +30,7 @@ from engram.tracking.sampling import Sampling, sampled_sensitivities
 from engram.tracking.saving import Resumable
 from engram.tracking.sources import SourceSettings, source_of, training_lost
 from engram.tracking.streaming import Epoch, Stream, check_streamable, ended, whole_epoch
-from engram.tracking.training_steps import TrainingSteps
+from engram.tracking.training_steps import Training, TrainingSteps
 from engram.tracking.validation import validation_loss
 
 
@@ -115,13 +115,13 @@ class Tracker(Resumable):
             posterior, prior_precision, average, reduction, training_batch_size, second_moment
         )
         self.source = source_of(wanted, model, optimizer, data, self.likelihood, self.num_data)
-        training = (model, optimizer, batches, self.likelihood)
+        training = Training(model, optimizer, batches, self.likelihood)
         self.held_out: HeldOut | None = None
         if held_out is not None:
             check_alone(self.peers)
-            self.held_out = HeldOut(*training, held_out)
-        self.steps = TrainingSteps(*training, reduction)
-        self.stream = Stream(*training, self.source)
+            self.held_out = HeldOut(training, held_out)
+        self.steps = TrainingSteps(training, reduction)
+        self.stream = Stream(training, self.source)
         self.history = History(self.folder)
         self.listeners: list[Callable[[Record, Tensor], None]] = []
         self.last_epoch: Epoch | None = None
@@ -148,7 +148,7 @@ class Tracker(Resumable):
         """
         self.steps.check_outside("an update")
         number = self.history.number(step)
-        check_length(self.stream.batches)
+        check_length(self.stream.training.batches)
         chosen: dict[str, Any] = {"estimator": self.estimator, "progress": False} | settings
         sampling = self.sampling.drawing(samples)
         sampling.rule(chosen["estimator"])  # complain before the posterior is made

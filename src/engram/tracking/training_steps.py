@@ -35,6 +35,22 @@ SMALLEST = 1e-300  # keeps a division by a vanished residual finite
 
 
 @dataclass(frozen=True)
+class Training:
+    """What is trained, and on what.
+
+    Args:
+        model, optimizer: in training.
+        batches: of the training data, which indices refer to.
+        likelihood: whose loss is trained with.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    batches: Batches
+    likelihood: Likelihood
+
+
+@dataclass(frozen=True)
 class TrainingStep:
     """One step of the user's, after its backward pass, checked.
 
@@ -71,23 +87,13 @@ class TrainingSteps:
     """Runs the user's steps, one at a time; a step that does not end can be left.
 
     Args:
-        model, optimizer: in training.
-        batches: of the data that indices refer to.
-        likelihood: whose loss is trained with.
+        training: whose steps they are.
         reduction: of the user's loss over a batch, ``mean`` or ``sum``.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        batches: Batches,
-        likelihood: Likelihood,
-        reduction: str,
-    ) -> None:
-        self.model, self.optimizer, self.batches = model, optimizer, batches
-        self.likelihood, self.reduction = likelihood, reduction
-        self.index_check, self.count = IndexCheck(batches), 0
+    def __init__(self, training: Training, reduction: str) -> None:
+        self.training, self.reduction = training, reduction
+        self.index_check, self.count = IndexCheck(training.batches), 0
         self._open: ExitStack | None = None
         self._closed = False
 
@@ -147,13 +153,13 @@ class TrainingSteps:
         listeners: Sequence[Listener],
         tape: Callable[[int], Tape] | None,
     ) -> Iterator[None]:
-        check_length(self.batches)
-        chosen = check_batch_indices(indices, self.batches.num_data)
-        factor = loss_factor(self.optimizer, scale, self.reduction, len(chosen))
+        check_length(self.training.batches)
+        chosen = check_batch_indices(indices, self.training.batches.num_data)
+        factor = loss_factor(self.training.optimizer, scale, self.reduction, len(chosen))
         for listener in listeners:
             listener.begin_step()
         taken_down = None if tape is None else tape(len(chosen))
-        call = StepRecorder(self.model, len(chosen), taken_down)
+        call = StepRecorder(self.training.model, len(chosen), taken_down)
         try:
             with call.recording():
                 yield
@@ -171,12 +177,13 @@ class TrainingSteps:
         self, call: StepRecorder, indices: Tensor, targets: Tensor, factor: float
     ) -> TrainingStep:
         outputs, gradient = call.outputs, call.output_gradient
-        prepared = self.likelihood.prepare(outputs, targets.to(outputs.device))
-        loss = self.likelihood.loss(outputs, prepared).detach()
+        likelihood = self.training.likelihood
+        prepared = likelihood.prepare(outputs, targets.to(outputs.device))
+        loss = likelihood.loss(outputs, prepared).detach()
         residual = None
         if torch.isfinite(loss).all() and torch.isfinite(gradient).all():
-            residual = self.likelihood.residual(outputs, prepared).detach()
-            check_loss(gradient, residual, factor, self.likelihood)
+            residual = likelihood.residual(outputs, prepared).detach()
+            check_loss(gradient, residual, factor, likelihood)
         return TrainingStep(call, indices, targets, prepared, factor, loss, residual)
 
     def leave(self) -> None:
