@@ -8,9 +8,7 @@ from torch import nn
 import engram
 from engram.core.errors import ArgumentError, ModelMismatchError, StorageError
 from engram.engine.session import session
-from engram.evidence.exact_newton_steps import second_steps
-from engram.evidence.objective import Objective
-from engram.evidence.signals import displacement, spectrum
+from engram.evidence.signals import Objective, displacement, second_steps, spectrum
 from engram.likelihoods import Gaussian
 from retraining_problems import PRIOR_PRECISION, RIDGE, ridge_problem
 from saved_folders import edit
@@ -30,7 +28,7 @@ def test_spectrum_against_the_dense_one(structure):
         found = spectrum(objective, 60, 0, False)
         identity = torch.eye(objective.layout.num_params, dtype=torch.float64)
         precision = objective.multiply(identity)
-        product = objective.hessian_times(identity)
+        product = objective.hessian @ identity
     dense = dense_hessian(model, data, 1.0)
     torch.testing.assert_close(product, dense)
     values = eigvalsh(dense.numpy(), precision.numpy())
@@ -45,7 +43,8 @@ def test_second_steps_against_the_dense_solution():
     with session(model, data, "categorical", progress=False) as opened:
         objective = Objective(opened, posterior)
         steps = second_steps(objective, chosen, 60, False)
-        gradients = objective.gradients(chosen)
+        observed = opened.observe(opened.batches.take(chosen))
+        gradients = observed.trace.own_gradient_rows(observed.residual, objective.layout)
         first = objective.solve(gradients)
     whole = dense_hessian(model, data, DELTA)
     torch.testing.assert_close(steps.first, first)

@@ -2,7 +2,7 @@
 
 import torch
 
-from engram.linalg.cg import conjugate_gradients
+from engram.linalg.cg import Limits, conjugate_gradients, for_some
 
 SIZE, SYSTEMS = 20, 7
 
@@ -21,7 +21,7 @@ def times(systems):
 def test_each_system_is_solved_by_its_own_matrix():
     systems, right = matrices()
     diagonal = systems.diagonal(dim1=1, dim2=2).mean(0)
-    found = conjugate_gradients(times(systems), lambda v: v / diagonal, right, 1e-11, 300)
+    found = conjugate_gradients(times(systems), right, Limits(1e-11, 300), lambda v: v / diagonal)
     exact = torch.linalg.solve(systems, right)
     assert (found.vectors - exact).norm() < 1e-8 * exact.norm()
     assert not found.indefinite.any()
@@ -32,14 +32,14 @@ def test_a_perfect_preconditioner_needs_one_product():
     systems, right = matrices()
     same = systems[:1].expand(SYSTEMS, -1, -1)
     solve = torch.linalg.inv(systems[0])
-    found = conjugate_gradients(times(same), lambda v: v @ solve, right, 1e-8, 50)
+    found = conjugate_gradients(times(same), right, Limits(1e-8, 50), lambda v: v @ solve)
     assert (found.iterations == 1).all()
 
 
 def test_an_indefinite_system_is_flagged_and_the_others_are_not_disturbed():
     systems, right = matrices()
     systems[2] -= 5 * torch.eye(SIZE)
-    found = conjugate_gradients(times(systems), torch.clone, right, 1e-10, 500)
+    found = conjugate_gradients(times(systems), right, Limits(1e-10, 500), torch.clone)
     others = torch.arange(SYSTEMS) != 2
     assert found.indefinite.tolist() == (~others).tolist()
     assert torch.isfinite(found.vectors).all()
@@ -49,7 +49,7 @@ def test_an_indefinite_system_is_flagged_and_the_others_are_not_disturbed():
 
 def test_a_zero_right_hand_side_has_the_zero_solution():
     systems, right = matrices()
-    found = conjugate_gradients(times(systems), torch.clone, 0 * right, 1e-8, 10)
+    found = conjugate_gradients(times(systems), 0 * right, Limits(1e-8, 10), torch.clone)
     assert (found.vectors == 0).all()
     assert (found.iterations == 0).all()
     assert (found.residual == 0).all()
@@ -57,7 +57,7 @@ def test_a_zero_right_hand_side_has_the_zero_solution():
 
 def test_what_is_not_finished_says_so():
     systems, right = matrices()
-    found = conjugate_gradients(times(systems), torch.clone, right, 1e-12, 2)
+    found = conjugate_gradients(times(systems), right, Limits(1e-12, 2), torch.clone)
     assert (found.residual > 1e-12).all()
 
 
@@ -70,6 +70,37 @@ def test_the_operator_is_told_what_the_preconditioners_matrix_makes_of_its_vecto
         differences.append(float((weighted - diagonal * vectors).norm() / weighted.norm()))
         return product(vectors, rows, weighted)
 
-    conjugate_gradients(watched, lambda v: v / diagonal, right, 1e-6, 300)
+    conjugate_gradients(watched, right, Limits(1e-6, 300), lambda v: v / diagonal)
     assert len(differences) > 5
     assert max(differences) < 1e-10
+
+
+def test_in_an_inner_product_of_its_own():
+    """(I - V L) is self-adjoint in <u, L v>; L is told for free."""
+    systems, right = matrices()
+    weights, variance = systems / systems.norm(), torch.linalg.inv(systems + torch.eye(SIZE))
+    weigh = for_some(lambda v: (weights @ v[:, :, None])[:, :, 0], right)
+
+    def product(vectors, rows, weighted):
+        torch.testing.assert_close(weighted, weigh(vectors, rows), rtol=1e-6, atol=1e-9)
+        return vectors - (variance[rows] @ weighted[:, :, None])[:, :, 0]
+
+    found = conjugate_gradients(product, right, Limits(1e-12, 100), weigh=weigh)
+    exact = torch.linalg.solve(torch.eye(SIZE) - variance @ weights, right)
+    assert (found.vectors - exact).norm() < 1e-9 * exact.norm()
+
+
+def test_a_system_with_too_little_curvature_is_flagged():
+    systems, right = matrices()
+    smallest = torch.linalg.eigvalsh(systems)[:, 0]
+    bound = float(smallest.sort().values[3:5].mean())
+    found = conjugate_gradients(
+        times(systems), right, Limits(1e-10, 500, smallest_curvature=bound), torch.clone
+    )
+    assert not found.indefinite[smallest > bound].any()
+    counted = []
+    limits = Limits(1e-10, 3, smallest_curvature=1e6, after_each=lambda: counted.append(1))
+    refused = conjugate_gradients(times(systems), right, limits)
+    assert refused.indefinite.all()
+    assert (refused.vectors == 0).all()
+    assert len(counted) == 1

@@ -76,14 +76,14 @@ def test_a_pass_stays_within_the_tolerance(source: str) -> None:
         nn.functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
 
-    def posterior(tolerance: float | None) -> engram.Posterior:
+    def posterior(tolerance: float | str) -> engram.Posterior:
         if source == "optimizer":
             return engram.posterior_of(optimizer, model, num_data=NUM_DATA, tolerance=tolerance)
         return engram.laplace(
             model, (inputs, targets), structure="diagonal", tolerance=tolerance, progress=False
         )
 
-    short, exact = posterior(None), posterior(0.0)
+    short, exact = posterior("auto"), posterior(0.0)
     assert short.settings["tolerance"] == 0.03
     data = (inputs, targets)
     found = [

@@ -7,7 +7,7 @@ from torch import nn
 import engram
 from cases import CASES
 from engram.core.errors import ArgumentError, ModelMismatchError, PosteriorError
-from engram.curvature.operators import CurvatureOperator
+from engram.curvature.operators import GaussNewton
 from engram.engine.session import session
 from engram.posteriors.trace_estimation import (
     MATCHED,
@@ -51,7 +51,7 @@ def test_with_every_root_as_a_probe_the_trace_is_exact(match, structure):
     columns = case.dense.columns("empirical" if match == "errors" else "ggn")
     rows = torch.einsum("nkp,nkr->nrp", case.dense.jacobian, columns).flatten(0, 1)
     with session(case.model, case.data, case.public_likelihood, progress=False) as opened:
-        exact = CurvatureOperator(opened, layout_of(fitted), "ggn")
+        exact = GaussNewton(opened, layout_of(fitted), case.prior_precision)
         forms, own, residual = quadratic_forms(exact, fitted, rows, 1e-10)
         total = fitted_trace(opened, fitted, match)
     expected = torch.trace(exact_covariance(case) @ roots(case, match))
@@ -66,7 +66,7 @@ def test_random_probes_agree_within_their_standard_error(match):
     fitted = posterior("conv2d_groups", "kronecker")
     with session(case.model, case.data, case.public_likelihood, progress=False) as opened:
         layout = layout_of(fitted)
-        exact = CurvatureOperator(opened, layout, "ggn")
+        exact = GaussNewton(opened, layout, case.prior_precision)
         probes = probe_vectors(opened, layout, match, 200, seed=3)
         forms, own, residual = quadratic_forms(exact, fitted, probes, 1e-8)
         traces = Traces(forms, own, fitted_trace(opened, fitted, match), 0, residual)

@@ -9,22 +9,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engram.core.arguments import one_of
 from engram.engine.session import Observed
 from engram.likelihoods import Likelihood
 from engram.likelihoods.draws import Draws
 
-CURVATURES = ("ggn", "fisher", "empirical", "hessian")
-EXACT = ("hessian", "ggn")
 
-
-def check_exact(curvature: str) -> None:
-    """ArgumentError unless it is a curvature whose products can be had exactly."""
-    remedy = 'use "hessian", or "ggn" where the model is not at a minimum'
-    one_of("curvature", curvature, EXACT, remedy)
-
-
-def seeds(
+def ggn_roots(
     observed: Observed,
     likelihood: Likelihood,
     curvature: str,

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from enum import Enum
 
+from engram.core.arguments import one_of
+
+CURVATURES = ("ggn", "fisher", "empirical", "hessian")  # that a posterior can be fitted with
+EXACT = ("hessian", "ggn")  # whose products can be had exactly
+
 
 class Curvature(str, Enum):
     """What was summed into a precision.
@@ -21,3 +26,9 @@ class Curvature(str, Enum):
     OPTIMIZER = "optimizer"
 
     __str__ = str.__str__
+
+
+def check_exact(curvature: str) -> None:
+    """ArgumentError unless it is a curvature whose products can be had exactly."""
+    remedy = 'use "hessian", or "ggn" where the model is not at a minimum'
+    one_of("curvature", curvature, EXACT, remedy)

@@ -13,8 +13,7 @@ from engram.core.data.batches import Data
 from engram.core.memory import backing_off
 from engram.evidence.assessment import Assessment
 from engram.evidence.matching import check_outputs
-from engram.evidence.objective import Objective
-from engram.evidence.signals import Signals, measure
+from engram.evidence.signals import Objective, Signals, measure
 from engram.posteriors.gaussian import Posterior
 from engram.problem import opened_problem
 from engram.sensitivity.result import Result, check_result

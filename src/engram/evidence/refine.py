@@ -15,8 +15,7 @@ from engram.core.errors import DataError
 from engram.core.memory import backing_off
 from engram.core.parameters import trainable
 from engram.core.selection import check_group
-from engram.curvature.ggn_roots import check_exact
-from engram.curvature.kinds import Curvature
+from engram.curvature.kinds import Curvature, check_exact
 from engram.engine.session import Session
 from engram.evidence.matching import check_outputs
 from engram.evidence.solving import solve_left_out
@@ -170,7 +169,7 @@ def _retrain(
 def _is_nearly_exact(posterior: Posterior) -> bool:
     """Whether steps with it need few products with the Hessian besides."""
     exact = posterior.curvature is Curvature.HESSIAN
-    return exact and all(block.is_partial for block in posterior.blocks)
+    return exact and posterior.is_partial
 
 
 def _default_choice(result: Result) -> Tensor:

@@ -9,22 +9,52 @@ r"""The signals that cost some passes over the data: curvature, tangent and a se
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from engram.core.progress import progress_over
+from engram.core.progress import Bar, progress_over
 from engram.core.storage.kinds import checked, numbers, positions
+from engram.curvature.operators import Hessian
+from engram.curvature.per_example import PerExampleHessian
+from engram.engine.session import Session
 from engram.evidence.correlation import agreement
-from engram.evidence.exact_newton_steps import second_steps
-from engram.evidence.objective import Objective
+from engram.linalg.cg import Limits
+from engram.linalg.lanczos import ritz_values
+from engram.posteriors.gaussian import Posterior
+from engram.posteriors.trace_estimation import covered_layout, prior_vector
 from engram.sensitivity.effects import effect
+from engram.sensitivity.exact_steps import solve_without
 from engram.sensitivity.result import Result
 
-#: Length of a new Lanczos vector over the largest curvature below which it is rounding.
-BREAKDOWN = 1e-10
+#: Relative residual at which the steps of the second opinion end, in the norm of S^-1.
+TOLERANCE = 1e-3
+
+
+class Objective:
+    """The Hessian H of what was minimised, and the S in its place, over what S covers.
+
+    Args:
+        opened: model, data and likelihood.
+        posterior: gives S.
+        prior_share: times the posterior's delta, the delta of the training.
+    """
+
+    def __init__(self, opened: Session, posterior: Posterior, prior_share: float = 1.0) -> None:
+        self.opened, self.posterior = opened, posterior
+        self.layout = covered_layout(posterior)
+        prior = prior_share * prior_vector(posterior, self.layout)
+        self.hessian = Hessian(opened, self.layout, prior.to(posterior.mean[self.layout.names[0]]))
+
+    def solve(self, vectors: Tensor) -> Tensor:
+        """S^-1 v for every row."""
+        return self.posterior.solve_rows(vectors, self.layout)
+
+    def multiply(self, vectors: Tensor) -> Tensor:
+        """S v for every row."""
+        return self.posterior.multiply_rows(vectors, self.layout)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +147,53 @@ def measure(
 
 
 @dataclass(frozen=True, eq=False)
+class Steps:
+    """Steps of the parameters for n examples, [n, P].
+
+    Args:
+        first: S^-1 g, the posterior's own.
+        second: after the rounds of conjugate gradients.
+        residual: what the first step leaves of H step = g, relative, [n].
+        negative: where a direction of negative curvature was met, [n].
+    """
+
+    first: Tensor
+    second: Tensor
+    residual: Tensor
+    negative: Tensor
+
+
+def second_steps(objective: Objective, indices: Tensor, rounds: int, progress: bool) -> Steps:
+    r"""Both steps of these examples, the second by rounds of conjugate gradients on
+
+    .. math:: (H - H_i)\, \delta_i = \nabla \ell_i
+
+    preconditioned with S, which gives the first step; a round is a product with H per example.
+    """
+    opened, layout = objective.opened, objective.layout
+    gradients, targets = [], []
+    for observed in opened.passes("gradients", indices):
+        gradients.append(observed.trace.own_gradient_rows(observed.residual, layout))
+        targets.append(observed.targets)
+    gradient, batch = torch.cat(gradients), opened.placed(opened.batches.take(indices))
+    first = objective.solve(gradient)
+    off = gradient - objective.hessian @ first
+    left = _inner(off, objective.solve(off)) / _inner(gradient, first)
+    own = PerExampleHessian(opened, batch, torch.cat(targets), layout)
+    bar = Bar(rounds, "second opinion", progress)
+    limits = Limits(TOLERANCE, rounds, after_each=bar.update)
+    found = solve_without(objective.posterior, own.of, gradient, limits, objective.hessian)
+    bar.close()
+    untouched = (found.vectors == 0).all(1, keepdim=True)
+    second = torch.where(untouched, first, found.vectors)
+    return Steps(first, second, left.clamp(min=0).sqrt(), found.indefinite)
+
+
+def _inner(left: Tensor, right: Tensor) -> Tensor:
+    return (left * right).sum(1)
+
+
+@dataclass(frozen=True, eq=False)
 class Displacement:
     """Change of the predictions of n examples, each with its own step, [n, K]."""
 
@@ -159,37 +236,23 @@ def spectrum(objective: Objective, steps: int, seed: int, progress: bool) -> Spe
     Args:
         steps: products with the Hessian, one pass over the data each.
     """
-    vector = _draw(objective, seed)
-    basis: list[Tensor] = []
-    images: list[Tensor] = []  # S times the basis
-    diagonal: list[float] = []
-    beside: list[float] = []
-    for _ in progress_over(range(steps), "curvature", progress):
-        image = objective.multiply(vector[None])[0]
-        length = math.sqrt(max(float(vector @ image), 0.0))
-        if basis:
-            if length <= BREAKDOWN * max(map(abs, diagonal)):
-                break
-            beside.append(length)
-        basis.append(vector / length)
-        images.append(image / length)
-        product = objective.hessian_times(basis[-1][None])[0]
-        diagonal.append(float(basis[-1] @ product))
-        vector = objective.solve(product[None])[0]
-        for _ in range(2):  # rounding takes orthogonality away
-            known, weighted = torch.stack(basis), torch.stack(images)
-            vector = vector - (weighted @ vector) @ known
-        if len(basis) == objective.layout.num_params:
-            break
-    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
-    outer = torch.diag(torch.tensor(beside, dtype=torch.float64), 1)
-    values = torch.linalg.eigvalsh(matrix + outer + outer.T)
+
+    def rows(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda vector: product(vector[None])[0]
+
+    values = ritz_values(
+        rows(lambda v: objective.hessian @ v),
+        rows(objective.multiply),
+        rows(objective.solve),
+        _draw(objective, seed),
+        progress_over(range(steps), "curvature", progress),
+    )
     return Spectrum(float(values[0]), float(values[-1]))
 
 
 def _draw(objective: Objective, seed: int) -> Tensor:
     posterior = objective.posterior
-    device = objective.prior.device
+    device = posterior.mean[objective.layout.names[0]].device
     generator = torch.Generator(device=device).manual_seed(seed)
     drawn = posterior.sample(1, generator)
     moved = {name: drawn[name] - posterior.mean[name] for name in objective.layout.names}

@@ -5,6 +5,16 @@ r"""The step of leaving one example out, with the exact curvature of the remaini
 H is the curvature of all data and :math:`H_i` the example's own. A block of examples is solved
 together: every system has its own right-hand side and its own last term, and all share the passes
 for H.
+
+A step is refused where the objective of the remaining data does not agree with the quadratic that
+it came from. With :math:`R_i` the objective without example i, less what further training of the
+whole model would bring, the step promises :math:`-\frac12 \nabla\ell_i' \Delta\theta_i`:
+
+.. math:: \frac{R_i(\theta + \Delta\theta_i) - R_i(\theta) - \nabla L' \Delta\theta_i}
+    {-\frac12 \nabla\ell_i' \Delta\theta_i}
+
+is 1 where the promise is kept. Where the curvature nearly vanishes in some direction the step is
+far too long, and the ratio small or negative.
 """
 
 from __future__ import annotations
@@ -16,19 +26,24 @@ from torch import Tensor
 
 from engram.core.dtypes import wide
 from engram.core.memory import available_bytes
-from engram.core.parameters import Layout
+from engram.core.parameters import Layout, Named, trainable
 from engram.core.state.model import device_of
-from engram.curvature.operators import CurvatureOperator
-from engram.curvature.per_example import per_example_hessian_products
+from engram.curvature.operators import exact_curvature
+from engram.curvature.per_example import (
+    PerExampleCurvature,
+    PerExampleGaussNewton,
+    PerExampleHessian,
+)
 from engram.engine.session import Observed, Session
-from engram.evidence.agreement import Agreement
-from engram.linalg.cg import Solution, conjugate_gradients
+from engram.linalg.cg import Limits
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.trace_estimation import covered_layout, prior_vector
+from engram.sensitivity.effects import outputs_at
+from engram.sensitivity.exact_steps import solve_without
 
-LARGEST_ITERATION = 300
-LARGEST_BLOCK = 64
-MEMORY_SHARE = 0.1
+LARGEST_ITERATION = 300  # products with the curvature, a pass over the data each
+LARGEST_BLOCK = 64  # examples solved together
+MEMORY_SHARE = 0.1  # of the free memory, for the vectors of a block
 SMALLEST_AGREEMENT = 0.5  # of the promised decrease, below which a step is refused
 VECTORS_PER_EXAMPLE = 8  # solution, residual, direction, image and temporaries
 
@@ -108,19 +123,21 @@ def _solve_as(
     objective: Agreement,
 ) -> Solved:
     """Block by block."""
-    layout = objective.layout
-    exact = CurvatureOperator(opened, layout, remaining.whole)
+    layout, limits = objective.layout, Limits(tolerance, LARGEST_ITERATION)
+    exact = exact_curvature(remaining.whole, opened, layout, prior_vector(posterior, layout))
     deviations, found, refused = [], [], []
     for block in chosen.split(_examples_at_once(opened, layout)):
-        own = _Own(opened.observe(opened.batches.take(block)), opened, layout, remaining.own)
-        solution = _solve_block(exact, posterior, own, tolerance)
-        deviations.append(own.tangents(solution.vectors).cpu())
+        observed = opened.observe(opened.batches.take(block))
+        right = observed.trace.own_gradient_rows(observed.residual, layout)
+        own = _own_curvature(remaining.own, observed, opened, layout)
+        solution = solve_without(posterior, own.of, right, limits, exact)
+        steps = layout.unflatten(solution.vectors)
+        deviations.append(observed.trace.own_tangents(steps).cpu())
         found.append(solution)
-        right = own.gradients(own.observed.residual)
         promised = 0.5 * (wide(right) * wide(solution.vectors)).sum(1)
         kept = objective.of_steps(block, solution.vectors, promised)
         refused.append((solution.indefinite | ~(kept >= SMALLEST_AGREEMENT)).cpu())
-        own.observed.trace.release()
+        observed.trace.release()
     return Solved(
         torch.cat(deviations),
         torch.cat([s.residual.cpu() for s in found]),
@@ -129,55 +146,59 @@ def _solve_as(
     )
 
 
-class _Own:
-    """What each example of a block adds by itself: its gradient and its curvature."""
-
-    def __init__(self, observed: Observed, opened: Session, layout: Layout, kind: str) -> None:
-        self.observed, self.model, self.likelihood = observed, opened.model, opened.likelihood
-        self.layout = layout
-        self.curvature_times = {"ggn": self._gauss_newton, "hessian": self._hessian}[kind]
-
-    def gradients(self, seed: Tensor) -> Tensor:
-        """J_i' seed_i, [B, P]."""
-        return self.observed.trace.own_gradient_rows(seed, self.layout)
-
-    def tangents(self, vectors: Tensor) -> Tensor:
-        """J_i v_i, [B, K]."""
-        return self.observed.trace.own_tangents(self.layout.unflatten(vectors))
-
-    def _hessian(self, vectors: Tensor) -> Tensor:
-        """H_i v_i, [B, P]."""
-        observed, named = self.observed, self.layout.unflatten(vectors)
-        return per_example_hessian_products(
-            self.model, self.likelihood, observed.batch, observed.targets, named
-        )
-
-    def _gauss_newton(self, vectors: Tensor) -> Tensor:
-        """J_i' Lambda_i J_i v_i, [B, P]."""
-        outputs, targets = self.observed.outputs, self.observed.targets
-        moved = self.tangents(vectors)
-        return self.gradients(self.likelihood.hessian_times(outputs, targets, moved))
-
-
-def _solve_block(
-    exact: CurvatureOperator, posterior: Posterior, own: _Own, tolerance: float
-) -> Solution:
-    layout = own.layout
-    right = own.gradients(own.observed.residual)
-    prior = prior_vector(posterior, layout).to(right)
-
-    def times(vectors: Tensor, rows: Tensor, conditioned: Tensor) -> Tensor:
-        whole = torch.zeros_like(right)
-        whole[rows] = vectors
-        return exact.times(vectors) + prior * vectors - own.curvature_times(whole)[rows]
-
-    def precondition(vectors: Tensor) -> Tensor:
-        return layout.flatten(posterior.solve(layout.unflatten(vectors)))
-
-    return conjugate_gradients(times, precondition, right, tolerance, LARGEST_ITERATION)
+def _own_curvature(
+    kind: str, observed: Observed, opened: Session, layout: Layout
+) -> PerExampleCurvature:
+    if kind == "ggn":
+        return PerExampleGaussNewton(opened, observed, layout)
+    return PerExampleHessian(opened, observed.batch, observed.targets, layout)
 
 
 def _examples_at_once(opened: Session, layout: Layout) -> int:
     per_example = 8 * VECTORS_PER_EXAMPLE * layout.num_params
     budget = MEMORY_SHARE * available_bytes(device_of(opened.model))
     return max(1, min(LARGEST_BLOCK, opened.largest_part, int(budget / per_example)))
+
+
+class Agreement:
+    """The objective at the model's weights, to compare steps with."""
+
+    def __init__(self, opened: Session, posterior: Posterior, layout: Layout) -> None:
+        self.opened, self.layout = opened, layout
+        parameters = {name: trainable(opened.model)[name] for name in layout.names}
+        self.start = layout.flatten({n: p.detach() for n, p in parameters.items()})
+        self.prior = prior_vector(posterior, layout).to(self.start.device)
+        self.gradient = wide(torch.zeros_like(self.start))
+        losses = []
+        for observed in opened.passes("objective"):
+            pulled = opened.pull_back(observed.batch, observed.residual, parameters)
+            self.gradient += wide(layout.flatten(pulled))
+            losses.append(wide(observed.loss))
+        self.losses = torch.cat(losses)
+
+    def of_steps(self, chosen: Tensor, steps: Tensor, promised: Tensor) -> Tensor:
+        """The ratio for every step, [M].
+
+        Args:
+            chosen: the left-out example of each, [M].
+            steps: changes of the parameters, [M, P].
+            promised: half of <grad loss_i, step>, [M].
+        """
+        ratios = []
+        for i, step, half in zip(chosen.tolist(), steps, promised, strict=True):
+            change = self._losses_at(self.layout.unflatten(self.start + step)) - self.losses
+            change[i] = 0.0
+            widened = wide(step)
+            found = change.sum() + 0.5 * (self.prior * widened**2).sum() - self.gradient @ widened
+            ratios.append(found / -half if half > 0 else torch.ones_like(found))
+        return torch.stack(ratios)
+
+    def _losses_at(self, parameters: Named) -> Tensor:
+        model, likelihood = self.opened.model, self.opened.likelihood
+        losses = []
+        for batch in self.opened.batches:
+            on_device = batch.to(device_of(model))
+            outputs = outputs_at(model, parameters, on_device)
+            targets = likelihood.prepare(outputs, on_device.targets)
+            losses.append(wide(likelihood.loss(outputs, targets)))
+        return torch.cat(losses)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, Protocol
 
 import torch
@@ -23,14 +23,11 @@ from torch import Tensor
 
 from engram.core.errors import PosteriorError
 from engram.core.parameters import Layout, Named
-from engram.linalg.cg import Solution, conjugate_gradients
+from engram.linalg.cg import ApplyTo, Limits, Solution, conjugate_gradients
 
 # of the short ways through wide layers
 SMALLEST_SIDE = 64  # rows or columns of a matrix, below which there is little to gain
 ANY_DIRECTION = 10.0  # tolerances that an error may have for vectors unlike the data's
-
-#: rows v [R, P] of the systems numbered [R] -> H_m v of each with the matrix of its own system
-Own = Callable[[Tensor, Tensor], Tensor]
 
 
 class Block(ABC):
@@ -124,16 +121,13 @@ class Block(ABC):
         """Rows in the precision that S is known to, where it is known no better than that."""
         return rows
 
-    def solve_without(
-        self, own: Own, right: Tensor, tolerance: float, largest_iteration: int
-    ) -> Solution:
+    def solve_without(self, own: ApplyTo, right: Tensor, limits: Limits) -> Solution:
         """(S - H_m)^-1 b_m for every row of b [M, P], by conjugate gradients preconditioned with S.
 
         Args:
             own: products with H_m.
             right: b, in the order of the layout.
-            tolerance: relative residual at which a system counts as solved.
-            largest_iteration: at most so many products per system.
+            limits: where it ends.
         """
 
         def times(vectors: Tensor, rows: Tensor, whole: Tensor) -> Tensor:
@@ -142,7 +136,7 @@ class Block(ABC):
         def precondition(vectors: Tensor) -> Tensor:
             return self.layout.flatten(self.solve(self.layout.unflatten(vectors)))
 
-        return conjugate_gradients(times, precondition, right, tolerance, largest_iteration)
+        return conjugate_gradients(times, right, limits, precondition)
 
     def dense_inverse(self) -> Tensor | None:
         """S^-1 as a matrix [P, P] in the order of the layout, where it is kept as one."""

@@ -33,8 +33,8 @@ from engram.core.dtypes import wide
 from engram.core.errors import PosteriorError
 from engram.core.parameters import Layout, Named
 from engram.core.storage.kinds import check_numbers, check_that
-from engram.linalg.block import Block, Own
-from engram.linalg.cg import Solution, conjugate_gradients
+from engram.linalg.block import Block
+from engram.linalg.cg import ApplyTo, Limits, Solution, conjugate_gradients
 
 CORRECTION = 3e-2  # relative residual of what the outside gives back, a part of the step
 
@@ -161,29 +161,25 @@ class LowRankBlock(Block):
         """In single precision, but for small models."""
         return rows.to(self.basis)
 
-    def solve_without(
-        self, own: Own, right: Tensor, tolerance: float, largest_iteration: int
-    ) -> Solution:
+    def solve_without(self, own: ApplyTo, right: Tensor, limits: Limits) -> Solution:
         """(S - H_m)^-1 b_m for every row of b [M, P], with H_m taken out where S is known."""
         everyone = torch.arange(len(right), device=right.device)
 
-        def within(coordinates: Tensor, residual: float) -> Solution:
+        def within(coordinates: Tensor, limits: Limits) -> Solution:
             """A_m y = b, in coordinates of the kept directions."""
 
             def times(vectors: Tensor, rows: Tensor, whole: Tensor) -> Tensor:
                 return whole - own(vectors @ self.basis.mT, rows) @ self.basis
 
-            return conjugate_gradients(
-                times, lambda rows: rows / self.inside, coordinates, residual, largest_iteration
-            )
+            return conjugate_gradients(times, coordinates, limits, lambda rows: rows / self.inside)
 
-        first = within(right @ self.basis, tolerance)
+        first = within(right @ self.basis, limits)
         inside = first.vectors @ self.basis.mT
         known = right + own(inside, everyone)
         known = known - (known @ self.basis) @ self.basis.mT
         beyond = (known - first.vectors @ self.outside.mT) / self.rest
         back = own(beyond, everyone) @ self.basis - beyond @ self.outside
-        second = within(back, CORRECTION)
+        second = within(back, replace(limits, tolerance=CORRECTION))
         return replace(
             first,
             vectors=inside + second.vectors @ self.basis.mT + beyond,

@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from engram.core.parameters import Named
+from engram.core.parameters import Layout, Named
 from engram.core.storage.values import variants
 from engram.linalg.block import Block
 from engram.linalg.dense import DenseBlock
@@ -45,6 +45,11 @@ class Precision(ABC):
         """The block of each covered parameter."""
         return {name: block for block in self.blocks for name in block.names}
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether S is exact in some directions only, and isotropic in the others."""
+        return all(block.is_partial for block in self.blocks)
+
     def solve(self, vectors: Mapping[str, Tensor]) -> Named:
         """S^-1 v by name, [..., *shape]; parameters that are fixed get zeros.
 
@@ -64,6 +69,14 @@ class Precision(ABC):
                 continue
             result |= getattr(block, method)({name: vectors[name] for name in block.names})
         return result
+
+    def solve_rows(self, rows: Tensor, layout: Layout) -> Tensor:
+        """S^-1 v for rows [M, P] in the order of a layout."""
+        return layout.flatten(self.solve(layout.unflatten(rows)))
+
+    def multiply_rows(self, rows: Tensor, layout: Layout) -> Tensor:
+        """S v for rows [M, P] in the order of a layout."""
+        return layout.flatten(self.multiply(layout.unflatten(rows)))
 
     def log_det(self) -> float:
         """log |S|."""

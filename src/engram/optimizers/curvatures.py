@@ -18,8 +18,8 @@ from engram.core.arguments import MANY, whole
 from engram.core.dtypes import wide
 from engram.core.errors import ArgumentError, NonFiniteError, brief
 from engram.curvature.batched_gradients import many_gradients
-from engram.curvature.hessian import hessian_rows
 from engram.curvature.kinds import Curvature
+from engram.curvature.operators import hessian_rows
 from engram.engine.self_check import LACKING, doubtful_functions, no_second_derivative
 from engram.likelihoods import Likelihood, resolve
 

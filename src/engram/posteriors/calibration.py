@@ -11,7 +11,7 @@ from engram.core.arguments import AUTO, MANY, fraction, seed_number, whole
 from engram.core.data.batches import Data
 from engram.core.errors import NonFiniteError, PosteriorError
 from engram.core.memory import backing_off
-from engram.curvature.operators import CurvatureOperator
+from engram.curvature.operators import exact_curvature
 from engram.engine.session import session
 from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
@@ -20,6 +20,7 @@ from engram.posteriors.trace_estimation import (
     check_match,
     covered_layout,
     fitted_trace,
+    prior_vector,
     probe_vectors,
     quadratic_forms,
 )
@@ -90,7 +91,8 @@ def calibrate(
     posterior = as_posterior(posterior, model)
     layout = covered_layout(posterior)
     with session(model, data, posterior.known_likelihood, batch_size, progress) as opened:
-        exact = CurvatureOperator(opened, layout, curvature)
+        prior = prior_vector(posterior, layout)
+        exact = exact_curvature(curvature, opened, layout, prior)
         vectors = probe_vectors(opened, layout, match, probes, seed)
         if not vectors.isfinite().all():
             raise NonFiniteError(

@@ -13,7 +13,7 @@ from engram.core.dtypes import wide
 from engram.core.parameters import trainable
 from engram.core.progress import Pace
 from engram.core.selection import spread
-from engram.curvature.ggn_roots import seeds
+from engram.curvature.ggn_roots import ggn_roots
 from engram.curvature.moments import SquareMoments
 from engram.engine.session import Observed, Session
 from engram.linalg.diagonal import DiagonalBlock
@@ -43,7 +43,7 @@ class Fit:
         likelihood, count = self.session.likelihood, self.num_leading
         pace: Pace | None = None
         for observed in self.session.passes(description):
-            vectors = seeds(observed, likelihood, self.curvature, self.seed, count)
+            vectors = ggn_roots(observed, likelihood, self.curvature, self.seed, count)
             number = vectors.shape[2]
             if pace is None:
                 batches = -(-self.session.batches.num_data // len(observed.batch))

@@ -14,11 +14,11 @@ from engram.core.errors import ArgumentError, PosteriorError
 from engram.core.memory import available_bytes, backing_off
 from engram.core.parameters import Layout, Named, check_module, trainable
 from engram.core.state.model import device_of
-from engram.curvature.ggn_roots import CURVATURES, seeds
-from engram.curvature.hessian import hessian
+from engram.curvature.ggn_roots import ggn_roots
 from engram.curvature.kfac import KroneckerFactors
-from engram.curvature.kinds import Curvature
+from engram.curvature.kinds import CURVATURES, Curvature
 from engram.curvature.moments import OuterMoments, SquareMoments
+from engram.curvature.operators import Hessian
 from engram.engine.refusals import pass_on
 from engram.engine.session import Observed, session
 from engram.likelihoods import Likelihood
@@ -217,11 +217,11 @@ def _dense(fit: Fit, names: Sequence[str]) -> tuple[Block, ...]:
     device = device_of(fit.session.model)
     _check_size(layout, device)
     if fit.curvature == "hessian":
-        matrix = hessian(fit.session, layout)
+        matrix = Hessian(fit.session, layout).matrix()
     else:
         moments = OuterMoments(layout, device)
         for observed in fit.session.passes("curvature"):
-            vectors = seeds(observed, fit.session.likelihood, fit.curvature, fit.seed)
+            vectors = ggn_roots(observed, fit.session.likelihood, fit.curvature, fit.seed)
             with torch.no_grad():
                 per_seed = [
                     observed.trace.arranged(vectors[:, :, r].contiguous())
@@ -251,7 +251,7 @@ def _full_hessian_first(fit: Fit) -> tuple[Block, ...]:
     """The exact Hessian where it is safely positive definite, else the Gauss-Newton matrix."""
     layout = Layout.of({name: p.detach() for name, p in fit.parameters.items()})
     try:
-        matrix = hessian(fit.session, layout)
+        matrix = Hessian(fit.session, layout).matrix()
     except RuntimeError as error:  # an operation without a second derivative
         pass_on(error)
         return _full(fit)

@@ -24,7 +24,7 @@ from engram.core.dtypes import widest
 from engram.core.parameters import Layout, trainable
 from engram.core.state.model import device_of
 from engram.curvature.float32 import Float32Copy
-from engram.curvature.operators import CurvatureOperator
+from engram.curvature.operators import CurvatureOperator, exact_curvature
 from engram.engine.session import LARGEST_BATCH, Observed, Session
 from engram.linalg.krylov import BlockKrylov
 from engram.linalg.low_rank import LowRankBlock, check_definite
@@ -85,13 +85,13 @@ def _products(opened: Session, layout: Layout, kind: str) -> Callable[[Tensor], 
     size = min(opened.largest_part, LARGEST_BATCH)
     batches = Batches(opened.batches.data, max(1, size))
     quiet = replace(opened, progress=False, batches=batches, largest_part=VECTORS * size)
-    exact = CurvatureOperator(quiet, layout, kind)
+    exact = exact_curvature(kind, quiet, layout)
     if layout.num_params > WHOLE and any(
         p.dtype == torch.float64 for p in trainable(opened.model).values()
     ):
         exact = _in_single(quiet, kind) or exact
     kept = exact.parameters[0].dtype
-    return lambda rows: exact.times(rows.to(kept)).to(rows)
+    return lambda rows: (exact @ rows.to(kept)).to(rows)
 
 
 def _in_single(opened: Session, kind: str) -> CurvatureOperator | None:
@@ -103,8 +103,8 @@ def _in_single(opened: Session, kind: str) -> CurvatureOperator | None:
     except (RuntimeError, TypeError):  # it cannot be copied, or double precision is written into it
         return None
     layout = Layout.of({name: p.detach() for name, p in trainable(model).items()})
-    return CurvatureOperator(
-        replace(opened, engine=replace(opened.engine, model=model)), layout, kind
+    return exact_curvature(
+        kind, replace(opened, engine=replace(opened.engine, model=model)), layout
     )
 
 

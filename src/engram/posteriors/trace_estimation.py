@@ -28,7 +28,7 @@ from engram.curvature.batched_gradients import many_gradients
 from engram.curvature.operators import CurvatureOperator
 from engram.engine.session import Observed, Session
 from engram.likelihoods import Likelihood
-from engram.linalg.cg import conjugate_gradients
+from engram.linalg.cg import Limits, conjugate_gradients
 from engram.posteriors.gaussian import Posterior
 
 LARGEST_ITERATION = 500
@@ -145,21 +145,17 @@ def quadratic_forms(
     The exact ones by conjugate gradients preconditioned with the posterior.
 
     Args:
-        exact: the curvature; the posterior's prior is added to it.
-        posterior: gives the prior, and the other precision.
+        exact: the curvature, with the prior.
+        posterior: gives the other precision.
         probes: g, [M, P].
         tolerance: relative residual of the solves; the forms are accurate to about its square.
     """
-    layout = exact.layout
-    prior = prior_vector(posterior, layout).to(probes)
 
     def precondition(vectors: Tensor) -> Tensor:
-        return layout.flatten(posterior.solve(layout.unflatten(vectors)))
+        return posterior.solve_rows(vectors, exact.layout)
 
-    def times(vectors: Tensor, rows: Tensor, conditioned: Tensor) -> Tensor:
-        return exact.times(vectors) + prior * vectors
-
-    found = conjugate_gradients(times, precondition, probes, tolerance, LARGEST_ITERATION)
+    limits = Limits(tolerance, LARGEST_ITERATION)
+    found = conjugate_gradients(lambda v, *_: exact @ v, probes, limits, precondition)
     if found.indefinite.any():
         raise PosteriorError(
             f"a positive-definite {exact.kind} at the model's weights",

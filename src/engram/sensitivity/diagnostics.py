@@ -168,7 +168,7 @@ def _consistent_eigenvalues(observed: Observed, vectors: Tensor, posterior: Post
     :math:`L (I + L)^{-1}`, as if it did.
     """
     products = observed.trace.inner_products(vectors, posterior)
-    if not any(block.is_partial for block in posterior.blocks):
+    if not posterior.is_partial:
         return eigen(products)[0]
     within = replace(posterior, blocks=tuple(block.only_kept() for block in posterior.blocks))
     kept = observed.trace.inner_products(vectors, within)

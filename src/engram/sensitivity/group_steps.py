@@ -12,27 +12,47 @@ the exact Gauss-Newton matrix of the remaining data, which always is, and the st
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from engram.core import equation
-from engram.core.parameters import Named, inner
+from engram.core.dtypes import wide
+from engram.core.parameters import Named, inner, trainable
 from engram.curvature.kinds import Curvature
+from engram.curvature.operators import (
+    CurvatureOperator,
+    GaussNewton,
+    Hessian,
+    TangentGaussNewton,
+    Weighted,
+)
 from engram.engine.gradient_accumulator import DiscardGradients
+from engram.engine.grouping import matrix_blocks
 from engram.engine.session import Session
+from engram.engine.steps import is_rank_one
+from engram.linalg.cg import Limits
 from engram.posteriors.downdating import without_inputs
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.trace_estimation import covered_layout
+from engram.posteriors.trace_estimation import covered_layout, prior_vector
 from engram.sensitivity.estimators import downdated, newton
 from engram.sensitivity.estimators.base import Setting
 from engram.sensitivity.estimators.corrected import corrected
-from engram.sensitivity.newton import TOLERANCE, solve_without
-from engram.sensitivity.remaining import LARGEST_ITERATION, LeftOut, has_low_rank
+from engram.sensitivity.exact_steps import TOLERANCE as OWN_TOLERANCE
+from engram.sensitivity.exact_steps import own_limits, solve_without
 
 OVERDRAWN = 1e-6  # of the largest eigenvalue of a factor
+# of the solves without a group's Gauss-Newton matrix
+LARGEST_ITERATION = 200  # products with it, a pass over the group each
+DOUBLE_TOLERANCE = 1e-14  # relative residual at which they end: who uses double wants equality
+TOLERANCE = 10**-4.5  # the same in single precision, or where the precision is known in part
+GOOD_ENOUGH = 1e-3  # relative residual up to which a step that has not ended is not flagged
+SHARE_OF_PRIOR = 0.01  # of the prior's precision, that must remain in every direction
 
 
 class Matrix(str, Enum):
@@ -64,23 +84,126 @@ class Step:
     why: str = ""
 
 
+class Group:
+    """The examples that are left out: their weighted gradient, curvature and inputs."""
+
+    def __init__(
+        self, opened: Session, posterior: Posterior, chosen: Tensor, shares: Tensor
+    ) -> None:
+        self.opened, self.posterior = opened, posterior
+        # in one order, so that the order they are named in does not matter
+        self.chosen, order = chosen.sort()
+        self.share_of = dict(zip(self.chosen.tolist(), shares[order].tolist(), strict=True))
+        self.layout = covered_layout(posterior)
+        parameters = trainable(opened.model)
+        self.parameters = {name: parameters[name] for name in self.layout.names}
+        self.weighted = Weighted(self.chosen, shares[order])
+
+    @property
+    def largest_share(self) -> float:
+        """Of the examples, as much as is taken out of any."""
+        return max(self.share_of.values())
+
+    def outweighs(self, step: Named, gradient: Named) -> bool:
+        """Whether weights beyond 1 have more curvature along the step S^-1 g than all data.
+
+        Then a first-order step says nothing: the group's own curvature is what it leaves out. With
+        overflow there is no telling, and that is a yes.
+        """
+        if max(abs(share) for share in self.share_of.values()) <= 1:
+            return False
+        along = self.layout.flatten({name: step[name] for name in self.layout.names})
+        own = float((wide(along) * wide(self.gauss_newton @ along[None])).sum())
+        whole = inner(step, gradient)
+        return not abs(own) <= whole < math.inf
+
+    def _shares(self, indices: Tensor, like: Tensor) -> Tensor:
+        return torch.tensor([self.share_of[int(i)] for i in indices], dtype=torch.float64).to(like)[
+            :, None
+        ]
+
+    def gradient(self) -> Named:
+        """sum_j eps_j grad loss_j."""
+        total = {n: torch.zeros_like(p) for n, p in self.parameters.items()}
+        for observed in self.opened.passes("gradient of the group", self.chosen):
+            seed = self._shares(observed.batch.indices, observed.residual) * observed.residual
+            for name, value in self.opened.pull_back(observed.batch, seed, self.parameters).items():
+                total[name] += value
+        return total
+
+    @cached_property
+    def gauss_newton(self) -> TangentGaussNewton:
+        """sum_j eps_j J_j' Lambda_j J_j."""
+        return TangentGaussNewton(self.opened, self.layout, examples=self.weighted)
+
+    def inputs(self) -> dict[tuple[str, ...], Tensor]:
+        """sum_j eps_j c_j c_j' of every Kronecker block whose layer acts at one position, [I, I].
+
+        Where a layer acts at many positions, factors are left as they are, as for single examples.
+        """
+        total: dict[tuple[str, ...], Tensor] = {}
+        for observed in self.opened.passes("inputs of the group", self.chosen):
+            for site in observed.trace.sites:
+                block = self.posterior.block_of.get(site.names[0])
+                if block is None or not block.knows_inputs:
+                    continue
+                if not is_rank_one(site, matrix_blocks([block])):
+                    continue
+                columns = wide(site.call.input.reshape(len(observed.outputs), -1))
+                if len(block.names) == 2:
+                    columns = torch.cat([columns, torch.ones_like(columns[:, :1])], dim=1)
+                shares = self._shares(observed.batch.indices, columns)
+                square = columns.mT @ (shares * columns)
+                total[block.names] = total.get(block.names, 0) + square
+        return total
+
+    def solve_remaining(
+        self, gradient: Named, whole: CurvatureOperator | None = None
+    ) -> tuple[Named, bool]:
+        """(W - the group's Gauss-Newton matrix)^-1 g, and whether not to trust it.
+
+        Where what remains has hardly any curvature in some direction, the solution so far is
+        returned and flagged: never an exploding number.
+
+        Args:
+            gradient: g.
+            whole: W; the precision itself if not given.
+        """
+        posterior, right = self.posterior, self.layout.flatten(gradient)[None]
+        first = posterior.solve_rows(right, self.layout)
+        if not math.isfinite(float((wide(first) * wide(right)).sum())):
+            return self._named(first), True  # weights so large that their squares overflow
+        double = right.dtype == torch.float64 and not posterior.is_partial
+        # whatever data remains, the precision should not fall far below the prior's
+        smallest = SHARE_OF_PRIOR * min(posterior.prior_of(name) for name in gradient)
+        limits = Limits(DOUBLE_TOLERANCE if double else TOLERANCE, LARGEST_ITERATION, smallest)
+        found = solve_without(posterior, lambda v, _: self.gauss_newton @ v, right, limits, whole)
+        if not found.vectors.any() and bool(found.indefinite[0]):
+            return self._named(first), True
+        bad = bool(found.indefinite[0]) or not float(found.residual[0]) <= GOOD_ENOUGH
+        return self._named(found.vectors), bad
+
+    def _named(self, rows: Tensor) -> Named:
+        return {name: value[0] for name, value in self.layout.unflatten(rows).items()}
+
+
 def group_step(
     opened: Session, posterior: Posterior, chosen: Tensor, shares: Tensor, rule: str
 ) -> Step:
     """The step for a group, by one of ``STEPS``."""
-    group = LeftOut(opened, posterior, chosen, shares)
+    group = Group(opened, posterior, chosen, shares)
     if rule in SINGLE and len(chosen) == 1 and float(shares[0]) == 1:
         return SINGLE[rule](group)
     return STEPS[rule](group)
 
 
-def _linear(group: LeftOut) -> Step:
+def _linear(group: Group) -> Step:
     gradient = group.gradient()
     delta = equation.mean_deviation(group.posterior.solve, gradient)
     return Step(delta, Matrix.ALL, group.outweighs(delta, gradient))
 
 
-def _downdated(group: LeftOut) -> Step:
+def _downdated(group: Group) -> Step:
     downdated.ESTIMATOR.check(group.posterior)
     remaining, lowest = without_inputs(group.posterior, group.inputs())
     delta = equation.mean_deviation(remaining.solve, group.gradient())
@@ -89,36 +212,40 @@ def _downdated(group: LeftOut) -> Step:
     return Step(delta, Matrix.FACTORS, overdrawn)
 
 
-def _corrected(group: LeftOut) -> Step:
+def _corrected(group: Group) -> Step:
     posterior, gradient = group.posterior, group.gradient()
-    if has_low_rank(posterior):
+    if posterior.is_partial:
         return _gauss_newton(group, gradient, "the precision is known in some directions only")
     if posterior.is_dense and posterior.curvature is Curvature.HESSIAN:
         return _gauss_newton(group, gradient, "a Hessian need not stay positive definite")
-    delta, flagged = group.solve_remaining(posterior.multiply, gradient)
+    delta, flagged = group.solve_remaining(gradient)
     return Step(delta, Matrix.WITHOUT_GAUSS_NEWTON, flagged)
 
 
-def _gauss_newton(group: LeftOut, gradient: Named, why: str) -> Step:
-    delta, flagged = group.solve_remaining(group.all_gauss_newton_times, gradient)
+def _gauss_newton(group: Group, gradient: Named, why: str) -> Step:
+    posterior, layout = group.posterior, group.layout
+    prior = prior_vector(posterior, layout)
+    whole = GaussNewton(group.opened, layout, prior, scale=posterior.scale)
+    delta, flagged = group.solve_remaining(gradient, whole)
     return Step(delta, Matrix.GAUSS_NEWTON, flagged, why)
 
 
-def _newton(group: LeftOut) -> Step:
+def _newton(group: Group) -> Step:
     """With the Hessian of the remaining data, where it leads no more than twice as far."""
     newton.ESTIMATOR.check(group.posterior)
-    layout, gradient = covered_layout(group.posterior), group.gradient()
+    posterior, layout, gradient = group.posterior, group.layout, group.gradient()
     right = layout.flatten(gradient)[None]
+    hessian = Hessian(group.opened, layout, examples=group.weighted)
 
     def own(vectors: Tensor, rows: Tensor) -> Tensor:
-        found = group.hessian_times(layout.unflatten(vectors[0].to(right)))
-        return layout.flatten(found)[None].to(vectors)
+        return (hessian @ vectors.to(right)).to(vectors)
 
-    solution = solve_without(group.posterior, own, right, LARGEST_ITERATION)
+    limits = own_limits(posterior, right, LARGEST_ITERATION)
+    solution = solve_without(posterior, own, right, limits)
     safe = _gauss_newton(group, gradient, "")
     step = layout.unflatten(solution.vectors[0])
     gain, largest = inner(gradient, step), newton.LARGEST_GAIN * inner(gradient, safe.delta)
-    if bool(solution.indefinite[0]) or not float(solution.residual[0]) <= TOLERANCE:
+    if bool(solution.indefinite[0]) or not float(solution.residual[0]) <= OWN_TOLERANCE:
         why = "the Hessian of the remaining data is not positive definite at these weights"
     elif 0 <= gain <= largest:
         return Step(step, Matrix.WITHOUT_HESSIAN)
@@ -127,7 +254,7 @@ def _newton(group: LeftOut) -> Step:
     return Step(safe.delta, safe.matrix, safe.flagged, why)
 
 
-def _one_corrected(group: LeftOut) -> Step:
+def _one_corrected(group: Group) -> Step:
     setting = _setting(group)
     for observed in group.opened.passes("example", group.chosen):
         found = corrected(observed, setting)
@@ -138,7 +265,7 @@ def _one_corrected(group: LeftOut) -> Step:
     raise AssertionError("one example was asked for")
 
 
-def _one_newton(group: LeftOut) -> Step:
+def _one_newton(group: Group) -> Step:
     newton.ESTIMATOR.check(group.posterior)
     setting = _setting(group)
     for observed in group.opened.passes("example", group.chosen):
@@ -150,15 +277,15 @@ def _one_newton(group: LeftOut) -> Step:
     raise AssertionError("one example was asked for")
 
 
-def _setting(group: LeftOut) -> Setting:
+def _setting(group: Group) -> Setting:
     likelihood = group.opened.likelihood
     return Setting(likelihood, group.posterior, 0, DiscardGradients(), opened=group.opened)
 
 
-STEPS: dict[str, Callable[[LeftOut], Step]] = {
+STEPS: dict[str, Callable[[Group], Step]] = {
     "linear": _linear,
     "corrected": _corrected,
     "newton": _newton,
     "downdated": _downdated,
 }
-SINGLE: dict[str, Callable[[LeftOut], Step]] = {"corrected": _one_corrected, "newton": _one_newton}
+SINGLE: dict[str, Callable[[Group], Step]] = {"corrected": _one_corrected, "newton": _one_newton}

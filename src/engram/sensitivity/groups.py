@@ -27,7 +27,6 @@ from engram.problem import Problem, opened_problem
 from engram.sensitivity.effects import Effect, effect, paper_effect
 from engram.sensitivity.estimators import default_estimator
 from engram.sensitivity.group_steps import STEPS, Matrix, group_step
-from engram.sensitivity.remaining import has_low_rank
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -199,7 +198,7 @@ def _chosen_rule(estimator: str, posterior: Posterior, size: int) -> str:
     """
     if not is_auto(estimator):
         return estimator
-    if size > 1 and has_low_rank(posterior) and not posterior.exact:
+    if size > 1 and posterior.is_partial and not posterior.exact:
         return "corrected"
     return default_estimator(posterior)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engram.linalg.cg import Limits, conjugate_gradients, for_some
 from engram.sensitivity.estimators.base import (
     GUARD,
     Estimate,
@@ -30,8 +31,8 @@ from engram.sensitivity.variance import DENSE_OUTPUTS, variance
 #: Products with V that conjugate gradients may take for one batch. They end by their residual long
 #: before, unless leverages are close to 1.
 LARGEST_ITERATION = 30
-#: Square of the relative residual at which conjugate gradients end, in double and single precision.
-DOUBLE_GOAL, SINGLE_GOAL = 1e-12, 1e-8
+#: Relative residual at which conjugate gradients end, in double and single precision.
+DOUBLE_TOLERANCE, SINGLE_TOLERANCE = 1e-6, 1e-4
 
 
 @dataclass(frozen=True)
@@ -133,30 +134,16 @@ def solved_by_products(
         >>> v * pull
         tensor([[1.0000, 0.2500]], dtype=torch.float64)
     """
-    solution = torch.zeros_like(error)
-    residual = times_variance(error)
-    direction = residual.clone()
-    square = (residual * times_hessian(residual)).sum(1)
-    goal = (DOUBLE_GOAL if error.dtype == torch.float64 else SINGLE_GOAL) * square
-    flagged = torch.zeros_like(square, dtype=torch.bool)
-    for _ in range(LARGEST_ITERATION):
-        weighted_direction = times_hessian(direction)
-        image = direction - times_variance(weighted_direction)
-        length = (direction * weighted_direction).sum(1)
-        curvature = (image * weighted_direction).sum(1)
-        active = (square > goal) & ~flagged
-        flagged |= active & (curvature <= (1 - guard) * length)
-        active &= ~flagged
-        if not active.any():
-            break
-        step = torch.where(active, square / curvature, torch.zeros_like(square))[:, None]
-        solution = solution + step * direction
-        residual = residual - step * image
-        before, square = square, (residual * times_hessian(residual)).sum(1)
-        ratio = torch.where(active, square / before, torch.zeros_like(square))[:, None]
-        direction = residual + ratio * direction
+    some_variance, some_hessian = for_some(times_variance, error), for_some(times_hessian, error)
+
+    def times(vectors: Tensor, rows: Tensor, weighted: Tensor) -> Tensor:
+        return vectors - some_variance(weighted, rows)
+
+    tolerance = DOUBLE_TOLERANCE if error.dtype == torch.float64 else SINGLE_TOLERANCE
+    limits = Limits(tolerance, LARGEST_ITERATION, smallest_curvature=1 - guard)
+    found = conjugate_gradients(times, times_variance(error), limits, weigh=some_hessian)
     # d = V (e + L d) restores what L cannot see: in its null space V e alone moves the outputs
-    return error + times_hessian(solution), flagged
+    return error + times_hessian(found.vectors), found.indefinite
 
 
 def corrected(observed: Observed, setting: Setting) -> Estimate:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from engram.core.parameters import Layout, Named
-from engram.curvature.per_example import per_example_hessian_products
+from engram.curvature.per_example import PerExampleHessian
 from engram.engine.session import Observed as ObservedByNet
 from engram.engine.session import Session
 from engram.linalg.cg import Solution
@@ -34,7 +34,7 @@ from engram.sensitivity.estimators.base import (
 )
 from engram.sensitivity.estimators.corrected import corrected
 from engram.sensitivity.estimators.linear import linear
-from engram.sensitivity.newton import TOLERANCE, solve_without
+from engram.sensitivity.exact_steps import TOLERANCE, own_limits, solve_without
 
 LARGEST_GAIN = 2.0  # of a step over that of `corrected`; beyond, S - H_i is all but singular
 MOSTLY_OWN = 0.5  # share of the curvature along the cautious step that is the example's own
@@ -109,7 +109,7 @@ def _first(layout: Layout, rows: Tensor) -> Named:
 
 def _decided(observed: ObservedByNet, setting: Setting) -> Decided:
     layout = covered_layout(setting.posterior)
-    if setting.posterior.blocks[0].is_partial:
+    if setting.posterior.is_partial:
         cautious, own_share = cautious_step(observed, setting)
     else:
         cautious = corrected(observed, setting)
@@ -129,19 +129,10 @@ def _decided(observed: ObservedByNet, setting: Setting) -> Decided:
 def _solve(observed: ObservedByNet, setting: Setting, layout: Layout) -> Solution:
     """(S - H_i)^-1 grad loss_i of every example."""
     assert isinstance(setting.opened, Session), "the products with own Hessians need the model"
-    model, likelihood = setting.opened.model, setting.likelihood
     right = observed.trace.own_gradient_rows(observed.residual, layout)
-
-    def own(vectors: Tensor, rows: Tensor) -> Tensor:
-        return per_example_hessian_products(
-            model,
-            likelihood,
-            observed.batch.select(rows.cpu()),
-            observed.targets[rows],
-            layout.unflatten(vectors.to(right)),
-        ).to(vectors)
-
-    return solve_without(setting.posterior, own, right)
+    own = PerExampleHessian(setting.opened, observed.batch, observed.targets, layout)
+    limits = own_limits(setting.posterior, right)
+    return solve_without(setting.posterior, own.of, right, limits)
 
 
 def cautious_step(observed: Observed, setting: Setting) -> tuple[Estimate, Tensor]:
