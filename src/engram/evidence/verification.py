@@ -22,6 +22,7 @@ STRATA = ("top", "middle", "bottom")  # of the estimated scores, from which a sa
 # where the sentence turns from one judgement to the next
 NOISY = 0.1  # noise floor over the median true score: above it the truth ranks nothing
 DRIFTED = 0.5  # way from the given model to its refit, likewise: above it, said as a caveat
+REPEATABLE = 0.01  # noise of the same training twice, likewise: up to it, deterministic
 RANKED, ROUGHLY = 0.95, 0.7  # Spearman correlation: from here they rank, or roughly rank
 SIZED = 1.25  # factor between true and estimated loss increases that still counts as right
 
@@ -53,7 +54,7 @@ class Verification:
     def deterministic(self) -> bool:
         """Whether the same training twice gave nearly the same predictions."""
         typical = float(self.truth.score.median())
-        return self.truth.noise_floor.repeated <= 0.01 * max(typical, 1e-300)
+        return self.truth.noise_floor.repeated <= REPEATABLE * max(typical, 1e-300)
 
     @property
     def sentence(self) -> str:

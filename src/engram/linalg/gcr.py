@@ -18,12 +18,14 @@ from torch import Tensor
 from engram.core.dtypes import eigh, wide, widest
 
 Apply = Callable[[Tensor], Tensor]
-WIDTH = 16  # directions a round
+# Which directions are worth a product with H: more serve sooner, fewer are shared by more systems
+WIDTH = 16  # directions a round, at most (8 and 32 take the same time for 100 copies of an MLP)
 SMALLEST_PART = 0.5  # of the residuals, in units of what is wanted, that is worth a direction
-NOTHING_NEW = 1e-4  # share of an image outside all others, below which it is rounding
 LEFT_WAITING = 0.1  # of the systems, which wait for others that need the same next time
-CANCELLED = 0.1  # share outside all others, below which it is made orthogonal twice
-STALE = 0.01  # of the squares since they were last summed: below, rounding would show
+# From where on rounding would show, in shares of what a number was
+NOTHING_NEW = 1e-4  # of an image outside all others, below which it counts as none
+CANCELLED = 0.1  # of an image outside all others, below which it is made orthogonal twice
+STALE = 0.01  # of the sums of squares since they were last summed, below which they are again
 
 
 class _Residuals:
@@ -74,16 +76,11 @@ class BlockGCR:
         """Whether there is no place for another direction."""
         return self.count == len(self.directions)
 
-    def known(self, right: Tensor) -> tuple[Tensor, Tensor]:
-        """x, about H^-1 r for rows [A, P], in known directions, and what it leaves, r - H x."""
-        images = self.images[: self.count]
-        parts = right @ images.mT
-        return self._combined(parts), torch.addmm(right, parts, images, alpha=-1.0)
-
     def solve(self, right: Tensor, goals: Tensor) -> tuple[Tensor, Tensor]:
-        """The same with new directions, as many as it takes.
+        """x, about H^-1 r for rows [A, P], and what it leaves, r - H x.
 
-        It leaves less than ``goals`` [A], but in the last few rows and where capacity is full.
+        Known directions serve first; new ones are added until each row leaves less than its goal
+        [A], but for the last few rows and where capacity is full.
         """
         residuals = _Residuals(right.clone())
         parts = [residuals.leave(self.images[: self.count])]

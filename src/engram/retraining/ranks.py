@@ -13,7 +13,8 @@ from engram.core.progress import Bar
 from engram.core.storage.files import write_text
 from engram.retraining.run_folder import RunFolder
 
-PAUSE_SECONDS = 0.2
+# How long a process waits for the others: longer is safer for slow copies, and hides a dead process
+PAUSE_SECONDS = 0.2  # between two looks into the folder
 PATIENCE_SECONDS = 1800.0  # without anything new from processes that have joined
 JOIN_SECONDS = 300.0  # without a sign of a process that is waited for
 

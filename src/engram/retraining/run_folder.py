@@ -24,9 +24,9 @@ from engram.core.storage.files import read_tensors, reason_of, remove_stale, wri
 from engram.core.storage.folder import read_folder, write_folder
 from engram.core.storage.values import objects, taken_apart
 
-FORMAT = 2
+FORMAT = 2  # of the manifest; a folder of another format is refused
 MANIFEST = "manifest"
-NEEDED = {
+NEEDED = {  # tensors without which a part of this kind counts as damaged
     "refits": {"baseline", "refit_outputs", "gradient_norm", "wanted_norm"},
     "copies": {"number", "outputs_without", "gradient_norm", "wanted_norm"},
 }

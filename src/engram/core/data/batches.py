@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -60,11 +60,6 @@ class Batch:
         """The same batch on another device; indices stay on the CPU."""
         inputs = mapped(self.inputs, lambda t: t.to(device))
         return Batch(self.indices, inputs, self.targets.to(device))
-
-    def in_single(self) -> Batch:
-        """The same batch with its inputs in single precision."""
-        inputs = mapped(self.inputs, lambda t: t.float() if t.is_floating_point() else t)
-        return replace(self, inputs=inputs)
 
 
 def call(model: nn.Module, inputs: Inputs) -> Tensor:
