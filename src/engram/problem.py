@@ -17,6 +17,7 @@ from torch import nn
 
 from engram.core.arguments import AUTO
 from engram.core.data.batches import Batches, Data
+from engram.engine.prepare import Engine
 from engram.engine.session import Session, session
 from engram.likelihoods import Likelihood
 from engram.posteriors.convert import as_posterior
@@ -54,6 +55,29 @@ class Problem:
     def likelihood(self) -> Likelihood:
         """That of the posterior."""
         return self.session.likelihood
+
+
+class Opener:
+    """Opens a model again and again, and copies of it at other weights; planned the first time.
+
+    Args:
+        data: with targets.
+        likelihood: of the data.
+        engine: of a model that was opened before.
+    """
+
+    def __init__(self, data: Data, likelihood: Likelihood, engine: Engine | None = None) -> None:
+        self.data, self.likelihood, self.engine = data, likelihood, engine
+
+    @contextmanager
+    def session(
+        self, model: nn.Module, batch_size: int | str = AUTO, progress: bool = True
+    ) -> Iterator[Session]:
+        """The model, opened for passes; it is as before when this ends, in any way."""
+        given = (model, self.data, self.likelihood, batch_size, progress)
+        with session(*given, planned=self.engine) as opened:
+            self.engine = opened.engine
+            yield opened
 
 
 @contextmanager

@@ -67,6 +67,23 @@ class Engine:
     true_hessian: bool = True  # whether the second derivatives through them are right
     mixing: tuple[BatchNorm, ...] = ()  # layers that mix the examples of a batch in train mode
 
+    def fits(self, model: nn.Module) -> bool:
+        """Whether the model is the one that was planned for, or a copy of it."""
+        kinds = [type(module) for module in self.model.modules()]
+        return kinds == [type(module) for module in model.modules()] and {
+            name: p.shape for name, p in self.parameters.items()
+        } == {name: p.shape for name, p in trainable(model).items()}
+
+    def moved_to(self, model: nn.Module) -> Engine:
+        """The same plan for a copy of the model, at whatever weights."""
+        check_finite_weights(model)
+        units = {
+            path: replace(unit, module=model.get_submodule(path))
+            for path, unit in self.plan.units.items()
+        }
+        plan = replace(self.plan, units=units)
+        return replace(self, model=model, plan=plan, parameters=trainable(model))
+
     def trace(self, batch: Batch) -> Trace:
         """Forward pass over a batch, recorded."""
         return trace(self.model, self.plan, batch.inputs, len(batch), self.parameters)

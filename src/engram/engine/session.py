@@ -186,8 +186,12 @@ def opened_passes(
     batch_size: int | str = AUTO,
     progress: bool = True,
     labelled: bool = False,
+    planned: Engine | None = None,
 ) -> Iterator[Passes]:
-    """Open the model for passes; it is as before when this ends, also after an exception."""
+    """Open the model for passes; it is as before when this ends, also after an exception.
+
+    An engine that was planned for this model, or for one that this is a copy of, serves again.
+    """
     limit = None
     if not is_auto(batch_size):
         limit = whole("batch_size", batch_size, remedy='use batch_size="auto"')
@@ -198,7 +202,10 @@ def opened_passes(
     with state_preserved(model), short_of_memory() as examples:
         keep_freed_memory()
         batches.check_repeatable()
-        engine = prepare(model, batches)
+        if planned is not None and planned.fits(model):
+            engine = planned.moved_to(model)
+        else:
+            engine = prepare(model, batches)
         fitting = _fitting_examples(engine, batches)
         size = limit or min(LARGEST_BATCH, fitting, batches.num_data)
         part = min(fitting, limit or fitting)
@@ -213,10 +220,11 @@ def session(
     likelihood: str | Likelihood,
     batch_size: int | str = AUTO,
     progress: bool = True,
+    planned: Engine | None = None,
 ) -> Iterator[Session]:
     """Open the model for passes over inputs and targets."""
     chosen = resolve(likelihood)
-    with opened_passes(model, data, batch_size, progress, labelled=True) as passes:
+    with opened_passes(model, data, batch_size, progress, True, planned) as passes:
         opened = Session(**vars(passes), likelihood=chosen)
         # a loss that mixes examples shows in a batch of two, whatever the size of the others
         opened.observe(opened.batches.take(torch.arange(min(2, opened.batches.num_data))))

@@ -21,10 +21,10 @@ from engram.evidence.matching import check_outputs
 from engram.evidence.solving import solve_left_out
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
-from engram.problem import Problem, opened_problem
+from engram.problem import Opener, Problem, opened_problem
 from engram.retraining.prior import Prior
 from engram.retraining.recipes import Newton
-from engram.retraining.retrain import Train, retrain
+from engram.retraining.retrain import Train, retrain_examples
 from engram.sensitivity.estimators.base import displaced
 from engram.sensitivity.provenance import noted
 from engram.sensitivity.result import OBTAINED, Result, check_result
@@ -97,7 +97,8 @@ def refine(
         request = Request(problem.posterior, chosen, curvature, residual)
         obtained = _solve(problem.session, request) if method == SOLVE else None
     if obtained is None:  # a function trains in the modes that the caller's model is in
-        obtained = _retrain(problem.model, data, problem.likelihood, request, train, progress)
+        opener = Opener(data, problem.likelihood, problem.session.engine)
+        obtained = _retrain(problem.model, opener, request, train, progress)
     return _merged(result, problem.likelihood, request, obtained, method)
 
 
@@ -134,12 +135,7 @@ def _solve(opened: Session, request: Request) -> Obtained:
 
 
 def _retrain(
-    model: nn.Module,
-    data: Data,
-    likelihood: Likelihood,
-    request: Request,
-    train: Train,
-    progress: bool,
+    model: nn.Module, opener: Opener, request: Request, train: Train, progress: bool
 ) -> Obtained:
     posterior = request.posterior
     prior: Prior = posterior.prior_precision
@@ -147,16 +143,7 @@ def _retrain(
         prior = {name: posterior.prior_of(name) for name in trainable(model)}
     if train == "newton" and _is_nearly_exact(posterior):
         train = Newton(posterior=posterior)
-    truth = retrain(
-        model,
-        data,
-        request.chosen,
-        train=train,
-        likelihood=likelihood,
-        prior_precision=prior,
-        refits=2,
-        progress=progress,
-    )
+    truth = retrain_examples(model, opener, request.chosen, train, prior, progress)
     record = {
         "unconverged": int((~truth.converged).sum()),
         "noise_floor": truth.noise_floor.level,

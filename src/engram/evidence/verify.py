@@ -30,9 +30,9 @@ def verify(
     train: Train = "newton",
     sample: int = 30,
     refits: int = 3,
-    seed: int = 0,
     folder: str | Path | None = None,
     trust_folder: bool = False,
+    seed: int = 0,
     progress: bool = True,
 ) -> Verification:
     """Train again without a sample of the examples and compare with what was estimated.
@@ -47,7 +47,7 @@ def verify(
         train: as in :func:`engram.retrain`; a recipe takes the result's prior precision,
             or precisions.
         sample: how many examples; at most as many as there are.
-        refits, seed, folder, trust_folder, progress: as in :func:`engram.retrain`.
+        refits, folder, trust_folder, seed, progress: as in :func:`engram.retrain`.
 
     Returns:
         Spearman, Pearson and slope with bootstrap intervals, of score and of loss increase; the

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from engram.core.data.batches import Batches, Data, call
+from engram.core.data.batches import Batches, call
 from engram.core.memory import available_bytes
 from engram.core.parameters import trainable
 from engram.core.state.model import device_of, state_preserved
@@ -31,10 +31,9 @@ def dense_bytes(num_params: int) -> int:
     return COPIES * 8 * num_params**2
 
 
-def default_structure(model: nn.Module, data: Data) -> str:
+def default_structure(model: nn.Module, batches: Batches) -> str:
     """``full`` where that takes seconds and fits, else ``low_rank`` or ``kronecker``."""
     num_params = sum(p.numel() for p in trainable(model).values())
-    batches = Batches(data, 1)
     quick = batches.num_data * num_params**2 <= FULL_WORK and num_params <= FULL_PARAMETERS
     if quick and dense_bytes(num_params) <= available_bytes(device_of(model)):
         return "full"

@@ -20,7 +20,7 @@ from engram.curvature.kinds import CURVATURES, Curvature
 from engram.curvature.moments import OuterMoments, SquareMoments
 from engram.curvature.operators import Hessian
 from engram.engine.refusals import pass_on
-from engram.engine.session import Observed, session
+from engram.engine.session import Observed, Session, session
 from engram.likelihoods import Likelihood
 from engram.linalg.block import Block
 from engram.linalg.dense import DenseBlock
@@ -39,6 +39,8 @@ from engram.posteriors.flat import check_curved
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.low_rank_fit import fit_low_rank
 from engram.posteriors.tolerance import chosen_tolerance, within
+
+FitBlocks = Callable[[Fit], tuple[Block, ...]]
 
 
 @backing_off
@@ -91,52 +93,72 @@ def laplace(
         Posterior(diagonal, 8 parameters, N=20, prior_precision=2, curvature=ggn, ...)
     """
     check_module(model)
-    prior_precision = check_prior_precision(prior_precision)
+    prior_precision, seed = check_prior_precision(prior_precision), seed_number(seed)
+    one_of("structure", structure, (AUTO, *STRUCTURES), 'use "auto"')
     one_of("curvature", curvature, (AUTO, *CURVATURES), 'use "auto"')
-    tolerance, seed = chosen_tolerance(tolerance, model), seed_number(seed)
-    undecided = is_auto(structure) and is_auto(curvature)
-    if is_auto(structure):
-        structure = "full" if curvature == "hessian" else default_structure(model, data)
-        if structure == "low_rank" and not undecided:  # it pays with the Hessian and its rule only
-            structure = "kronecker"
-    fit_blocks = STRUCTURES[one_of("structure", structure, STRUCTURES, 'use "auto"')]
     _check_combination(structure, curvature)
+    tolerance = chosen_tolerance(tolerance, model)
     with session(model, data, likelihood, batch_size, progress) as opened:
-        fit = Fit(
-            opened, prior_precision, "ggn" if is_auto(curvature) else curvature, seed, tolerance
-        )
-        if undecided and structure == "full" and hessian_is_affordable(opened):
-            fit_blocks = _full_hessian_first
-        elif undecided and structure == "low_rank":
-            fit_blocks = _low_rank_hessian_first
-        blocks = within(fit_blocks(fit), prior_precision, tolerance)
-        mean = {name: p.detach().clone() for name, p in trainable(model).items()}
-        settings: dict[str, Any] = {
-            "method": "laplace",
-            "curvature": str(fit.curvature),
-            "likelihood": repr(opened.likelihood),
-            "tolerance": tolerance,
-            "seed": seed,
-            **fit.record,
-        }
-        posterior = Posterior(
-            fit.structure or structure,
-            mean,
-            blocks,
-            prior_precision,
-            opened.batches.num_data,
-            settings,
-            curvature=Curvature(fit.curvature),
-            exact=fit.curvature == Curvature.HESSIAN,
-            likelihood=opened.likelihood,
-        )
-        check_curved(opened, posterior)
+        return fitted(opened, structure, prior_precision, curvature, tolerance, seed)
+
+
+def fitted(
+    opened: Session,
+    structure: str,
+    prior_precision: float,
+    curvature: str = AUTO,
+    tolerance: float | str = AUTO,
+    seed: int = 0,
+) -> Posterior:
+    """The Laplace posterior of an opened model; arguments as for :func:`laplace`, checked there."""
+    tolerance = chosen_tolerance(tolerance, opened.model)
+    chosen, fit_blocks = _chosen(opened, structure, curvature)
+    kind = "ggn" if is_auto(curvature) else curvature
+    fit = Fit(opened, prior_precision, kind, seed, tolerance)
+    blocks = within(fit_blocks(fit), prior_precision, tolerance)
+    settings: dict[str, Any] = {
+        "method": "laplace",
+        "curvature": str(fit.curvature),
+        "likelihood": repr(opened.likelihood),
+        "tolerance": tolerance,
+        "seed": seed,
+        **fit.record,
+    }
+    posterior = Posterior(
+        fit.structure or chosen,
+        {name: p.detach().clone() for name, p in trainable(opened.model).items()},
+        blocks,
+        prior_precision,
+        opened.batches.num_data,
+        settings,
+        curvature=Curvature(fit.curvature),
+        exact=fit.curvature == Curvature.HESSIAN,
+        likelihood=opened.likelihood,
+    )
+    check_curved(opened, posterior)
     return posterior
+
+
+def _chosen(opened: Session, structure: str, curvature: str) -> tuple[str, FitBlocks]:
+    """The structure that is asked for, or the one that ``"auto"`` stands for, and its fit."""
+    if not is_auto(structure):
+        return structure, STRUCTURES[structure]
+    if curvature == "hessian":
+        return "full", _full
+    chosen = default_structure(opened.model, opened.batches)
+    if not is_auto(curvature):  # low rank pays with the Hessian and its rule only
+        chosen = "kronecker" if chosen == "low_rank" else chosen
+        return chosen, STRUCTURES[chosen]
+    if chosen == "full" and hessian_is_affordable(opened):
+        return chosen, _full_hessian_first
+    if chosen == "low_rank":
+        return chosen, _low_rank_hessian_first
+    return chosen, STRUCTURES[chosen]
 
 
 def _check_combination(structure: str, curvature: str) -> None:
     """Some structures have the Hessian, and one has nothing but exact products."""
-    if curvature == "hessian" and structure not in ("full", "last_layer", "low_rank"):
+    if curvature == "hessian" and structure not in (AUTO, "full", "last_layer", "low_rank"):
         raise ArgumentError(
             'structure "full", "last_layer" or "low_rank" with curvature="hessian"',
             repr(structure),
@@ -296,7 +318,7 @@ def _last_layer(fit: Fit) -> tuple[Block, ...]:
     return _dense(fit, names)
 
 
-STRUCTURES: dict[str, Callable[[Fit], tuple[Block, ...]]] = {
+STRUCTURES: dict[str, FitBlocks] = {
     "isotropic": _isotropic,
     "diagonal": _diagonal,
     "kronecker": _kronecker,

@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.core.arguments import is_number, positive, shown, whole
-from engram.core.data.batches import Data
+from engram.core.arguments import AUTO, is_number, positive, shown, whole
 from engram.core.dtypes import wide
 from engram.core.errors import ArgumentError
+from engram.core.memory import backing_off
 from engram.core.selection import spread
-from engram.likelihoods import Likelihood
 from engram.linalg.lbfgs import IDENTITY, Apply, Base, LBFGSMemory
 from engram.posteriors.convert import as_posterior
-from engram.posteriors.gaussian import Posterior
-from engram.posteriors.laplace import laplace
+from engram.posteriors.gaussian import Posterior, check_prior_precision
+from engram.posteriors.laplace import fitted
+from engram.problem import Opener
 from engram.retraining.newton import Pairs, simplified_newton
 from engram.retraining.quasi_newton import begin, minimise
 from engram.retraining.stack import Objective, Stack
@@ -63,13 +63,18 @@ class Recipe(ABC):
 
     converges: bool
 
-    def bind(
-        self, model: nn.Module, data: Data, likelihood: Likelihood, prior: float, progress: bool
-    ) -> Recipe:
-        """The recipe with everything it needs to know about the trained model."""
+    def bind(self, model: nn.Module, opener: Opener, prior: float, progress: bool) -> Recipe:
+        """The recipe with everything it needs to know about the trained model.
+
+        Args:
+            model: where the copies start.
+            opener: for passes over the data; planned once, for all that is fitted.
+            prior: delta.
+            progress: show a bar.
+        """
         return self
 
-    def rebind(self, model: nn.Module, data: Data, likelihood: Likelihood, prior: float) -> Recipe:
+    def rebind(self, model: nn.Module, opener: Opener, prior: float) -> Recipe:
         """The same after the model's weights have moved."""
         return self
 
@@ -182,19 +187,17 @@ class Newton(Recipe):
         _check_positive(self, tolerance=self.tolerance)
         _check_counts(self, iterations=self.iterations, history=self.history)
 
-    def bind(
-        self, model: nn.Module, data: Data, likelihood: Likelihood, prior: float, progress: bool
-    ) -> Newton:
+    def bind(self, model: nn.Module, opener: Opener, prior: float, progress: bool) -> Newton:
         if self.posterior is not None:
             posterior = as_posterior(self.posterior, model)
-            posterior.check_likelihood(likelihood)
+            posterior.check_likelihood(opener.likelihood)
             return replace(self, posterior=posterior)
-        return replace(self, posterior=_fitted(model, data, likelihood, prior, progress))
+        return replace(self, posterior=_fitted(model, opener, prior, progress=progress))
 
-    def rebind(self, model: nn.Module, data: Data, likelihood: Likelihood, prior: float) -> Newton:
+    def rebind(self, model: nn.Module, opener: Opener, prior: float) -> Newton:
         if isinstance(self.posterior, Posterior) and self.posterior.structure == "low_rank":
             return self  # dear to fit, and as good a preconditioner a small step away
-        return replace(self, posterior=_fitted(model, data, likelihood, prior, False))
+        return replace(self, posterior=_fitted(model, opener, prior, progress=False))
 
     def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
         assert isinstance(self.posterior, Posterior)
@@ -263,18 +266,19 @@ def _wanted_norms(objective: Objective, start: Tensor, tolerance: float) -> Tens
     return torch.maximum(tolerance * norms, rounding)
 
 
+@backing_off
 def _fitted(
-    model: nn.Module, data: Data, likelihood: Likelihood, prior: float, progress: bool
+    model: nn.Module,
+    opener: Opener,
+    prior: float,
+    *,
+    batch_size: int | str = AUTO,
+    progress: bool = True,
 ) -> Posterior:
     entries = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return laplace(
-        model,
-        data,
-        likelihood=likelihood,
-        structure="full" if entries <= DENSE_PARAMETERS else "kronecker",
-        prior_precision=prior,
-        progress=progress,
-    )
+    structure = "full" if entries <= DENSE_PARAMETERS else "kronecker"
+    with opener.session(model, batch_size, progress) as opened:
+        return fitted(opened, structure, check_prior_precision(prior))
 
 
 def _covariance(posterior: Posterior, stack: Stack) -> Apply:

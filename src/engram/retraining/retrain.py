@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from engram.core.state.model import device_of, locked, state_preserved
 from engram.core.state.process import kept_surroundings
 from engram.engine.refusals import named_failures
 from engram.likelihoods import Likelihood, resolve
-from engram.retraining.identity import identify, is_steady
+from engram.problem import Opener
+from engram.retraining.identity import Identity, identify, is_steady
 from engram.retraining.prior import Prior, check_prior
 from engram.retraining.ranks import Ranks, wait_until_done
 from engram.retraining.recipes import NAMED, Recipe
@@ -32,6 +34,7 @@ from engram.retraining.workers import FunctionWorker, RecipeWorker
 
 Function = Callable[[nn.Module, Any], nn.Module | None]
 Train = str | Recipe | Function
+FEWEST_REFITS = 2  # with nothing left out: a baseline, and one to compare it with
 BAR = "{l_bar}{bar}| {n:.0f}/{total:.0f} copies [{elapsed}<{remaining}]"
 
 
@@ -48,9 +51,9 @@ def retrain(
     evaluate_on: Data | None = None,
     keep_models: bool = False,
     refits: int = 3,
-    seed: int = 0,
     folder: str | Path | None = None,
     trust_folder: bool = False,
+    seed: int = 0,
     progress: bool = True,
 ) -> Retraining:
     r"""The truth about leaving examples out: train again without them, from the trained model.
@@ -78,12 +81,12 @@ def retrain(
         evaluate_on: other data, for instance a test set, whose losses are wanted for every copy.
         keep_models: keep the parameters of every copy in the result.
         refits: trainings with nothing left out, for baseline and noise floor; at least 2.
-        seed: of all random numbers; every copy gets the same.
         folder: where finished copies are written at once. The same call goes on with it after a
             kill; processes started by ``torchrun`` share the work through it. A folder of another
             model, training function, likelihood, data or settings is refused.
         trust_folder: your word that what cannot be compared with the run in the folder (the error
             names it) is the same.
+        seed: of all random numbers; every copy gets the same.
         progress: show a bar with the time left when it takes longer than a few seconds.
 
     Returns:
@@ -106,7 +109,7 @@ def retrain(
     chosen = resolve(likelihood)
     delta = check_prior(prior_precision, list(trainable(model)))
     ways = _resolve_train(train)
-    refits = whole("number of refits", refits, 2, MANY, "use refits=3")
+    refits = whole("number of refits", refits, FEWEST_REFITS, MANY, "use refits=3")
     seed = seed_number(seed)
     ranks = Ranks.from_environment()
     ranks.check_folder(folder)
@@ -117,13 +120,58 @@ def retrain(
         identity = identify(model, data, ways, task, delta)
         identity.check_seen(folder, trust_folder, ranks.world_size)
         run = RunFolder(folder, identity.fingerprint, identity.settings)
-        private = private_copy(model)  # Ctrl-C while its weights are exchanged finds the copy only
-        if not isinstance(ways, Recipe):
-            ways = training_copies(ways, model, private)
-        opened = _worker(private, data, ways, task, delta, progress)
-        with opened as (worker, given), ranks.taking_part(run):
-            _train_missing(worker, run, selection, ranks, progress)
-        return assemble(model, data, task, run, given, identity)
+        opener = Opener(data, chosen)
+        return _retrained(model, opener, Way(ways, task, delta, identity), run, ranks, progress)
+
+
+def retrain_examples(
+    model: nn.Module,
+    opener: Opener,
+    indices: Indices,
+    train: Train,
+    prior_precision: Prior,
+    progress: bool = True,
+) -> Retraining:
+    """The truth about each of some examples of a model that was opened before.
+
+    Args:
+        model: trained; it is not changed.
+        opener: of the model on its data.
+        indices: the examples.
+        train, prior_precision, progress: as for :func:`retrain`.
+    """
+    delta = check_prior(prior_precision, list(trainable(model)))
+    ways, ranks = _resolve_train(train), Ranks.from_environment()
+    ranks.check_folder(None)
+    with locked(model), kept_surroundings(), torch.inference_mode(False):
+        selection = select(Batches(opener.data, 256), indices, None, None)
+        task = Task(selection, opener.likelihood, None, FEWEST_REFITS, False, 0)
+        identity = identify(model, opener.data, ways, task, delta)
+        run = RunFolder(None, identity.fingerprint, identity.settings)
+        return _retrained(model, opener, Way(ways, task, delta, identity), run, ranks, progress)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How, what and with which prior is trained, and by what the same run is known again."""
+
+    train: Recipe | Function
+    task: Task
+    prior: Prior
+    identity: Identity
+
+
+def _retrained(
+    model: nn.Module, opener: Opener, way: Way, run: RunFolder, ranks: Ranks, progress: bool
+) -> Retraining:
+    """Train whatever the folder does not hold, and put everything together."""
+    private = private_copy(model)  # Ctrl-C while its weights are exchanged finds the copy only
+    if not isinstance(way.train, Recipe):
+        way = replace(way, train=training_copies(way.train, model, private))
+    opened = _worker(private, opener, way, progress)
+    with opened as (worker, given), ranks.taking_part(run):
+        _train_missing(worker, run, way.task.selection, ranks, progress)
+    return assemble(model, opener.data, way.task, run, given, way.identity)
 
 
 def _train_missing(
@@ -155,18 +203,18 @@ def _train_missing(
 
 @contextmanager
 def _worker(
-    model: nn.Module, data: Data, ways: Recipe | Function, task: Task, delta: Prior, progress: bool
+    model: nn.Module, opener: Opener, way: Way, progress: bool
 ) -> Iterator[tuple[RecipeWorker | FunctionWorker, Tensor]]:
     """The worker on a private model, and that model's outputs on all data."""
-    if isinstance(ways, Recipe):
+    task, data = way.task, opener.data
+    if isinstance(way.train, Recipe):
         with state_preserved(model):
-            stack = open_stack(model, data, task.likelihood, delta)
-            bound = ways.bind(model, data, task.likelihood, stack.mean_prior, progress)
+            stack = open_stack(model, data, task.likelihood, way.prior)
+            bound = way.train.bind(model, opener, stack.mean_prior, progress)
             given = stack.predict(stack.start[None])[0].detach().cpu()
-            yield RecipeWorker(task, stack, data, bound, _evaluation(stack, task)), given
+            yield RecipeWorker(task, stack, opener, bound, _evaluation(stack, task)), given
     else:
-        steady = is_steady(data)
-        worker = FunctionWorker(task, ways, model, data, steady)
+        worker = FunctionWorker(task, way.train, model, data, is_steady(data))
         yield worker, worker.outputs(model, data, None)
 
 

@@ -23,6 +23,7 @@ from engram.core.errors import NonFiniteError, TrainingError
 from engram.core.state.model import device_of, state_preserved
 from engram.core.state.process import kept_surroundings
 from engram.engine.refusals import named_failures
+from engram.problem import Opener
 from engram.retraining.recipes import Recipe, Report, Trained
 from engram.retraining.run_folder import Part
 from engram.retraining.selection import NOTHING, Task
@@ -52,7 +53,7 @@ class RecipeWorker:
 
     task: Task
     stack: Stack
-    data: Data
+    opener: Opener
     recipe: Recipe
     evaluation: tuple[Batch, Tensor] | None
 
@@ -90,8 +91,7 @@ class RecipeWorker:
         with torch.no_grad():
             for name, value in self.stack.layout.unflatten(flat).items():
                 model.get_parameter(name).copy_(value)
-        stack = self.stack
-        return self.recipe.rebind(model, self.data, stack.likelihood, stack.mean_prior)
+        return self.recipe.rebind(model, self.opener, self.stack.mean_prior)
 
     def _repeats(self, baseline: Tensor, start: Tensor, report: Report) -> Iterator[Trained]:
         """More refits: a little off the baseline, or, where chance decides, with other seeds."""

@@ -21,17 +21,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engram.core.arguments import AUTO, one_of, shown
-from engram.core.data.batches import Batches, Data
+from engram.core.data.batches import Data
 from engram.core.errors import ArgumentError, NonFiniteError, TrainingError
+from engram.core.memory import backing_off
 from engram.core.parameters import check_module, trainable
 from engram.core.progress import progress_over
 from engram.core.state.process import kept_surroundings
 from engram.core.storage.kinds import Kind, check_that, stored
 from engram.core.storage.values import objects, typed
+from engram.engine.session import Session
 from engram.likelihoods import Likelihood, resolve
 from engram.posteriors.gaussian import Posterior, check_prior_precision
-from engram.posteriors.laplace import STRUCTURES, laplace
+from engram.posteriors.laplace import STRUCTURES, fitted
 from engram.posteriors.optimizer_state import posterior_of
+from engram.problem import Opener, Problem
 from engram.retraining.identity import is_steady
 from engram.retraining.user_function import (
     Watched,
@@ -42,7 +45,8 @@ from engram.retraining.user_function import (
     trained_model,
     training_copies,
 )
-from engram.sensitivity.leave_one_out import sensitivities
+from engram.sensitivity.leave_one_out import left_out
+from engram.sensitivity.result import Result
 from engram.tracking.validation import mean_loss
 
 if TYPE_CHECKING:
@@ -178,6 +182,7 @@ def tune(
     with kept_surroundings(), torch.inference_mode(False):
         learner, steady = private_copy(model), is_steady(data)
         train = training_copies(train, model, private_copy(model))
+        opener = Opener(data, chosen)
         for strength in progress_over(sorted(grid), "tune", progress):
             start = private_copy(learner)
             watched = Watched.of(data) if steady else Watched.of()
@@ -189,7 +194,7 @@ def tune(
             check_same_parameters(learner, start)
             unmoved += not has_moved(learner, start)
             _check_moved(unmoved, len(trials) + 1)
-            fit = _Fit(learner, data, chosen, posterior, strength)
+            fit = _Fit(learner, opener, posterior, strength)
             trial = fit.trial(optimizer, estimator, validation)
             trials.append(trial)
             if math.isnan(trial.estimate):
@@ -248,8 +253,7 @@ class _Fit:
     """A model trained at one strength."""
 
     model: nn.Module
-    data: Data
-    likelihood: Likelihood
+    opener: Opener
     kind: str
     prior_precision: float
 
@@ -257,20 +261,14 @@ class _Fit:
         if not all(bool(p.isfinite().all()) for p in trainable(self.model).values()):
             return Trial(self.prior_precision, math.nan, math.nan)
         try:
-            result = sensitivities(
-                self.model,
-                self.data,
-                self._posterior(optimizer),
-                estimator=estimator,
-                progress=False,
-            )
+            result = _estimate(self, optimizer, estimator)
         except NonFiniteError as error:
             if error.expected == "finite inputs":  # the data's fault, not the training's
                 raise
             return Trial(self.prior_precision, math.nan, math.nan)
         held_out = math.nan
         if validation is not None:
-            held_out = mean_loss(self.model, validation, self.likelihood)
+            held_out = mean_loss(self.model, validation, self.opener.likelihood)
             if not math.isfinite(held_out):
                 raise NonFiniteError(
                     "a finite loss on the validation data", f"{held_out}", "clean the data"
@@ -278,16 +276,10 @@ class _Fit:
         level = str(result.verdict.level)
         return Trial(self.prior_precision, result.train_nll, result.loo_nll, held_out, level)
 
-    def _posterior(self, optimizer: Optimizer | None) -> Posterior:
+    def posterior(self, opened: Session, optimizer: Optimizer | None) -> Posterior:
+        """Fitted, or read off the optimizer."""
         if self.kind != "optimizer":
-            return laplace(
-                self.model,
-                self.data,
-                likelihood=self.likelihood,
-                structure=self.kind,
-                prior_precision=self.prior_precision,
-                progress=False,
-            )
+            return fitted(opened, self.kind, self.prior_precision)
         if not isinstance(optimizer, Optimizer):
             raise ArgumentError(
                 'train to return the optimizer it used, with posterior="optimizer"',
@@ -297,8 +289,8 @@ class _Fit:
         return posterior_of(
             optimizer,
             self.model,
-            num_data=Batches(self.data, 1).num_data,
-            likelihood=self.likelihood,
+            num_data=opened.batches.num_data,
+            likelihood=opened.likelihood,
             prior_precision=self.prior_precision,
         )
 
@@ -319,3 +311,12 @@ def _read(content: Any, where: str) -> Tuning:
 
 
 KIND = stored(Kind("tuning", 1, _read, content=_content))
+
+
+@backing_off
+def _estimate(
+    fit: _Fit, optimizer: Optimizer | None, estimator: str, *, batch_size: int | str = AUTO
+) -> Result:
+    """Posterior and sensitivities of one trial, in one opening of the model."""
+    with fit.opener.session(fit.model, batch_size, progress=False) as opened:
+        return left_out(Problem(opened, fit.posterior(opened, optimizer)), estimator)

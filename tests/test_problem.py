@@ -1,0 +1,125 @@
+"""A model is planned once, however many calls stand inside a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import engram
+from engram.engine import session as sessions
+from engram.problem import Opener, opened_problem
+from minima import to_minimum
+
+DELTA = 2.0
+Net = tuple[nn.Module, tuple[Tensor, Tensor]]
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(0)
+    x, y = torch.randn(24, 4, dtype=torch.float64), torch.randint(3, (24,))
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    to_minimum(model, (x, y), DELTA)
+    return model, (x, y)
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
+    """The models that passes were planned for."""
+    planned: list[nn.Module] = []
+    prepare = sessions.prepare
+
+    def counted(model: nn.Module, batches: object) -> object:
+        planned.append(model)
+        return prepare(model, batches)
+
+    monkeypatch.setattr(sessions, "prepare", counted)
+    return planned
+
+
+def fitted(net: Net, structure: str = "kronecker") -> engram.Posterior:
+    return engram.laplace(*net, structure=structure, prior_precision=DELTA, progress=False)
+
+
+def refine(net: Net) -> Callable[[], object]:
+    posterior = fitted(net)
+    result = engram.sensitivities(*net, posterior, progress=False)
+    return lambda: engram.refine(
+        *net, result, posterior, indices=[0, 3], method="retrain", progress=False
+    )
+
+
+def verify(net: Net) -> Callable[[], object]:
+    result = engram.sensitivities(*net, fitted(net), progress=False)
+    return lambda: engram.verify(*net, result, sample=3, refits=2, progress=False)
+
+
+def tune(net: Net) -> Callable[[], object]:
+    model, data = net
+
+    def train(own: nn.Module, delta: float) -> None:
+        to_minimum(own, data, delta)
+
+    return lambda: engram.tune(model, data, train, [1.0, 2.0, 4.0], progress=False)
+
+
+@pytest.mark.parametrize("call", [refine, verify, tune])
+def test_calls_inside_a_call_plan_once(
+    call: Callable[[Net], Callable[[], object]], net: Net, plans: list[nn.Module]
+) -> None:
+    ready = call(net)
+    plans.clear()
+    ready()
+    assert len(plans) == 1
+
+
+def test_a_copy_at_other_weights_is_served_by_the_same_plan(
+    net: Net, plans: list[nn.Module]
+) -> None:
+    model, data = net
+    opener = Opener(data, engram.likelihoods.Categorical())
+    with opener.session(model, progress=False):
+        pass
+    other = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    with opener.session(other, progress=False) as opened:
+        found = torch.cat([observed.outputs for observed in opened.passes("outputs")])
+    assert len(plans) == 1
+    torch.testing.assert_close(found, other(data[0]))
+
+
+def test_another_kind_of_model_is_planned_anew(net: Net, plans: list[nn.Module]) -> None:
+    model, data = net
+    opener = Opener(data, engram.likelihoods.Categorical())
+    for one in (model, nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).double()):
+        with opener.session(one, progress=False):
+            pass
+    assert len(plans) == 2
+
+
+def test_a_problem_has_the_likelihood_of_its_posterior(net: Net) -> None:
+    posterior = fitted(net)
+    with opened_problem(*net, posterior, progress=False) as problem:
+        assert problem.likelihood is posterior.likelihood
+        assert problem.num_data == 24
+        assert not problem.model.training
+    assert net[0].training
+
+
+@pytest.mark.parametrize("structure", ["kronecker", "full", "diagonal"])
+def test_one_posterior_has_one_default_estimator(net: Net, structure: str) -> None:
+    model, data = net
+    posterior = fitted(net, structure)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracker = engram.Tracker(model, optimizer, data, posterior=structure, prior_precision=DELTA)
+    assert tracker.posterior().digest == posterior.digest  # the same name is the same posterior
+    tracked = tracker.update()
+    result = engram.sensitivities(model, data, posterior, progress=False)
+    assert tracked is not None
+    assert tracked.basis.estimator == result.basis.estimator
+    tuned = engram.tune(
+        model, data, lambda own, delta: None, [DELTA], posterior=structure, progress=False
+    )
+    assert tuned.best.estimate == result.loo_nll
