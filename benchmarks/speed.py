@@ -33,15 +33,15 @@ FEW = {"jacobian": 16, "functional": 64}  # examples for the ways too slow for a
 
 # structure and tolerance: Kronecker factors as they are by default, and with nothing merged
 POSTERIORS = {
-    "diagonal": ("diagonal", None),
-    "kronecker": ("kronecker", None),
+    "diagonal": ("diagonal", "auto"),
+    "kronecker": ("kronecker", "auto"),
     "kronecker_exact": ("kronecker", 0.0),
 }
 
 # curvature and tolerance
 FITS = {
-    "sampled_kfac": ("fisher", None),
-    "exact_kfac": ("ggn", None),
+    "sampled_kfac": ("fisher", "auto"),
+    "exact_kfac": ("ggn", "auto"),
     "whole_kfac": ("ggn", 0.0),
 }
 
@@ -77,7 +77,7 @@ def passes(model: nn.Module, data: Images, count: int, suffix: str = "") -> dict
 
 
 def fit(
-    model: nn.Module, data: Data, structure: str, curvature: str, tolerance: float | None = None
+    model: nn.Module, data: Data, structure: str, curvature: str, tolerance: float | str = "auto"
 ) -> engram.Posterior:
     """A Laplace posterior whose eigenvalues are to the prior's as they would be with all examples.
 

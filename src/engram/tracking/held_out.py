@@ -49,6 +49,7 @@ class HeldOut:
 
     Example:
         >>> import engram
+        >>> from torch import nn
         >>> model = nn.Linear(3, 2)
         >>> x, y = torch.randn(40, 3), torch.randint(0, 2, (40,))
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

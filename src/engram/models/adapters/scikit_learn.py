@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -69,6 +68,8 @@ def _named(steps: Any, values: Any, index: Any) -> Any:
     matrix = values.toarray() if hasattr(values, "toarray") else np.asarray(values)
     if matrix.shape[1:] != (len(names),):
         return values
+    import pandas as pd
+
     return pd.DataFrame(matrix, index=index, columns=names)
 
 

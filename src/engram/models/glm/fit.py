@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -29,6 +28,9 @@ from engram.models.glm.leaving_out import minimise_again, objective_without
 from engram.models.glm.newton import Minimum, Objective
 from engram.models.glm.separation import check_separation, check_separation_elsewhere
 from engram.posteriors.gaussian import Posterior
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 HESSIANS = ("observed", "expected")
 
@@ -259,6 +261,8 @@ class Fit:
 
     def to_frame(self) -> pd.DataFrame:
         """Coefficients, one column per output."""
+        import pandas as pd
+
         return pd.DataFrame(self.coefficients.mT.numpy(), index=list(self.names))
 
     def __repr__(self) -> str:

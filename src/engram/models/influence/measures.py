@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -27,6 +27,9 @@ from engram.core.errors import ArgumentError, PosteriorError
 from engram.likelihoods import ElementwiseLikelihood
 from engram.models.glm.fit import Fit
 from engram.models.influence.sensitivities import is_least_squares
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +162,8 @@ def measures_frame(measures: Mapping[str, object], names: tuple[str, ...]) -> pd
     scaled = measures["dfbetas"]
     assert isinstance(scaled, Tensor)
     columns |= {f"dfbetas_{name}": scaled[:, k].numpy() for k, name in enumerate(names)}
+    import pandas as pd
+
     return pd.DataFrame(columns).rename_axis("example")
 
 
