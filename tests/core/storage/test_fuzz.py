@@ -140,14 +140,26 @@ def of_assessment() -> Kind:
     return Kind(*pair, engram.load, lambda r: (repr(r), r.to_frame()))
 
 
+def of_tuning() -> Kind:
+    made = saved_things.tuned()
+    other = replace(made, state={name: value + 1 for name, value in made.state.items()})
+    return Kind(*saves(made.save, other.save), engram.load, lambda t: (repr(t), t.to_frame()), told)
+
+
+def told(found: engram.Tuning) -> str:
+    return words([found.trials, found.best, found.state])
+
+
 KINDS: dict[str, Callable[[], Kind]] = {
     "result": of_result,
+    "posterior diagonal": lambda: of_posterior("diagonal"),
     "posterior kronecker": lambda: of_posterior("kronecker"),
     "posterior full": lambda: of_posterior("full"),
     "posterior low_rank": lambda: of_posterior("low_rank"),
     "retraining": of_truth,
     "verification": of_verification,
     "assessment": of_assessment,
+    "tuning": of_tuning,
     "tracker": of_tracker,
     "history": of_history,
 }
