@@ -53,6 +53,21 @@ def test_the_rule_of_the_paper_builds_no_matrix_of_many_outputs():
     torch.testing.assert_close(found.deviation, expected, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+def test_the_rule_of_the_paper_for_a_group_with_many_outputs(weight):
+    """Without eigenvalues nobody can tell whether a weight beyond 1 outweighs all data."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 40).double()
+    data = torch.randn(5, 3).double(), torch.arange(5)
+    posterior = engram.laplace(model, data, structure="diagonal", progress=False)
+    alone = engram.sensitivities(model, data, posterior, estimator="paper", progress=False)
+    settings = {"weights": [weight, weight], "estimator": "paper", "progress": False}
+    removal = engram.remove(model, data, posterior, [1, 3], **settings)
+    expected = alone.outputs[[1, 3]] + weight * alone.deviation[[1, 3]]
+    torch.testing.assert_close(removal.group.outputs_without, expected)
+    assert removal.flagged == (weight > 1)
+
+
 def test_the_rule_of_the_paper_runs_with_many_classes():
     torch.manual_seed(0)
     model, outputs = nn.Linear(2, 6_000), 6_000  # [K, K] of an example: 288 MB, and an eigensystem

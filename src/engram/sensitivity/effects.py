@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -76,8 +77,9 @@ def paper_effect(
         deviation = found.deviation
         weighted = torch.tensor(share, dtype=torch.float64).to(deviation)[:, None] * deviation
         collected.add(observed, observed.outputs + weighted)
-        assert found.eigenvalues is not None
-        largest = found.eigenvalues.abs().amax(1).tolist()
+        largest = [math.nan] * len(share)  # with too many outputs: no telling, which is a yes
+        if found.eigenvalues is not None:
+            largest = found.eigenvalues.abs().amax(1).tolist()
         outweighs |= any(
             abs(s) > 1 and not abs(s) * m <= 1 for s, m in zip(share, largest, strict=True)
         )

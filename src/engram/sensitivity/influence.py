@@ -24,7 +24,7 @@ from engram.engine.sites import per_example_gradients
 from engram.posteriors.gaussian import Posterior
 from engram.problem import opened_problem
 
-#: Bytes of per-example gradients that are held at once; more is no faster once products are large.
+#: Bytes of per-example gradients that are held at once: less memory against more, smaller products.
 CHUNK_BYTES = 128 * 2**20
 
 
