@@ -37,11 +37,6 @@ class Selection:
     def __len__(self) -> int:
         return len(self.members)
 
-    @property
-    def num_rows(self) -> int:
-        """Left-out examples of all copies together."""
-        return sum(len(chosen) for chosen in self.members)
-
 
 def select(
     batches: Batches,

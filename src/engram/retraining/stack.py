@@ -1,13 +1,14 @@
 r"""Many copies of one model at once: stacked parameters, one weight per copy and example.
 
 The objective of copy c is :math:`\sum_i w_{ci} \ell_i(\theta_c) + \delta/2\, |\theta_c|^2`; a
-weight of 0 leaves the example out.
+weight of 0 leaves the example out. Copies run together under ``vmap`` where the model allows it,
+which is found out when the stack is opened, and else one after the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,9 +28,11 @@ from engram.likelihoods import Likelihood
 from engram.retraining.prior import Prior, prior_entries
 
 CACHE_BYTES = 64 * 2**20  # activations of one part of the data, over all copies
+FEWEST_EXAMPLES = 16  # of one part, however large they are: smaller ones leave the processor idle
 MEMORY_SHARE = 0.25  # of what is free that a stack may take
 LARGEST_STACK = 128  # copies: more share little more, and are lost together when a run is killed
 VECTORS_PER_COPY = 128  # parameters, gradients, curvature pairs and temporaries of a recipe
+SAME_DOUBLE, SAME_SINGLE = 1e-9, 1e-4  # share of an output that vmap may change by rounding
 LARGEST_SHARED_GROUP = 0.05  # of the data; beyond, the copies' curvatures differ too much
 
 
@@ -153,7 +156,7 @@ class Stack:
 
     def examples_at_once(self, copies: int) -> int:
         """Examples whose activations, over this many copies, stay in the cache."""
-        return max(16, CACHE_BYTES // max(1, copies * self.bytes_per_example))
+        return max(FEWEST_EXAMPLES, CACHE_BYTES // max(1, copies * self.bytes_per_example))
 
     def _run(self, named: Named, inputs: Any, own: int | None) -> Tensor:
         """Every copy on the same inputs, or on its own ``own`` consecutive rows of them."""
@@ -248,10 +251,8 @@ def open_stack(
     plain = Stack(model, batch, batch.targets, likelihood, prior, layout, start, 1, False)
     with named_failures("on the data"):
         size = _bytes_per_example(plain)
-    sized = Stack(model, batch, batch.targets, likelihood, prior, layout, start, size, False)
-    targets = _prepared_targets(sized)
-    vectorised = _can_vectorise(sized)
-    return Stack(model, batch, targets, likelihood, prior, layout, start, size, vectorised)
+    sized = replace(plain, bytes_per_example=size)
+    return replace(sized, targets=_prepared_targets(sized), vectorised=_can_vectorise(sized))
 
 
 def _bytes_per_example(stack: Stack) -> int:
@@ -305,7 +306,7 @@ def _can_vectorise(stack: Stack) -> bool:
             f"outputs that differ by {float((expected - again).abs().max()):.2g}",
             "switch random layers off in eval mode, or pass a training function of your own",
         )
-    stacked = Stack(**{**vars(stack), "vectorised": True})
+    stacked = replace(stack, vectorised=True)
     leaf = pair.clone().requires_grad_()
     try:
         with torch.enable_grad():
@@ -313,6 +314,6 @@ def _can_vectorise(stack: Stack) -> bool:
             torch.autograd.grad(found.sum(), leaf)
     except Exception:  # whatever vmap cannot do, the loop over copies can
         return False
-    tolerance = 1e-9 if found.dtype == torch.float64 else 1e-4
+    tolerance = SAME_DOUBLE if found.dtype == torch.float64 else SAME_SINGLE
     scale = 1 + float(expected.abs().max())
     return bool((found.detach() - expected).abs().max() <= tolerance * scale)

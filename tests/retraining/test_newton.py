@@ -1,4 +1,4 @@
-"""Copies that share products, a Hessian and its inverse, against dense answers in float64."""
+"""Copies that share a Hessian and its inverse, against dense answers in float64."""
 
 import copy
 
@@ -10,7 +10,6 @@ from torch.func import functional_call
 import engram
 from engram.core.state.model import state_preserved
 from engram.likelihoods import Categorical, Gaussian
-from engram.linalg.gcr import BlockGCR
 from engram.retraining import newton, recipes
 from engram.retraining.newton import SharedHessian, simplified_newton
 from engram.retraining.quasi_newton import begin
@@ -57,48 +56,6 @@ def test_hessian_products_equal_the_dense_hessian(name, keep, monkeypatch):
         assert (hessian.graphs is not None) == keep
         for _ in range(2):
             assert (hessian.times(vectors) - vectors @ dense).abs().max() < 1e-9
-
-
-def counted(matrix):
-    seen = []
-
-    def multiply(rows):
-        seen.append(len(rows))
-        return rows @ matrix
-
-    return multiply, seen
-
-
-def test_systems_share_their_directions():
-    root = random(60, 60)
-    matrix = root @ root.T / 60 + torch.eye(60).double()
-    right = random(3, 60, seed=1)
-    right = torch.cat([right, random(9, 3, seed=2) @ right])  # twelve systems of rank three
-    multiply, seen = counted(matrix)
-    shared = BlockGCR(torch.clone, multiply, right, 60)
-    goals = torch.full((12,), 1e-8, dtype=torch.float64)
-    found, left = shared.solve(right, goals)
-    assert (found @ matrix - right).norm(dim=1).max() < 1e-7
-    assert (right - found @ matrix - left).abs().max() < 1e-12
-    assert max(seen) == 3  # a round never asks for more than what the residuals span
-    known = len(seen)
-    shared.solve(random(4, 12, seed=3) @ right, goals[:4])
-    assert len(seen) == known  # combinations of what is known cost nothing
-    images = shared.images[: shared.count]
-    assert (images @ images.mT - torch.eye(shared.count).double()).abs().max() < 1e-10
-
-
-def test_the_residual_is_the_least_that_the_directions_allow():
-    root = random(40, 40)
-    matrix, right = root @ root.T / 40 + torch.eye(40).double(), random(5, 40, seed=1)
-    multiply, _ = counted(matrix)
-    shared = BlockGCR(torch.clone, multiply, right, 10)
-    found, left = shared.solve(right, torch.full((5,), 1e-9, dtype=torch.float64))
-    assert shared.full
-    images = shared.directions @ matrix
-    least = torch.linalg.lstsq(images.T, right.T).solution.T @ images
-    assert (found @ matrix - least).abs().max() < 1e-8
-    assert (right - least - left).abs().max() < 1e-8
 
 
 @pytest.mark.parametrize("groups", [[[i] for i in range(0, 144, 16)], [[1, 5, 9, 70], [2, 3], [8]]])
