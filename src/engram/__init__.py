@@ -2,9 +2,15 @@
 
 From the training data alone, with the memory-perturbation equation: the change of a model when
 examples are left out is estimated by adding up their natural gradients.
+
+What a net does not need is loaded when it is first used: ``families``, ``models`` (with SciPy),
+``optimizers``; and pandas and matplotlib with the tables and pages that want them.
 """
 
-from engram import families, likelihoods, models, optimizers
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from engram import likelihoods
 from engram._version import __version__
 from engram.core import errors
 from engram.core.errors import EngramError
@@ -14,7 +20,6 @@ from engram.evidence.assessment import Assessment
 from engram.evidence.refine import refine
 from engram.evidence.verification import Verification
 from engram.evidence.verify import verify
-from engram.models.from_estimator import from_estimator
 from engram.posteriors.calibration import calibrate
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import laplace
@@ -30,6 +35,17 @@ from engram.sensitivity.variance import prediction_variance
 from engram.tracking.tracker import Tracker
 from engram.tracking.tune import Tuning, tune
 from engram.trust.verdict import Verdict
+
+if TYPE_CHECKING:
+    from engram import families, models, optimizers
+    from engram.models.from_estimator import from_estimator
+
+_LOADED_WHEN_USED = {
+    "families": "engram.families",
+    "from_estimator": "engram.models.from_estimator",
+    "models": "engram.models",
+    "optimizers": "engram.optimizers",
+}
 
 __all__ = [
     "Assessment",
@@ -66,3 +82,16 @@ __all__ = [
     "tune",
     "verify",
 ]
+
+if not TYPE_CHECKING:  # to a type checker these are plain imports, and a misspelt name is one
+
+    def __getattr__(name: str) -> Any:
+        """What is loaded when it is first used; it is an attribute like any other from then on."""
+        if name not in _LOADED_WHEN_USED:
+            raise AttributeError(f"module 'engram' has no attribute {name!r}")
+        found = import_module(_LOADED_WHEN_USED[name])
+        globals()[name] = found = getattr(found, name, found)
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
