@@ -7,6 +7,7 @@ from functools import lru_cache, partial
 import engram
 from benchmarks.faithfulness.estimates import Estimate, Method
 from benchmarks.faithfulness.truths import Problem
+from engram.core.data.batches import Batches
 from engram.posteriors.automatic import default_structure
 
 DEFAULT = "engram, no options"
@@ -46,7 +47,7 @@ def chosen(
     problem: Problem, structure: str, estimator: str, curvature: str | None = None
 ) -> Estimate:
     """A structure and an estimator by name; the full matrix only where it takes seconds."""
-    if structure == "full" and default_structure(problem.model, problem.data) != "full":
+    if structure == "full" and default_structure(problem.model, Batches(problem.data, 1)) != "full":
         raise ValueError("the full matrix of so many parameters takes more than seconds")
     posterior = _posterior(problem, structure, curvature)
     return _sensitivities(problem, posterior, estimator=estimator, rounds=ROUNDS)

@@ -16,6 +16,7 @@ from benchmarks.faithfulness.limits import RETRAINING_SECONDS, SECONDS
 from benchmarks.faithfulness.peers import PEERS
 from benchmarks.faithfulness.settings import SETTINGS
 from benchmarks.faithfulness.truths import Problem, problem
+from engram.core.data.batches import Batches
 from engram.posteriors.automatic import default_structure
 
 
@@ -65,7 +66,7 @@ def describe(name: str, given: Problem) -> dict[str, Any]:
         "prior_precision": given.prior_precision,
         "num_data": len(given.inputs),
         "num_params": sum(p.numel() for p in given.model.parameters()),
-        "default_structure": default_structure(given.model, given.data),
+        "default_structure": default_structure(given.model, Batches(given.data, 1)),
         "train_accuracy": float(right.double().mean()),
         "relative_gradient": relative_gradient(given),
         "left_out": given.left_out.tolist(),

@@ -20,8 +20,8 @@ from engram.core.data.batches import Batches, Data
 from engram.engine.prepare import Engine
 from engram.engine.session import Session, session
 from engram.likelihoods import Likelihood
-from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
+from engram.posteriors.laplace_torch import as_posterior
 
 
 @dataclass(frozen=True)

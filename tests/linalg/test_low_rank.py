@@ -205,12 +205,16 @@ def test_refining_by_retraining_starts_from_it(few_directions):
     assert_close(refined.deviation[[0, 5]], truth.deviation, 0.02)
 
 
-def test_it_is_the_default_above_the_full_matrix(monkeypatch):
+def test_it_is_the_default_above_the_full_matrix_and_says_what_it_takes(monkeypatch, capsys):
     monkeypatch.setattr(affordable, "FULL_PARAMETERS", 10)
     model, data = trained()
     fitted = engram.laplace(model, data, prior_precision=DELTA)
     assert fitted.structure == "low_rank"
     assert fitted.curvature == "hessian"
+    assert f"directions, a pass over {len(data[0]):,} examples each" in capsys.readouterr().err
+    engram.laplace(model, data, prior_precision=DELTA, progress=False)
+    engram.laplace(model, data, prior_precision=DELTA, structure="low_rank", curvature="hessian")
+    assert capsys.readouterr().err == ""
 
 
 def test_other_layers_than_linear_ones_and_convolutions_keep_kronecker_factors(monkeypatch):

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import engram
 from engram.core.errors import PosteriorError
 from engram.core.parameters import Layout, trainable
-from engram.posteriors.convert import as_posterior
+from engram.posteriors.laplace_torch import as_posterior
 
 laplace = pytest.importorskip("laplace")
 pytestmark = pytest.mark.filterwarnings("ignore")

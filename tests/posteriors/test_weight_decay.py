@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import engram
 from engram.core.errors import ArgumentError, PosteriorError
 from engram.optimizers import Newton
-from engram.posteriors.adapters import ADAPTERS, Reading, register
+from engram.posteriors.adapters import OPTIMIZERS, Reading, register
 from worked_problems import NUM_DATA, classes, line, logistic, network
 
 Make = Callable[..., torch.optim.Optimizer]
@@ -188,7 +188,7 @@ def test_an_unknown_optimizer_can_be_taught() -> None:
     try:
         posterior = engram.posterior_of(optimizer, model, num_data=10)
     finally:
-        del ADAPTERS["Lion"]
+        del OPTIMIZERS["Lion"]
     torch.testing.assert_close(diagonal(posterior)["weight"], torch.full((1, 2), 11.0).double())
 
 

@@ -7,6 +7,7 @@ bar is made when there is something to show.
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -67,6 +68,12 @@ class Bar:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def announce(text: str, shown: bool) -> None:
+    """A line before something that takes long begins; where bars are shown, and in their place."""
+    if shown:
+        tqdm.write(text, file=sys.stderr)
 
 
 def progress_over(

@@ -1,4 +1,4 @@
-r"""The precision of one parameter from its optimizer's state, one short function a rule.
+r"""How each kind of optimizer is read: one short function a rule, and one line in ``OPTIMIZERS``.
 
 ==========================  =======================================  ==========================
 optimizer                   state used                               precision S
@@ -24,12 +24,21 @@ fourteenth at step 5 with beta2 = 0.999. ``Reading.as_kept`` asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
+
+from engram.core.errors import PosteriorError
+from engram.core.parameters import Layout
+from engram.linalg.block import Block
+from engram.linalg.dense import DenseBlock
+from engram.linalg.diagonal import DiagonalBlock
+from engram.optimizers.ivon import check_restored
+from engram.optimizers.structures import SHARED
 
 
 @dataclass(frozen=True)
@@ -93,32 +102,192 @@ def _own(reading: Reading) -> Tensor:
     return reading.state["precision"]
 
 
-ADAPTERS: dict[str, Adapter] = {
-    "SGD": identity,
-    "RMSprop": _rmsprop,
-    "Adam": _adam,
-    "AdamW": _adam,
-    "NAdam": _adam,
-    "RAdam": _adam,
-    "Adamax": _adamax,
-    "Adagrad": _adagrad,
-    "DiagonalOnlineNewton": _own,
-    "DiagonalVON": _own,
+@dataclass(frozen=True)
+class Source:
+    """An optimizer whose precision is asked for.
+
+    Args:
+        optimizer: as it is now.
+        parameters: the model's trainable ones, by name.
+        scale: N for a loss averaged over the batch, N / batch size for a sum.
+        prior: delta by name.
+        tolerance: how far gains of a diagonal precision may be off, for speed.
+        as_kept: take running averages as they stand; see :class:`Reading`.
+    """
+
+    optimizer: Optimizer
+    parameters: Mapping[str, Tensor]
+    scale: float
+    prior: Mapping[str, float]
+    tolerance: float
+    as_kept: bool = False
+
+    @property
+    def names(self) -> dict[int, str]:
+        """Names of the model's parameters by identity."""
+        return {id(p): name for name, p in self.parameters.items()}
+
+
+Reader = Callable[[Source], Iterator[Block]]
+
+
+def blocks_of(source: Source) -> tuple[Block, ...]:
+    """The precision of every parameter that has been stepped, in the order of the model."""
+    found = list(kind_of(source.optimizer).read(source))
+    if not found:
+        raise PosteriorError(
+            "an optimizer that has taken a step",
+            f"{type(source.optimizer).__name__} without state",
+            "call it after training",
+        )
+    order = {name: place for place, name in enumerate(source.parameters)}
+    return tuple(sorted(found, key=lambda block: order[block.names[0]]))
+
+
+def takes_mean_loss(optimizer: Optimizer) -> bool:
+    """Whether the algorithm itself is defined for the mean loss of a batch."""
+    return any("ess" in group or "num_data" in group for group in optimizer.param_groups)
+
+
+def kind_of(optimizer: Optimizer) -> Kind:
+    """How such an optimizer is read; PosteriorError where nobody has said it."""
+    for base in type(optimizer).__mro__:
+        if base.__name__ in OPTIMIZERS:
+            return OPTIMIZERS[base.__name__]
+    raise PosteriorError(
+        f"one of {', '.join(OPTIMIZERS)}, or a registered optimizer",
+        type(optimizer).__name__,
+        "teach it with engram.posteriors.adapters.register(name, adapter)",
+    )
+
+
+def _entries(source: Source, adapter: Adapter) -> Iterator[Block]:
+    """Parameter by parameter; without a step there is no precision, except for SGD."""
+    names = source.names
+    for group in source.optimizer.param_groups:
+        for parameter in group["params"]:
+            name, state = names.get(id(parameter)), source.optimizer.state.get(parameter, {})
+            young = not state or float(state.get("step", 1)) == 0
+            if name is None or (young and adapter is not identity):
+                continue
+            given = (group, state, source.scale, source.prior[name], source.as_kept)
+            reading = Reading(parameter.detach(), *given)
+            precision = _read(reading, adapter, source.optimizer).detach()
+            yield DiagonalBlock.of(name, precision, source.tolerance)
+
+
+def _read(reading: Reading, adapter: Adapter, optimizer: Optimizer) -> Tensor:
+    try:
+        return adapter(reading)
+    except KeyError as missing:
+        raise PosteriorError(
+            f"a {type(optimizer).__name__} with {missing} in its state or settings",
+            f"one with {', '.join(map(str, reading.state))} in its state",
+            "register an adapter for this kind with engram.posteriors.adapters.register",
+        ) from missing
+
+
+def _dense(source: Source) -> Iterator[Block]:
+    """The matrix that our own full-matrix optimizers share between their parameters."""
+    shared = dict(source.optimizer.state)[SHARED]  # type: ignore[index]
+    if "precision" not in shared:
+        return
+    names = source.names
+    trained = [
+        p for group in source.optimizer.param_groups for p in group["params"] if p.requires_grad
+    ]
+    strange = sum(p.numel() for p in trained if id(p) not in names)
+    if strange or len(shared["precision"]) != sum(p.numel() for p in trained):
+        raise PosteriorError(
+            "a matrix over parameters of this model only, as they were trained",
+            f"{strange:,} entries of others among {len(shared['precision']):,}",
+            "make the optimizer with the parameters of one model, and do not freeze any later",
+        )
+    layout = Layout.of({names[id(p)]: p for p in trained})
+    yield DenseBlock.factorise(layout, shared["precision"])
+
+
+def _ivon(source: Source) -> Iterator[Block]:
+    """ess h + delta; IVON keeps one flat h per group, frozen parameters included."""
+    optimizer, names = source.optimizer, source.names
+    check_restored(optimizer)
+    if not getattr(optimizer, "current_step", 0):
+        return
+    for group in optimizer.param_groups:
+        parts = group["hess"].split([p.numel() for p in group["params"]])
+        for parameter, part in zip(group["params"], parts, strict=True):
+            name = names.get(id(parameter))
+            if name is not None:
+                precision = group["ess"] * part + source.prior[name]
+                shaped = precision.reshape(parameter.shape)
+                yield DiagonalBlock.of(name, shaped, source.tolerance)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How one kind of optimizer is read.
+
+    Args:
+        entries: the precision of each parameter's entries; None where the state is no state of
+            single parameters.
+        blocks: all blocks, where ``entries`` is None.
+        squares: whether the state is an average of squared gradients of batches.
+        in_paper: whether it has the paper's row of RMSprop and Adam.
+        decoupled: whether weight decay shrinks the weights whatever the scale of the loss.
+    """
+
+    entries: Adapter | None = None
+    blocks: Reader | None = None
+    squares: bool = False
+    in_paper: bool = False
+    decoupled: bool = False
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the precision is the identity, of which a prior is no part."""
+        return self.entries is identity
+
+    def read(self, source: Source) -> Iterator[Block]:
+        """The blocks of the precision."""
+        if self.entries is not None:
+            return _entries(source, self.entries)
+        assert self.blocks is not None
+        return self.blocks(source)
+
+
+# Every optimizer that is read, by the name of its class; subclasses are read in the same way.
+OPTIMIZERS: dict[str, Kind] = {
+    "SGD": Kind(identity),
+    "RMSprop": Kind(_rmsprop, squares=True, in_paper=True),
+    "Adam": Kind(_adam, squares=True, in_paper=True),
+    "AdamW": Kind(_adam, squares=True, in_paper=True, decoupled=True),
+    "NAdam": Kind(_adam, squares=True, in_paper=True),
+    "RAdam": Kind(_adam, squares=True, in_paper=True),
+    "Adamax": Kind(_adamax),
+    "Adagrad": Kind(_adagrad, squares=True),
+    "DiagonalOnlineNewton": Kind(_own),
+    "DiagonalVON": Kind(_own),
+    "IVON": Kind(blocks=_ivon),
+    "Newton": Kind(blocks=_dense),
+    "OnlineNewton": Kind(blocks=_dense),
+    "VON": Kind(blocks=_dense),
 }
 
-IN_PAPER = {"RMSprop", "Adam", "AdamW", "NAdam", "RAdam"}  # running averages of squared gradients
-SQUARED = IN_PAPER | {"Adagrad"}
 
-
-def register(name: str, adapter: Adapter) -> None:
+def register(
+    name: str, adapter: Adapter, *, squares: bool = False, decoupled: bool = False
+) -> None:
     """Teach :func:`engram.posterior_of` another optimizer, by the name of its class.
 
     Args:
         name: of the class; subclasses are read in the same way.
         adapter: from a :class:`Reading` of one parameter to the precision of each of its entries.
+        squares: whether its state is an average of squared gradients of batches, as Adam's, so
+            that ``second_moment="example"`` means something.
+        decoupled: whether its weight decay shrinks the weights by themselves, as AdamW's.
 
     Example:
         >>> register("MyAdam", lambda reading: reading.scaled(reading.state["v"].sqrt()))
-        >>> _ = ADAPTERS.pop("MyAdam")
+        >>> _ = OPTIMIZERS.pop("MyAdam")
     """
-    ADAPTERS[name] = adapter
+    OPTIMIZERS[name] = Kind(adapter, squares=squares, decoupled=decoupled)

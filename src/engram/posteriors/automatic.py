@@ -1,4 +1,4 @@
-"""What `laplace` takes when nothing is asked for: the most faithful way that costs seconds."""
+"""What ``"auto"`` stands for: the most faithful structure and curvature that cost seconds."""
 
 from __future__ import annotations
 
@@ -6,13 +6,27 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from engram.core.arguments import is_auto
 from engram.core.data.batches import Batches, call
+from engram.core.errors import PosteriorError
 from engram.core.memory import available_bytes
-from engram.core.parameters import trainable
+from engram.core.parameters import Layout, trainable
+from engram.core.progress import announce
 from engram.core.state.model import device_of, state_preserved
-from engram.engine.refusals import named_failures
+from engram.curvature.operators import Hessian
+from engram.engine.refusals import named_failures, pass_on
 from engram.engine.session import Session
-from engram.posteriors.low_rank_fit import LEADING, MOST_OWN
+from engram.linalg.block import Block
+from engram.linalg.dense import DenseBlock
+from engram.posteriors.low_rank_fit import LEADING, MOST_OWN, fit_low_rank
+from engram.posteriors.structures import (
+    STRUCTURES,
+    Fit,
+    FitBlocks,
+    dense_bytes,
+    fit_full,
+    fit_kronecker,
+)
 
 FULL_WORK = 2e10  # N P^2 up to which the full matrix is the default
 FULL_PARAMETERS = 6000  # beyond, factorising it takes more than seconds, however few the examples
@@ -23,12 +37,6 @@ LARGEST_BASIS = 3e10  # P times the square of their number, for making them orth
 FEWEST_DIRECTIONS = 500  # fewer leave too much of the examples' own curvature out
 LOW_RANK_COPIES = 6  # of the basis that are held during a fit
 SMALLEST_SHARE = 0.01  # of the prior precision that the Hessian may come down to
-COPIES = 3  # of a dense matrix that are held during a fit
-
-
-def dense_bytes(num_params: int) -> int:
-    """Memory that the fit of a full matrix takes."""
-    return COPIES * 8 * num_params**2
 
 
 def default_structure(model: nn.Module, batches: Batches) -> str:
@@ -103,3 +111,58 @@ def is_safely_definite(precision: Tensor, prior_precision: float) -> bool:
     lowered.diagonal().sub_(SMALLEST_SHARE * prior_precision)
     factor, failed = torch.linalg.cholesky_ex(lowered)
     return not int(failed) and bool(torch.isfinite(factor).all())
+
+
+def chosen_fit(opened: Session, structure: str, curvature: str) -> tuple[str, FitBlocks]:
+    """The structure that is asked for, or the one that ``"auto"`` stands for, and its fit."""
+    if not is_auto(structure):
+        return structure, STRUCTURES[structure]
+    if curvature == "hessian":
+        return "full", fit_full
+    chosen = default_structure(opened.model, opened.batches)
+    if not is_auto(curvature):  # low rank pays with the Hessian and its rule only
+        chosen = "kronecker" if chosen == "low_rank" else chosen
+        return chosen, STRUCTURES[chosen]
+    if chosen == "full" and hessian_is_affordable(opened):
+        return chosen, _full_hessian_first
+    if chosen == "low_rank":
+        return chosen, _low_rank_hessian_first
+    return chosen, STRUCTURES[chosen]
+
+
+def _full_hessian_first(fit: Fit) -> tuple[Block, ...]:
+    """The exact Hessian where it is safely positive definite, else the Gauss-Newton matrix."""
+    layout = Layout.of({name: p.detach() for name, p in fit.parameters.items()})
+    try:
+        matrix = Hessian(fit.session, layout).matrix()
+    except RuntimeError as error:  # an operation without a second derivative
+        pass_on(error)
+        return fit_full(fit)
+    matrix.diagonal().add_(fit.delta)
+    if not is_safely_definite(matrix, fit.delta):
+        return fit_full(fit)
+    fit.curvature = "hessian"
+    return (DenseBlock.factorise(layout, matrix),)
+
+
+def _low_rank_hessian_first(fit: Fit) -> tuple[Block, ...]:
+    """The exact Hessian where it is safely positive definite, else Kronecker factors."""
+    opened = fit.session
+    most = affordable_directions(opened.model, opened.batches)
+    announce(
+        f"laplace: the exact Hessian in up to {most:,} directions, a pass over "
+        f"{opened.batches.num_data:,} examples each, takes some tens of seconds; "
+        'structure="kronecker" takes few passes',
+        opened.progress,
+    )
+    try:
+        block, record = fit_low_rank(fit.session, fit.delta, "hessian", fit.seed, most)
+        definite = float(block.inside.min()) > SMALLEST_SHARE * fit.delta
+    except (RuntimeError, PosteriorError) as error:  # no second derivative, or not definite
+        pass_on(error)
+        definite = False
+    if not definite:
+        fit.structure = "kronecker"
+        return fit_kronecker(fit)
+    fit.curvature, fit.record = "hessian", {"low_rank": record}
+    return (block,)

@@ -13,8 +13,8 @@ from engram.core.errors import NonFiniteError, PosteriorError
 from engram.core.memory import backing_off
 from engram.curvature.operators import exact_curvature
 from engram.engine.session import session
-from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
+from engram.posteriors.laplace_torch import as_posterior
 from engram.posteriors.trace_estimation import (
     Traces,
     check_match,

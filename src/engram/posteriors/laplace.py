@@ -2,45 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from engram.core.arguments import AUTO, is_auto, one_of, seed_number
 from engram.core.data.batches import Data
-from engram.core.errors import ArgumentError, PosteriorError
-from engram.core.memory import available_bytes, backing_off
-from engram.core.parameters import Layout, Named, check_module, trainable
-from engram.core.state.model import device_of
-from engram.curvature.ggn_roots import ggn_roots
-from engram.curvature.kfac import KroneckerFactors
+from engram.core.dtypes import wide
+from engram.core.errors import ArgumentError, LikelihoodError
+from engram.core.memory import backing_off
+from engram.core.parameters import check_module, trainable
 from engram.curvature.kinds import CURVATURES, Curvature
-from engram.curvature.moments import OuterMoments, SquareMoments
-from engram.curvature.operators import Hessian
-from engram.engine.refusals import pass_on
-from engram.engine.session import Observed, Session, session
+from engram.engine.session import Session, session
 from engram.likelihoods import Likelihood
-from engram.linalg.block import Block
-from engram.linalg.dense import DenseBlock
-from engram.linalg.diagonal import DiagonalBlock
-from engram.linalg.kronecker import KroneckerBlock
-from engram.posteriors.automatic import (
-    SMALLEST_SHARE,
-    affordable_directions,
-    default_structure,
-    dense_bytes,
-    hessian_is_affordable,
-    is_safely_definite,
-)
-from engram.posteriors.fit import Fit, Gradients
-from engram.posteriors.flat import check_curved
+from engram.likelihoods.from_loss import LossLikelihood
+from engram.posteriors.automatic import chosen_fit
 from engram.posteriors.gaussian import Posterior, check_prior_precision
-from engram.posteriors.low_rank_fit import fit_low_rank
+from engram.posteriors.structures import STRUCTURES, Fit
 from engram.posteriors.tolerance import chosen_tolerance, within
 
-FitBlocks = Callable[[Fit], tuple[Block, ...]]
+LIKE_PRIOR = 1e-6  # relative difference of the precision from the prior's, along one vector
+NO_CURVATURE = 1e-8  # of the residual that it changes by over the size of the outputs
 
 
 @backing_off
@@ -112,7 +95,7 @@ def fitted(
 ) -> Posterior:
     """The Laplace posterior of an opened model; arguments as for :func:`laplace`, checked there."""
     tolerance = chosen_tolerance(tolerance, opened.model)
-    chosen, fit_blocks = _chosen(opened, structure, curvature)
+    chosen, fit_blocks = chosen_fit(opened, structure, curvature)
     kind = "ggn" if is_auto(curvature) else curvature
     fit = Fit(opened, prior_precision, kind, seed, tolerance)
     blocks = within(fit_blocks(fit), prior_precision, tolerance)
@@ -139,23 +122,6 @@ def fitted(
     return posterior
 
 
-def _chosen(opened: Session, structure: str, curvature: str) -> tuple[str, FitBlocks]:
-    """The structure that is asked for, or the one that ``"auto"`` stands for, and its fit."""
-    if not is_auto(structure):
-        return structure, STRUCTURES[structure]
-    if curvature == "hessian":
-        return "full", _full
-    chosen = default_structure(opened.model, opened.batches)
-    if not is_auto(curvature):  # low rank pays with the Hessian and its rule only
-        chosen = "kronecker" if chosen == "low_rank" else chosen
-        return chosen, STRUCTURES[chosen]
-    if chosen == "full" and hessian_is_affordable(opened):
-        return chosen, _full_hessian_first
-    if chosen == "low_rank":
-        return chosen, _low_rank_hessian_first
-    return chosen, STRUCTURES[chosen]
-
-
 def _check_combination(structure: str, curvature: str) -> None:
     """Some structures have the Hessian, and one has nothing but exact products."""
     if curvature == "hessian" and structure not in (AUTO, "full", "last_layer", "low_rank"):
@@ -172,158 +138,42 @@ def _check_combination(structure: str, curvature: str) -> None:
         )
 
 
-def _diagonal(fit: Fit) -> tuple[Block, ...]:
-    names = list(fit.parameters)
-    return fit.diagonal(fit.square_moments(set(names)), names)
+def check_curved(opened: Session, posterior: Posterior) -> None:
+    """LikelihoodError where the loss has slopes and no curvature.
 
-
-def _isotropic(fit: Fit) -> tuple[Block, ...]:
-    moments = fit.square_moments(set(fit.parameters))
-    trace = sum(float(m.sum()) for m in moments.by_name.values())
-    value = trace / sum(p.numel() for p in fit.parameters.values()) + fit.delta
-    return tuple(
-        DiagonalBlock.of(name, torch.full_like(p.detach(), value))
-        for name, p in fit.parameters.items()
-    )
-
-
-def kronecker_sums(fit: Fit) -> tuple[KroneckerFactors, SquareMoments]:
-    """Kronecker factors, and squares for what has no factors, in one pass."""
-    factors, moments = KroneckerFactors(), SquareMoments()
-
-    def each(observed: Observed, gradients: Gradients, number: int) -> None:
-        if number == 0:
-            factors.update_columns(observed.trace)
-        factors.update_rows(observed.trace, gradients, number)
-        rest = set(fit.parameters) - factors.covered()
-        if rest:
-            moments.update(observed.trace, gradients, rest)
-
-    fit.passes("curvature", each)
-    factors.drop_unused()
-    return factors, moments
-
-
-def kronecker_blocks(
-    fit: Fit, factors: KroneckerFactors, moments: SquareMoments
-) -> tuple[tuple[KroneckerBlock, ...], tuple[DiagonalBlock, ...]]:
-    """K-FAC blocks, and diagonal blocks for the rest."""
-    blocks = tuple(f.block(fit.delta, fit.dtype) for f in factors.layers.values())
-    rest = [name for name in fit.parameters if name not in factors.covered()]
-    return blocks, fit.diagonal(moments, rest)
-
-
-def _kronecker(fit: Fit) -> tuple[Block, ...]:
-    blocks, rest = kronecker_blocks(fit, *kronecker_sums(fit))
-    return blocks + rest
-
-
-def _ekfac(fit: Fit) -> tuple[Block, ...]:
-    blocks, rest = kronecker_blocks(fit, *kronecker_sums(fit))
-    moments = fit.square_moments({n for b in blocks for n in b.names}, blocks)
-    corrected = tuple(
-        KroneckerBlock(
-            block.layout,
-            (moments.by_block[block.names] + fit.delta).to(fit.dtype),
-            block.rows,
-            block.columns,
-        )
-        for block in blocks
-    )
-    return corrected + rest
-
-
-def _dense(fit: Fit, names: Sequence[str]) -> tuple[Block, ...]:
-    parameters: Named = {name: fit.parameters[name].detach() for name in names}
-    layout = Layout.of(parameters)
-    device = device_of(fit.session.model)
-    _check_size(layout, device)
-    if fit.curvature == "hessian":
-        matrix = Hessian(fit.session, layout).matrix()
-    else:
-        moments = OuterMoments(layout, device)
-        for observed in fit.session.passes("curvature"):
-            vectors = ggn_roots(observed, fit.session.likelihood, fit.curvature, fit.seed)
-            with torch.no_grad():
-                per_seed = [
-                    observed.trace.arranged(vectors[:, :, r].contiguous())
-                    for r in range(vectors.shape[2])
-                ]
-                moments.update(observed.trace, per_seed)
-        matrix = moments.matrix
-    matrix.diagonal().add_(fit.delta)
-    return (DenseBlock.factorise(layout, matrix),)
-
-
-def _check_size(layout: Layout, device: torch.device) -> None:
-    needed, free = dense_bytes(layout.num_params), available_bytes(device)
-    if needed > free:
-        raise PosteriorError(
-            f"a full precision that fits in the free {free / 2**30:.1f} GiB",
-            f"{layout.num_params:,} parameters, which need {needed / 2**30:.1f} GiB",
-            'use structure="kronecker" or "last_layer"',
+    That takes a pass, for losses of the user's own and where the posterior looks like the prior.
+    The Hessian of a net has curvature of the net's own, but none of such a loss's kinks.
+    """
+    if posterior.curvature is Curvature.EMPIRICAL:  # made of slopes
+        return
+    if not isinstance(opened.likelihood, LossLikelihood) and not _looks_like_prior(posterior):
+        return
+    slope = bent = outputs = 0.0
+    for observed in opened.passes("curvature of the loss"):
+        residual = observed.residual
+        weighted = opened.likelihood.hessian_times(observed.outputs, observed.targets, residual)
+        slope += float(wide(residual).square().sum())
+        bent += float(wide(weighted).norm(dim=1).sum())
+        outputs += float(wide(observed.outputs).square().sum())
+    size = max(1.0, (outputs / opened.batches.num_data) ** 0.5)  # outputs may all be 0
+    if slope > 0 and bent * size <= NO_CURVATURE * slope:
+        raise LikelihoodError(
+            "a loss that curves: its second derivative by the outputs is what a posterior is made "
+            "of",
+            f"{opened.likelihood!r}, whose slopes do not change with the outputs at any example, "
+            "so that the posterior would be the prior",
+            "use a smooth loss (Huber in place of absolute, softplus in place of hinge), smaller "
+            'outputs where a softmax is saturated, or curvature="empirical"',
         )
 
 
-def _full(fit: Fit) -> tuple[Block, ...]:
-    return _dense(fit, list(fit.parameters))
-
-
-def _full_hessian_first(fit: Fit) -> tuple[Block, ...]:
-    """The exact Hessian where it is safely positive definite, else the Gauss-Newton matrix."""
-    layout = Layout.of({name: p.detach() for name, p in fit.parameters.items()})
-    try:
-        matrix = Hessian(fit.session, layout).matrix()
-    except RuntimeError as error:  # an operation without a second derivative
-        pass_on(error)
-        return _full(fit)
-    matrix.diagonal().add_(fit.delta)
-    if not is_safely_definite(matrix, fit.delta):
-        return _full(fit)
-    fit.curvature = "hessian"
-    return (DenseBlock.factorise(layout, matrix),)
-
-
-def _low_rank(fit: Fit) -> tuple[Block, ...]:
-    block, record = fit_low_rank(fit.session, fit.delta, fit.curvature, fit.seed)
-    fit.record = {"low_rank": record}
-    return (block,)
-
-
-def _low_rank_hessian_first(fit: Fit) -> tuple[Block, ...]:
-    """The exact Hessian where it is safely positive definite, else Kronecker factors."""
-    most = affordable_directions(fit.session.model, fit.session.batches)
-    try:
-        block, record = fit_low_rank(fit.session, fit.delta, "hessian", fit.seed, most)
-        definite = float(block.inside.min()) > SMALLEST_SHARE * fit.delta
-    except (RuntimeError, PosteriorError) as error:  # no second derivative, or not definite
-        pass_on(error)
-        definite = False
-    if not definite:
-        fit.structure = "kronecker"
-        return _kronecker(fit)
-    fit.curvature, fit.record = "hessian", {"low_rank": record}
-    return (block,)
-
-
-def _last_layer(fit: Fit) -> tuple[Block, ...]:
-    """The layer whose result is the model's output, or comes last before it."""
-    first = next(fit.session.passes("curvature"))
-    with torch.no_grad():
-        gradients = first.trace.gradients(first.residual)
-    used = [s for s, g in zip(first.trace.sites, gradients, strict=True) if g is not None]
-    owner = used[-1].names[-1].rpartition(".")[0]
-    reaching = {name for site in used for name in site.names}
-    names = [n for n in fit.parameters if n.rpartition(".")[0] == owner and n in reaching]
-    return _dense(fit, names)
-
-
-STRUCTURES: dict[str, FitBlocks] = {
-    "isotropic": _isotropic,
-    "diagonal": _diagonal,
-    "kronecker": _kronecker,
-    "ekfac": _ekfac,
-    "low_rank": _low_rank,
-    "full": _full,
-    "last_layer": _last_layer,
-}
+def _looks_like_prior(posterior: Posterior) -> bool:
+    """Whether no block is unlike it; the smallest first, since one is enough to tell."""
+    mean = posterior.mean
+    for block in sorted(posterior.blocks, key=lambda b: sum(mean[n].numel() for n in b.names)):
+        ones: dict[str, Tensor] = {name: torch.ones_like(mean[name]) for name in block.names}
+        for name, image in block.multiply(ones).items():
+            prior = posterior.prior_of(name)
+            if bool(((image - prior).abs() > LIKE_PRIOR * prior).any()):
+                return False
+    return True

@@ -1,5 +1,6 @@
-"""A fitted laplace-torch object as a posterior: diagonal, Kronecker or full; all or last layer.
+"""The posterior that a caller passes: one of engram's own, or a fitted laplace-torch object.
 
+Of the latter diagonal, Kronecker and full ones are read, over all weights or the last layer.
 Nothing is imported from that library: its object is read. There the precision is the curvature of
 the sum of losses plus the prior, as here; a bias has a block of its own.
 """
@@ -144,3 +145,17 @@ def _kronecker_block(
         return KroneckerBlock(layout, eigenvalues, rows, None)
     eigenvalues = torch.outer(values[0].detach(), values[1].detach())[None] + delta
     return KroneckerBlock(layout, eigenvalues, rows, vectors[1].detach()[None])
+
+
+def as_posterior(posterior: Any, model: nn.Module) -> Posterior:
+    """The posterior itself, or one read off a fitted laplace-torch object, at these weights."""
+    if is_laplace_torch(posterior):
+        posterior = from_laplace_torch(posterior, model)
+    if isinstance(posterior, Posterior):
+        posterior.check_model(model)
+        return posterior
+    raise PosteriorError(
+        "a Posterior, or a fitted laplace-torch object",
+        type(posterior).__name__,
+        "fit one with engram.laplace(model, data, ...)",
+    )

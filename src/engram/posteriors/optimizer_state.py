@@ -2,8 +2,7 @@ r"""The posterior that an optimizer already holds: its preconditioner is a preci
 
 Every optimizer of the Bayesian-learning-rule family steps by :math:`S_t^{-1} \nabla`, so its own
 state gives S_t, with no pass over the data. Which state, and how, is in
-:mod:`engram.posteriors.adapters` (entry by entry) and :mod:`engram.posteriors.readers` (IVON, and
-our own full matrices).
+:mod:`engram.posteriors.adapters`: a new optimizer is one function and one line there.
 """
 
 from __future__ import annotations
@@ -23,16 +22,8 @@ from engram.curvature.kinds import Curvature
 from engram.likelihoods import Likelihood, resolve
 from engram.optimizers.base import BayesianOptimizer
 from engram.optimizers.structures import FullMatrix
+from engram.posteriors.adapters import Source, blocks_of, kind_of, takes_mean_loss
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.readers import (
-    Source,
-    blocks_of,
-    check_known,
-    in_paper,
-    is_identity,
-    keeps_squares,
-    takes_mean_loss,
-)
 from engram.posteriors.tolerance import chosen_tolerance
 from engram.posteriors.weight_decay import Prior, prior_of
 
@@ -142,13 +133,13 @@ class Wanted:
         """What is to be read, all checked; works before the first step as well."""
         check_module(model)
         optimizer = unwrapped(optimizer)
-        check_known(optimizer)
+        kind = kind_of(optimizer)
         likelihood_of(optimizer, self.likelihood)
         parameters = trainable(model)
         _check_owner(optimizer, parameters)
         scale = loss_scale(optimizer, self.num_data, self.reduction, self.training_batch_size)
         root = _root(optimizer, self.second_moment, self.training_batch_size, self.num_data)
-        needed = not (self.as_kept or is_identity(optimizer))
+        needed = not (self.as_kept or kind.is_identity)
         given = (self.prior_precision, scale, self.num_data, needed)
         prior = prior_of(optimizer, parameters, *given)
         tolerance = chosen_tolerance(self.tolerance, model)
@@ -208,7 +199,8 @@ def _root(optimizer: Optimizer, second_moment: str, batch_size: int | None, num_
     check_second_moment(second_moment)
     if second_moment == "batch":
         return 1.0
-    if not (in_paper(optimizer) if second_moment == "paper" else keeps_squares(optimizer)):
+    kind = kind_of(optimizer)
+    if not (kind.in_paper if second_moment == "paper" else kind.squares):
         raise ArgumentError(
             'second_moment="batch" with an optimizer that keeps no average of squared gradients',
             f'{type(optimizer).__name__} with "{second_moment}"',

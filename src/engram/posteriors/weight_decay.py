@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from engram.core.arguments import is_auto
 from engram.core.errors import ArgumentError
 from engram.core.parameters import count
+from engram.posteriors.adapters import kind_of
 from engram.posteriors.gaussian import check_prior_precision
 
 
@@ -88,8 +89,7 @@ def _of_group(
     decay = float(group.get("weight_decay", 0.0))
     if "ess" in group:
         return float(group["ess"]) * decay, "ess times weight decay"
-    classes = {base.__name__ for base in type(optimizer).__mro__}
-    if "AdamW" in classes or group.get("decoupled_weight_decay"):
+    if kind_of(optimizer).decoupled or group.get("decoupled_weight_decay"):
         return num_data * decay, "decoupled weight decay"
     return scale * decay, "weight decay"
 

@@ -22,9 +22,9 @@ from engram.core.errors import ArgumentError
 from engram.core.memory import backing_off
 from engram.core.selection import spread
 from engram.linalg.lbfgs import IDENTITY, Apply, Base, LBFGSMemory
-from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.laplace import fitted
+from engram.posteriors.laplace_torch import as_posterior
 from engram.problem import Opener
 from engram.retraining.newton import Pairs, simplified_newton
 from engram.retraining.quasi_newton import begin, minimise

@@ -20,8 +20,8 @@ from engram.core.progress import Pace
 from engram.engine.gradient_accumulator import GradientSink
 from engram.engine.passes import QUICKER
 from engram.engine.session import opened_passes
-from engram.posteriors.convert import as_posterior
 from engram.posteriors.gaussian import Posterior
+from engram.posteriors.laplace_torch import as_posterior
 
 #: Outputs up to which V [K, K] is built, by K backward passes; beyond, V is only applied, one
 #: backward and tangent pass a product. Trades K passes for the rounds of an iteration.

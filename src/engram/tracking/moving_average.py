@@ -25,10 +25,9 @@ from engram.curvature.moments import SquareMoments
 from engram.engine.session import session
 from engram.likelihoods import Likelihood
 from engram.linalg.gram import GramSum
-from engram.posteriors.fit import Fit
-from engram.posteriors.flat import check_curved
 from engram.posteriors.gaussian import Posterior, check_prior_precision
-from engram.posteriors.laplace import kronecker_blocks, kronecker_sums
+from engram.posteriors.laplace import check_curved
+from engram.posteriors.structures import Fit, kronecker_blocks, kronecker_sums
 
 AVERAGED = ("diagonal", "kronecker")
 SQUARES, SUMS = ("rows", "columns"), ("column_sum", "counts")

@@ -24,13 +24,14 @@ from engram.core.parameters import trainable
 from engram.likelihoods import Likelihood
 from engram.optimizers.ivon import at_mean
 from engram.posteriors.gaussian import Posterior, check_prior_precision
-from engram.posteriors.laplace import STRUCTURES, laplace
+from engram.posteriors.laplace import laplace
 from engram.posteriors.optimizer_state import (
     Wanted,
     check_second_moment,
     posterior_of,
     unwrapped,
 )
+from engram.posteriors.structures import STRUCTURES
 from engram.tracking.moving_average import MovingAverageCurvature
 
 EVERY_STEP_UNTIL, READ_EVERY = 20, 8  # streamed steps

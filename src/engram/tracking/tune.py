@@ -32,8 +32,9 @@ from engram.core.storage.values import objects, typed
 from engram.engine.session import Session
 from engram.likelihoods import Likelihood, resolve
 from engram.posteriors.gaussian import Posterior, check_prior_precision
-from engram.posteriors.laplace import STRUCTURES, fitted
+from engram.posteriors.laplace import fitted
 from engram.posteriors.optimizer_state import posterior_of
+from engram.posteriors.structures import STRUCTURES
 from engram.problem import Opener, Problem
 from engram.retraining.identity import is_steady
 from engram.retraining.user_function import (

@@ -1,0 +1,227 @@
+"""The structures of a Laplace posterior by name: one function each, from a fit to its blocks.
+
+A new structure is a function here and a line in ``STRUCTURES``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engram.core.dtypes import wide
+from engram.core.errors import PosteriorError
+from engram.core.memory import available_bytes
+from engram.core.parameters import Layout, Named, trainable
+from engram.core.progress import Pace
+from engram.core.selection import spread
+from engram.core.state.model import device_of
+from engram.curvature.ggn_roots import ggn_roots
+from engram.curvature.kfac import KroneckerFactors
+from engram.curvature.moments import OuterMoments, SquareMoments
+from engram.curvature.operators import Hessian
+from engram.engine.session import Observed, Session
+from engram.linalg.block import Block
+from engram.linalg.dense import DenseBlock
+from engram.linalg.diagonal import DiagonalBlock
+from engram.linalg.kronecker import KroneckerBlock
+from engram.posteriors.low_rank_fit import fit_low_rank
+from engram.posteriors.tolerance import sampled_share
+
+SPREAD = 256  # examples by which it is decided how much is sampled
+Gradients = Sequence[Tensor | None]
+COPIES = 3  # of a dense matrix that are held during a fit
+FitBlocks = Callable[["Fit"], tuple[Block, ...]]
+QUICKER = 'curvature="fisher" takes one for a batch, with one sampled label per example'
+
+
+class Fit:
+    """One fit under way: the session and its settings."""
+
+    def __init__(
+        self, session: Session, delta: float, curvature: str, seed: int, tolerance: float = 0.0
+    ) -> None:
+        self.session, self.delta, self.curvature, self.seed = session, delta, curvature, seed
+        self.sampled_share = sampled_share(tolerance)
+        self.parameters = trainable(session.model)
+        self.dtype = next(iter(self.parameters.values())).dtype
+        self.structure: str | None = None  # what was taken in place of the one asked for
+        self.record: dict[str, Any] = {}
+
+    def passes(self, description: str, each: Callable[[Observed, Gradients, int], None]) -> None:
+        """Call ``each`` with the gradients of every output vector of every batch."""
+        likelihood, count = self.session.likelihood, self.num_leading
+        pace: Pace | None = None
+        for observed in self.session.passes(description):
+            vectors = ggn_roots(observed, likelihood, self.curvature, self.seed, count)
+            number = vectors.shape[2]
+            if pace is None:
+                batches = -(-self.session.batches.num_data // len(observed.batch))
+                pace = Pace(number * batches, "backward passes over batches", QUICKER)
+            with torch.no_grad():
+                for r in range(number):
+                    each(observed, observed.trace.arranged(vectors[:, :, r].contiguous()), r)
+                    pace.step()
+
+    @cached_property
+    def num_leading(self) -> int | None:
+        """Outputs of every example that are taken exactly; None where all are.
+
+        From examples spread over the data, so that no batch decides about its own.
+        """
+        if self.curvature != "ggn" or self.sampled_share == 0:
+            return None
+        num_data = self.session.batches.num_data
+        outputs = [o.outputs for o in self.session.passes("outputs", spread(num_data, SPREAD))]
+        return self.session.likelihood.num_leading(torch.cat(outputs), self.sampled_share)
+
+    def square_moments(
+        self, names: set[str], blocks: Sequence[KroneckerBlock] = ()
+    ) -> SquareMoments:
+        """Squared gradients of these parameters over the data."""
+        moments = SquareMoments(blocks)
+        self.passes("curvature", lambda o, g, r: moments.update(o.trace, g, names))
+        return moments
+
+    def diagonal(self, moments: SquareMoments, names: Sequence[str]) -> tuple[DiagonalBlock, ...]:
+        """Diagonal blocks; a parameter that no output depends on keeps the prior's precision."""
+        blocks = []
+        for name in names:
+            zeros = wide(torch.zeros_like(self.parameters[name]))
+            precision = moments.by_name.get(name, zeros) + self.delta
+            blocks.append(DiagonalBlock.of(name, precision.to(self.dtype)))
+        return tuple(blocks)
+
+
+def dense_bytes(num_params: int) -> int:
+    """Memory that the fit of a full matrix takes."""
+    return COPIES * 8 * num_params**2
+
+
+def fit_diagonal(fit: Fit) -> tuple[Block, ...]:
+    names = list(fit.parameters)
+    return fit.diagonal(fit.square_moments(set(names)), names)
+
+
+def fit_isotropic(fit: Fit) -> tuple[Block, ...]:
+    moments = fit.square_moments(set(fit.parameters))
+    trace = sum(float(m.sum()) for m in moments.by_name.values())
+    value = trace / sum(p.numel() for p in fit.parameters.values()) + fit.delta
+    return tuple(
+        DiagonalBlock.of(name, torch.full_like(p.detach(), value))
+        for name, p in fit.parameters.items()
+    )
+
+
+def kronecker_sums(fit: Fit) -> tuple[KroneckerFactors, SquareMoments]:
+    """Kronecker factors, and squares for what has no factors, in one pass."""
+    factors, moments = KroneckerFactors(), SquareMoments()
+
+    def each(observed: Observed, gradients: Gradients, number: int) -> None:
+        if number == 0:
+            factors.update_columns(observed.trace)
+        factors.update_rows(observed.trace, gradients, number)
+        rest = set(fit.parameters) - factors.covered()
+        if rest:
+            moments.update(observed.trace, gradients, rest)
+
+    fit.passes("curvature", each)
+    factors.drop_unused()
+    return factors, moments
+
+
+def kronecker_blocks(
+    fit: Fit, factors: KroneckerFactors, moments: SquareMoments
+) -> tuple[tuple[KroneckerBlock, ...], tuple[DiagonalBlock, ...]]:
+    """K-FAC blocks, and diagonal blocks for the rest."""
+    blocks = tuple(f.block(fit.delta, fit.dtype) for f in factors.layers.values())
+    rest = [name for name in fit.parameters if name not in factors.covered()]
+    return blocks, fit.diagonal(moments, rest)
+
+
+def fit_kronecker(fit: Fit) -> tuple[Block, ...]:
+    blocks, rest = kronecker_blocks(fit, *kronecker_sums(fit))
+    return blocks + rest
+
+
+def fit_ekfac(fit: Fit) -> tuple[Block, ...]:
+    blocks, rest = kronecker_blocks(fit, *kronecker_sums(fit))
+    moments = fit.square_moments({n for b in blocks for n in b.names}, blocks)
+    corrected = tuple(
+        KroneckerBlock(
+            block.layout,
+            (moments.by_block[block.names] + fit.delta).to(fit.dtype),
+            block.rows,
+            block.columns,
+        )
+        for block in blocks
+    )
+    return corrected + rest
+
+
+def _dense(fit: Fit, names: Sequence[str]) -> tuple[Block, ...]:
+    parameters: Named = {name: fit.parameters[name].detach() for name in names}
+    layout = Layout.of(parameters)
+    device = device_of(fit.session.model)
+    _check_size(layout, device)
+    if fit.curvature == "hessian":
+        matrix = Hessian(fit.session, layout).matrix()
+    else:
+        moments = OuterMoments(layout, device)
+        for observed in fit.session.passes("curvature"):
+            vectors = ggn_roots(observed, fit.session.likelihood, fit.curvature, fit.seed)
+            with torch.no_grad():
+                per_seed = [
+                    observed.trace.arranged(vectors[:, :, r].contiguous())
+                    for r in range(vectors.shape[2])
+                ]
+                moments.update(observed.trace, per_seed)
+        matrix = moments.matrix
+    matrix.diagonal().add_(fit.delta)
+    return (DenseBlock.factorise(layout, matrix),)
+
+
+def _check_size(layout: Layout, device: torch.device) -> None:
+    needed, free = dense_bytes(layout.num_params), available_bytes(device)
+    if needed > free:
+        raise PosteriorError(
+            f"a full precision that fits in the free {free / 2**30:.1f} GiB",
+            f"{layout.num_params:,} parameters, which need {needed / 2**30:.1f} GiB",
+            'use structure="kronecker" or "last_layer"',
+        )
+
+
+def fit_full(fit: Fit) -> tuple[Block, ...]:
+    return _dense(fit, list(fit.parameters))
+
+
+def fit_low_rank_block(fit: Fit) -> tuple[Block, ...]:
+    block, record = fit_low_rank(fit.session, fit.delta, fit.curvature, fit.seed)
+    fit.record = {"low_rank": record}
+    return (block,)
+
+
+def fit_last_layer(fit: Fit) -> tuple[Block, ...]:
+    """The layer whose result is the model's output, or comes last before it."""
+    first = next(fit.session.passes("curvature"))
+    with torch.no_grad():
+        gradients = first.trace.gradients(first.residual)
+    used = [s for s, g in zip(first.trace.sites, gradients, strict=True) if g is not None]
+    owner = used[-1].names[-1].rpartition(".")[0]
+    reaching = {name for site in used for name in site.names}
+    names = [n for n in fit.parameters if n.rpartition(".")[0] == owner and n in reaching]
+    return _dense(fit, names)
+
+
+STRUCTURES: dict[str, FitBlocks] = {
+    "isotropic": fit_isotropic,
+    "diagonal": fit_diagonal,
+    "kronecker": fit_kronecker,
+    "ekfac": fit_ekfac,
+    "low_rank": fit_low_rank_block,
+    "full": fit_full,
+    "last_layer": fit_last_layer,
+}
