@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from engram.linalg.block import ANY_DIRECTION, SMALLEST_SIDE
+from engram.linalg.eigenbases import rotated
 
 LARGEST_SHARE = 0.75  # of directions kept, above which merging does not pay
 
@@ -93,7 +94,7 @@ class ClusteredSpectrum:
         length = torch.linalg.vector_norm(columns, dim=1, keepdim=True).square()
         if columns.shape[1] < self.columns.shape[0]:
             length = length + 1
-        squares = self._seen(columns).square()
+        squares = rotated(columns, self.columns).square()
         every = length * self.base + (squares @ self.by_column)[:, None]
         return every, torch.addmm(length * self.by_row, squares, self.both.mT)
 
@@ -115,7 +116,7 @@ class ClusteredSpectrum:
         A constant 1 of the bias need not be among the columns.
         """
         constant = columns.shape[2] < self.columns.shape[0]
-        seen, turned = self._seen(columns), rows @ self.rows
+        seen, turned = rotated(columns, self.columns), rows @ self.rows
         inner = turned.mT @ seen
         kept = seen @ (self.both * inner).mT
         near = None
@@ -144,14 +145,6 @@ class ClusteredSpectrum:
         inputs, q = self.columns.shape
         by_columns = 2 * outputs * inputs * q if self.merged_rows else 0
         return 2 * p * inputs * (outputs + q) + by_columns
-
-    def _seen(self, columns: Tensor) -> Tensor:
-        """Columns [..., I] in the kept directions, a constant 1 appended where it is missing."""
-        if columns.shape[-1] == self.columns.shape[0]:
-            return columns @ self.columns
-        flat = columns.reshape(-1, columns.shape[-1])
-        seen = torch.addmm(self.columns[-1], flat, self.columns[:-1])
-        return seen.unflatten(0, columns.shape[:-1])
 
 
 def _num_distinct(table: Tensor) -> int:

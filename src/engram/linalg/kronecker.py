@@ -5,12 +5,6 @@ r"""A precision that is diagonal after rotating the rows and the columns of one 
 K-FAC, with eigenvalues :math:`a_o b_i + \delta`, and EK-FAC are of this kind; one of the two
 rotations may be missing.
 
-**A gradient at several positions**, :math:`G = \sum_t r_t c_t'`. Each rotation can be made on the
-vectors or on the matrix G: on the vectors it costs a product per position, on the matrix one per
-row or column there and one back. Whichever is smaller is taken, so the cost never depends on how
-many positions a layer has alone. Where eigenvalues are merged there are two more ways, of
-:mod:`engram.linalg.clustered`.
-
 **Without the own example.** Kronecker factors say :math:`S = R \otimes \sum_j c_j c_j' + \delta`,
 with R the mean curvature at the layer's output and :math:`c_j` its inputs. Without example i the
 second factor loses :math:`c_i c_i'`, and nothing else is needed: in an eigendirection of R with
@@ -43,6 +37,7 @@ from engram.linalg.block import (
     check_positive,
 )
 from engram.linalg.clustered import ClusteredSpectrum, merge
+from engram.linalg.eigenbases import Eigenbases, rotated
 
 NUMERICAL_RANK = {torch.float64: 1e-14, torch.float32: 1e-7}  # of the largest singular value
 FEW_FACTORS = 0.25  # of the shorter side, above which factors of the gains do not pay
@@ -217,12 +212,11 @@ class KroneckerBlock(MatrixBlock):
 
     def rotate_columns(self, columns: Tensor) -> Tensor:
         """Q_columns' c for [..., I] without the constant 1 of the bias; one group."""
+        if self.columns is not None:
+            return rotated(columns, self.columns[0])
         if not self.with_bias:
-            return columns if self.columns is None else columns @ self.columns[0]
-        if self.columns is None:
-            return torch.cat([columns, torch.ones_like(columns[..., :1])], dim=-1)
-        basis, flat = self.columns[0], columns.reshape(-1, columns.shape[-1])
-        return torch.addmm(basis[-1], flat, basis[:-1]).unflatten(0, columns.shape[:-1])
+            return columns
+        return torch.cat([columns, torch.ones_like(columns[..., :1])], dim=-1)
 
     def rank_one_gain(self, columns: Tensor) -> Tensor:
         """The gain with S^-1 (r c') c = Q (gain * Q' r), [B, O] from c [B, I]."""
@@ -311,21 +305,20 @@ class KroneckerBlock(MatrixBlock):
         """(S^-1 G) c_t, [B, T, O], by the way with the fewest multiplications."""
         return self._way(columns.shape[1])(rows, columns, total)
 
+    @cached_property
+    def _eigenbases(self) -> Eigenbases:
+        assert self.rows is not None
+        assert self.columns is not None
+        return Eigenbases(self.rows[0], self.columns[0], self.covariance[0], self.with_bias)
+
     def _way(self, positions: int) -> Callable[[Tensor, Tensor, GradientSum], Tensor]:
-        clusters = self.clusters
+        clusters, bases = self.clusters, self._eigenbases
         if clusters is None:
             return self._moves_in_basis
-        outputs, inputs = self.precision.shape[1:]
-        there_and_back = 2 * positions * outputs * inputs
-        in_basis = (
-            there_and_back
-            + inputs**2 * min(positions, 2 * outputs)
-            + 2 * outputs**2 * min(positions, inputs)
-        )
         ways = {
-            self._moves_in_basis: in_basis,
+            self._moves_in_basis: bases.multiplications(positions),
             self._moves_by_positions: clusters.products_by_positions(positions),
-            self._moves_by_matrix: there_and_back + clusters.products_by_matrix(),
+            self._moves_by_matrix: bases.there_and_back(positions) + clusters.products_by_matrix(),
         }
         return min(ways, key=ways.__getitem__)
 
@@ -338,67 +331,23 @@ class KroneckerBlock(MatrixBlock):
         return self.clusters.position_moves(rows, columns)
 
     def _moves_by_matrix(self, rows: Tensor, columns: Tensor, total: GradientSum) -> Tensor:
-        matrix = self._bordered(torch.bmm(rows.mT, columns), rows)
-        self._add(matrix.sum(0), total)
         assert self.clusters is not None
-        return self._unturned_product(columns, self.clusters.step(matrix))
+        matrix = self._eigenbases.gradients(rows, columns)
+        self._add(matrix.sum(0), total)
+        return self._eigenbases.through(columns, self.clusters.step(matrix))
 
     def _moves_in_basis(self, rows: Tensor, columns: Tensor, total: GradientSum) -> Tensor:
-        assert self.rows is not None
-        assert self.columns is not None
-        positions, inputs = columns.shape[1:]
-        row_basis, column_basis = self.rows[0], self.columns[0]
-        turn_columns, turn_rows = positions < 2 * rows.shape[2], positions < inputs
-        rows = rows @ row_basis if turn_rows else rows
-        columns = self.rotate_columns(columns) if turn_columns else columns
-        matrix = torch.bmm(rows.mT, columns)
-        if not turn_columns:
-            matrix = self._bordered(matrix, rows) @ column_basis
-        if not turn_rows:
-            matrix = row_basis.mT @ matrix
-        self._add(self.from_basis(matrix.sum(0)[None])[0], total)
-        matrix *= self.covariance[0]
-        if not turn_rows:
-            matrix = row_basis @ matrix
-        if turn_columns:
-            moved = torch.bmm(columns, matrix.mT)
-        else:
-            moved = self._unturned_product(columns, matrix @ column_basis.mT)
-        return moved @ row_basis.mT if turn_rows else moved
+        moved, summed = self._eigenbases.moves(rows, columns)
+        self._add(self.from_basis(summed[None])[0], total)
+        return moved
 
     def _add(self, summed: Tensor, total: GradientSum) -> None:
         for name, value in self.named(summed[None]).items():
             total.add(name, value)
 
-    def _bordered(self, matrix: Tensor, rows: Tensor) -> Tensor:
-        """[B, O, I] with the bias's column, where it belongs to the block."""
-        if not self.with_bias:
-            return matrix
-        return torch.cat([matrix, rows.sum(1)[:, :, None]], dim=2)
-
-    def _unturned_product(self, columns: Tensor, matrix: Tensor) -> Tensor:
-        if not self.with_bias:
-            return torch.bmm(matrix, columns.mT).mT
-        product = torch.bmm(matrix[:, :, :-1], columns.mT)
-        return (product + matrix[:, :, -1:]).mT
-
     def position_products(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """<G_r, S^-1 G_s>, [B, R, R]: the columns are rotated once for all R vectors."""
-        assert self.rows is not None
-        assert self.columns is not None
-        positions, inputs = columns.shape[1:]
-        count, outputs = rows.shape[1], rows.shape[3]
-        turn_columns, turn_rows = positions < count * outputs, positions < inputs
-        rows = rows @ self.rows[0] if turn_rows else rows
-        columns = self.rotate_columns(columns) if turn_columns else columns
-        stacked = rows.transpose(1, 2).flatten(2)  # [B, T, R * O]: one product for all vectors
-        matrix = torch.bmm(stacked.mT, columns)
-        if not turn_columns:
-            matrix = self._bordered(matrix, stacked) @ self.columns[0]
-        matrix = matrix.unflatten(1, (count, -1))
-        matrix = matrix if turn_rows else self.rows[0].mT @ matrix
-        turned = matrix.flatten(2)
-        return turned @ (turned * self.covariance.flatten()).mT
+        """<G_r, S^-1 G_s>, [B, R, R]."""
+        return self._eigenbases.products(rows, columns)
 
     # examples left out
 

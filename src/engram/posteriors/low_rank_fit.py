@@ -12,18 +12,18 @@ directions is known.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from engram.core.data.batches import Batches, call
+from engram.core.data.batches import Batches, as_outputs, call
 from engram.core.dtypes import widest
 from engram.core.parameters import Layout, trainable
 from engram.core.state.model import device_of
-from engram.curvature.float32 import Float32Copy
 from engram.curvature.operators import CurvatureOperator, exact_curvature
 from engram.engine.session import LARGEST_BATCH, Observed, Session
 from engram.linalg.krylov import BlockKrylov
@@ -140,3 +140,31 @@ def _remaining_trace(probes: Tensor, images: Tensor, basis: Tensor, outside: Ten
     beyond = probes - kept @ basis.mT
     forms = (beyond * images).sum(1) - ((beyond @ outside) * kept).sum(1)
     return max(0.0, float(forms.mean()))
+
+
+class Float32Copy(nn.Module):
+    """A copy of a model in single precision that takes and returns what the model does.
+
+    For products that need no more: they are several times faster than in double precision.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Linear(2, 1).double()
+        >>> Float32Copy(model)(torch.ones(3, 2, dtype=torch.float64)).dtype, model.weight.dtype
+        (torch.float64, torch.float64)
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.inner = copy.deepcopy(model).float()
+        self.train(model.training)
+
+    def forward(self, *inputs: Any, **named: Any) -> Tensor:
+        """Outputs in double precision."""
+        args = [_single(value) for value in inputs]
+        kwargs = {name: _single(value) for name, value in named.items()}
+        return as_outputs(self.inner(*args, **kwargs)).double()
+
+
+def _single(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
