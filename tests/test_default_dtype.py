@@ -55,7 +55,7 @@ def fitted(model: nn.Module, structure: str) -> tuple[nn.Module, engram.Posterio
     return model, posterior
 
 
-def sensitivities(structure: str, estimator: str | None = None) -> Callable[[nn.Module, Path], Any]:
+def sensitivities(structure: str, estimator: str = "auto") -> Callable[[nn.Module, Path], Any]:
     def run(model: nn.Module, folder: Path) -> Any:
         model, posterior = fitted(model, structure)
         given = {"estimator": estimator, "progress": False}

@@ -20,11 +20,11 @@ SOURCE = Path(engram.__file__).parent
 # what these files handle has left the device, or is a factorisation on the processor
 ON_THE_PROCESSOR = {
     "batches.py",
-    "blocks.py",
+    "dense.py",
     "columns.py",
     "diagnostics.py",
     "digests.py",
-    "epoch.py",
+    "streaming.py",
     "history.py",
     "dtypes.py",
     "result.py",

@@ -45,7 +45,7 @@ def expected_deviation(model, inputs, targets, fitted):
 
 @pytest.mark.parametrize(
     ("name", "count", "batch_size"),
-    [*((name, 7, 3) for name in NAMES), *((name, 1, None) for name in NAMES[::5])],
+    [*((name, 7, 3) for name in NAMES), *((name, 1, "auto") for name in NAMES[::5])],
 )
 def test_one_output(name, count, batch_size):
     case = CASES[name]

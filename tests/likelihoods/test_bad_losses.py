@@ -78,7 +78,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("batch_size", [None, 1])
+@pytest.mark.parametrize("batch_size", ["auto", 1])
 @pytest.mark.parametrize("function", CASES)
 def test_losses_of_no_likelihood(function, batch_size):
     with Refusal(LikelihoodError, CASES[function]):
