@@ -26,6 +26,11 @@ from engram.engine.passes import Trace, trace
 from engram.engine.plan import Plan
 from engram.engine.refusals import coarsest, pass_on
 
+# How far apart rounding can bring two ways of computing one gradient, relative to its length and,
+# where that vanishes, to a share of the longest of all parameters' gradients.
+ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-3}
+COARSE_ROUNDING = 5e-2  # half precision
+SHARE_OF_LONGEST = 1e-3
 LARGEST_WALK = 100_000  # nodes of a graph that are looked at for a name
 # Differences of gradients in double precision: a smaller step shows rounding, a larger one
 # curvature; what a Hessian lacks is far above what either leaves.
@@ -88,7 +93,7 @@ class Expected:
     @property
     def tolerance(self) -> float:
         """How far apart rounding can bring two ways of computing one gradient."""
-        return {torch.float64: 1e-8, torch.float32: 1e-3}.get(self.precision, 5e-2)
+        return ROUNDING.get(self.precision, COARSE_ROUNDING)
 
 
 def disagreements(
@@ -150,7 +155,7 @@ def no_second_derivative(functions: Sequence[str]) -> EngineError:
 def _sizes(gradients: Named) -> dict[str, tuple[Tensor, float]]:
     """Each gradient with the size by which its error is judged: never far below all others."""
     scale = max(float(g.norm()) for g in gradients.values())
-    return {name: (g, float(g.norm()) + 1e-3 * scale) for name, g in gradients.items()}
+    return {name: (g, float(g.norm()) + SHARE_OF_LONGEST * scale) for name, g in gradients.items()}
 
 
 def _random(like: Tensor) -> Tensor:

@@ -22,11 +22,12 @@ from engram.engine.prepare import Engine, prepare, training_layers
 from engram.engine.refusals import named_failures
 from engram.likelihoods import Likelihood, resolve
 
-LARGEST_BATCH = 256
-MEMORY_SHARE = 0.25
-WORKING_SET = 192 * 2**20  # larger batches are split: no slower, and twice the memory of training
-RETAINED_BLOCK = 31 * 2**20
+# How many examples a pass takes at once, where the caller does not say.
+LARGEST_BATCH = 256  # examples: more are no quicker, and cost memory
+MEMORY_SHARE = 0.25  # of what is free: the rest is for what is computed from a pass
+WORKING_SET = 192 * 2**20  # bytes: beyond, no quicker, and twice the memory of a training step
 COPIES_OF_ACTIVATIONS = 8  # inputs, gradients, their graph, moves and temporaries of a pass
+RETAINED_BLOCK = 31 * 2**20  # bytes: just below the largest that the C library keeps, 32 MB
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-r"""The user's own forward and backward pass, watched: what the tangent pass needs is noted down.
+r"""The user's own forward and backward pass, taken down: what the tangent pass needs is noted down.
 
 Every operation runs exactly as it would. Inputs of the sites are kept, gradients at their outputs
 are read as the user's backward pass comes by, and the operations between the sites are put on a
@@ -37,6 +37,10 @@ from engram.engine.sites import Site
 from engram.engine.steps import Moves
 from engram.linalg.precision import Precision
 
+# How far <g, J s> and <J' g, s> of one example may be apart by rounding, relative to the sizes of
+# what is added up; an operation that was not seen changes them by far more.
+ROUNDING = {torch.float64: 1e-8}
+COARSE_ROUNDING = 1e-3  # single precision and below
 UPDATE = "use tracker.update() at chosen times instead: it looks at the model in eval mode"
 
 aten = torch.ops.aten
@@ -223,7 +227,7 @@ class Tape(FunctionMode):
             size = torch.zeros_like(pulled)
             pushed = self._push(outputs, moves, (pulled, size))
             found = (arrived * pushed).reshape(self.num_examples, -1).sum(1)
-            limit = {torch.float64: 1e-8}.get(outputs.dtype, 1e-3) * size
+            limit = ROUNDING.get(outputs.dtype, COARSE_ROUNDING) * size
             seen = any(_makes(entry, outputs) for entry in self.entries)
             if seen and bool(((found - pulled).abs() <= limit).all()):
                 return pushed
