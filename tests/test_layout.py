@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,12 +81,3 @@ def test_every_part_has_its_place() -> None:
 
 def test_imports_point_one_way() -> None:
     assert sorted(against_the_order()) == []
-
-
-HEAVY = ("matplotlib", "pandas", "sklearn")  # loaded when a picture or a table is asked for
-
-
-def test_importing_engram_loads_nothing_heavy() -> None:
-    code = f"import sys, engram; print([m for m in {HEAVY} if m in sys.modules])"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "[]"
