@@ -31,7 +31,7 @@ def trained(data: tuple[Tensor, Tensor], seed: int) -> tuple[nn.Module, float]:
     for tolerance in (1e-2, 1e-2, 1e-3):  # the posterior is fitted again nearer to the minimum
         with state_preserved(model):
             stack = open_stack(model, data, Categorical(), PRIOR_PRECISION)
-            recipe = Newton(tolerance=tolerance, iterations=600, history=40)
+            recipe = Newton(relative_gradient=tolerance, iterations=600, history=40)
             recipe = recipe.bind(model, data, Categorical(), PRIOR_PRECISION, False)
             found = recipe.train(Objective(stack, (NOTHING,)), stack.start[None], 0, silent)
         nn.utils.vector_to_parameters(found.flat[0], model.parameters())

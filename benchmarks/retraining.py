@@ -92,7 +92,7 @@ def measure(
     members = tuple(index[None] for index in _chosen(setting, seed))
     few = members[:FEW]
     torch.set_num_threads(way.threads)
-    newton = Newton(tolerance=setting.tolerance)
+    newton = Newton(relative_gradient=setting.tolerance)
     with state_preserved(model):
         stack = open_stack(model, data, Categorical(), PRIOR_PRECISION)
         fits = []
@@ -106,7 +106,7 @@ def measure(
             ALONE: _apart(bound, stack, members[: setting.separate], fit, way.clock),
         }
         if with_lbfgs:
-            lbfgs = LBFGS(tolerance=setting.tolerance)
+            lbfgs = LBFGS(relative_gradient=setting.tolerance)
             ways[f"lbfgs, {FEW} together"] = _together(lbfgs, stack, few, 0.0, way.clock)
             ways["lbfgs, one at a time"] = _apart(lbfgs, stack, few, 0.0, way.clock)
     return {
@@ -130,7 +130,7 @@ def called(setting: Setting, model: nn.Module, data: Data, seed: int) -> dict[st
     chosen = _chosen(setting, seed)
 
     def seconds(indices: Tensor) -> float:
-        newton, began = Newton(tolerance=setting.tolerance), time.perf_counter()
+        newton, began = Newton(relative_gradient=setting.tolerance), time.perf_counter()
         given = model, data, indices
         retrain(*given, train=newton, prior_precision=PRIOR_PRECISION, progress=False)
         return time.perf_counter() - began

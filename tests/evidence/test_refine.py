@@ -97,7 +97,7 @@ def test_retraining_a_ridge_regression_equals_the_closed_form():
             indices=[1, 4],
             method=method,
             relative_residual=1e-10,
-            train=engram.recipes.Newton(tolerance=1e-9),
+            train=engram.recipes.Newton(relative_gradient=1e-9),
             progress=False,
         )
         for i in (1, 4):

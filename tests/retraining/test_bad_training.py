@@ -222,8 +222,8 @@ def test_an_unknown_way_to_train(train):
 def test_a_recipe_with_impossible_settings():
     with pytest.raises(ArgumentError, match="positive learning_rate"):
         Adam(learning_rate=-1.0)
-    with pytest.raises(ArgumentError, match="positive tolerance"):
-        Newton(tolerance=0.0)
+    with pytest.raises(ArgumentError, match="positive relative_gradient"):
+        Newton(relative_gradient=0.0)
 
 
 def test_a_model_that_is_random_in_eval_mode():

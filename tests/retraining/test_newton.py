@@ -10,6 +10,7 @@ from torch.func import functional_call
 import engram
 from engram.core.state.model import state_preserved
 from engram.likelihoods import Categorical, Gaussian
+from engram.problem import Opener
 from engram.retraining import newton, recipes
 from engram.retraining.newton import SharedHessian, simplified_newton
 from engram.retraining.quasi_newton import begin
@@ -64,7 +65,7 @@ def test_copies_equal_a_dense_newton_refit(groups):
     x, y = torch.cat([x + 0.3 * random(36, 4, seed=s) for s in range(4)]), y.repeat(4)
     minimised(model, x, y, torch.ones(144), DELTA)
     truth = engram.retrain(
-        model, (x, y), groups=groups, train=Newton(tolerance=1e-8), prior_precision=DELTA,
+        model, (x, y), groups=groups, train=Newton(relative_gradient=1e-8), prior_precision=DELTA,
         keep_models=True, progress=False,
     )  # fmt: skip
     assert truth.converged.all()
@@ -83,7 +84,7 @@ def test_many_copies_with_kronecker_factors_equal_a_dense_newton_refit(monkeypat
     minimised(model, x, y, torch.ones(144), DELTA)
     chosen = list(range(0, 144, 5))
     truth = engram.retrain(
-        model, (x, y), chosen, train=Newton(tolerance=1e-8), prior_precision=DELTA,
+        model, (x, y), chosen, train=Newton(relative_gradient=1e-8), prior_precision=DELTA,
         keep_models=True, progress=False,
     )  # fmt: skip
     assert truth.converged.all()
@@ -102,7 +103,9 @@ def test_near_copies_take_few_gradients():
     members = tuple(torch.tensor([i]) for i in range(0, 144, 12))
     with state_preserved(model):
         stack = open_stack(model, (x, y), Categorical(), DELTA)
-        recipe = Newton(tolerance=1e-3).bind(model, (x, y), Categorical(), DELTA, False)
+        recipe = Newton(relative_gradient=1e-3).bind(
+            model, Opener((x, y), Categorical()), DELTA, False
+        )
         start = stack.start.expand(len(members), -1)
         found = recipe.train(Objective(stack, members), start, 0, lambda count: None)
     assert (found.gradient_norm <= found.wanted_norm).all()

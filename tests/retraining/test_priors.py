@@ -50,8 +50,8 @@ def fitted(model, num_data=NUM_DATA):
 
 
 RECIPES = {
-    "newton": Newton(tolerance=1e-9),
-    "lbfgs": engram.recipes.LBFGS(tolerance=1e-9),
+    "newton": Newton(relative_gradient=1e-9),
+    "lbfgs": engram.recipes.LBFGS(relative_gradient=1e-9),
     "adam": Adam(0.05, epochs=300, batch_size=None),
     "sgd": SGD(0.05, epochs=300, batch_size=None),
 }
@@ -79,7 +79,7 @@ def test_verify_and_refine_take_the_priors_of_the_posterior(problem):
     assert found == pytest.approx(expected, abs=2e-3)
     refined = engram.refine(
         model, data, result, posterior, indices=[2, 5], method="retrain",
-        train=Newton(tolerance=1e-9), progress=False,
+        train=Newton(relative_gradient=1e-9), progress=False,
     )  # fmt: skip
     found = (refined.outputs + refined.deviation)[[2, 5], 0].tolist()
     assert found == pytest.approx([left_out(data, 2), left_out(data, 5)], abs=1e-7)

@@ -41,7 +41,9 @@ def ridge_retrain(model, x, y, *choice, **settings):
     )
 
 
-@pytest.mark.parametrize("train", [Newton(tolerance=1e-9), LBFGS(tolerance=1e-9)], ids=type)
+@pytest.mark.parametrize(
+    "train", [Newton(relative_gradient=1e-9), LBFGS(relative_gradient=1e-9)], ids=type
+)
 def test_leaving_one_out_equals_the_closed_form(train):
     model, x, y = ridge_problem()
     truth = ridge_retrain(model, x, y, train=train, keep_models=True, evaluate_on=(x, y))
@@ -61,7 +63,7 @@ def test_leaving_one_out_equals_the_closed_form(train):
 def test_groups_equal_the_closed_form():
     model, x, y = ridge_problem()
     groups = {"first": [0, 5, 9], "second": [3], "third": [2, 4]}
-    truth = ridge_retrain(model, x, y, groups=groups, train=Newton(tolerance=1e-10))
+    truth = ridge_retrain(model, x, y, groups=groups, train=Newton(relative_gradient=1e-10))
     assert truth.labels == ("first", "second", "third")
     assert truth.indices.tolist() == [0, 5, 9, 3, 2, 4]
     assert truth.owners.tolist() == [0, 0, 0, 1, 2, 2]
@@ -76,14 +78,16 @@ def test_an_unconverged_model_is_measured_from_its_refit():
     model, x, y = ridge_problem()
     with torch.no_grad():
         model.weight += 0.3
-    truth = ridge_retrain(model, x, y, [2, 7], train=Newton(tolerance=1e-10))
+    truth = ridge_retrain(model, x, y, [2, 7], train=Newton(relative_gradient=1e-10))
     assert (truth.outputs - x[[2, 7]] @ ridge_fit(x, y)).abs().max() < 1e-8
     expected = torch.stack([x[i] @ (ridge_without(x, y, [i]) - ridge_fit(x, y)) for i in (2, 7)])
     assert (truth.deviation - expected).abs().max() < 1e-8
     assert truth.noise_floor.drift > 0.1
 
 
-@pytest.mark.parametrize("train", [Newton(tolerance=1e-7), LBFGS(tolerance=1e-7)], ids=type)
+@pytest.mark.parametrize(
+    "train", [Newton(relative_gradient=1e-7), LBFGS(relative_gradient=1e-7)], ids=type
+)
 def test_a_net_equals_separate_trainings(train):
     model, x, y = classifier()
     minimised(model, x, y, torch.ones(36), DELTA)
@@ -103,7 +107,7 @@ def test_leaving_a_class_out_equals_a_separate_training():
     model, x, y = classifier()
     minimised(model, x, y, torch.ones(36), DELTA)
     truth = engram.retrain(
-        model, (x, y), classes=[1], train=Newton(tolerance=1e-8), prior_precision=DELTA,
+        model, (x, y), classes=[1], train=Newton(relative_gradient=1e-8), prior_precision=DELTA,
         progress=False, evaluate_on=(x, y),
     )  # fmt: skip
     separate = minimised(copy.deepcopy(model), x, y, (y != 1).double(), DELTA)
@@ -228,7 +232,7 @@ def test_what_vmap_cannot_run_is_run_copy_by_copy():
     reference, x, y = ridge_problem()
     model = Branching()
     model.layer.load_state_dict(reference.state_dict())
-    found = ridge_retrain(model, x, y, [0, 6], train=Newton(tolerance=1e-9))
+    found = ridge_retrain(model, x, y, [0, 6], train=Newton(relative_gradient=1e-9))
     for row, index in enumerate([0, 6]):
         without = found.outputs[row] + found.deviation[row]
         assert (without - x[index] @ ridge_without(x, y, [index])).abs().max() < 1e-8

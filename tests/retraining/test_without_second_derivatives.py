@@ -12,7 +12,7 @@ def test_newton_without_second_derivatives_reaches_the_minimum(copies):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Hardsigmoid(), nn.Linear(4, 3)).double()
     x, y = torch.randn(9, 3).double(), torch.arange(9) % 3
-    newton = engram.recipes.Newton(tolerance=1e-6)
+    newton = engram.recipes.Newton(relative_gradient=1e-6)
     found, expected = (
         engram.retrain(
             model,
@@ -22,7 +22,7 @@ def test_newton_without_second_derivatives_reaches_the_minimum(copies):
             prior_precision=3.0,
             progress=False,
         )
-        for train in (newton, engram.recipes.LBFGS(tolerance=1e-6))
+        for train in (newton, engram.recipes.LBFGS(relative_gradient=1e-6))
     )
     assert found.converged.all()
     assert expected.converged.all()

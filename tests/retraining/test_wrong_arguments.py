@@ -218,7 +218,11 @@ def test_data_to_validate_on():
 def test_one_example_leaves_the_prior():
     model, x, y = ridge_problem()
     truth = engram.retrain(
-        model, (x[:1], y[:1]), train=Newton(tolerance=1e-8), likelihood=RIDGE, progress=False
+        model,
+        (x[:1], y[:1]),
+        train=Newton(relative_gradient=1e-8),
+        likelihood=RIDGE,
+        progress=False,
     )
     assert torch.allclose(truth.outputs + truth.deviation, torch.zeros(1, 2).double(), atol=1e-6)
 

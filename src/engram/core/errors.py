@@ -2,6 +2,27 @@
 
 from __future__ import annotations
 
+__all__ = [
+    "ArgumentError",
+    "DataError",
+    "DesignError",
+    "EngineError",
+    "EngramError",
+    "FormatError",
+    "LikelihoodError",
+    "MemoryLimitError",
+    "MissingExtraError",
+    "ModelMismatchError",
+    "NonFiniteError",
+    "PosteriorError",
+    "RunFolderError",
+    "SeparationError",
+    "StorageError",
+    "TargetError",
+    "TrainingError",
+    "UnsupportedModelError",
+]
+
 
 def brief(error: BaseException) -> str:
     """Another library's error in one short line; some go on with a page of details."""

@@ -25,30 +25,30 @@ def check_group(
     weights: Sequence[float] | Tensor | None,
     num_data: int,
 ) -> tuple[Tensor, Tensor]:
-    """The chosen indices and their shares; all examples if no indices, share 1 if no weights."""
+    """The chosen indices and their weights; all examples if no indices, weight 1 if no weights."""
     chosen = check_indices(indices, num_data)
     if weights is None:
         return chosen, torch.ones(len(chosen), dtype=torch.float64)
     try:
-        shares = torch.as_tensor(weights, dtype=torch.float64).detach().cpu()
+        found = torch.as_tensor(weights, dtype=torch.float64).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ArgumentError(
             "a list of weights", repr(weights)[:80], "give one number per index"
         ) from error
-    if shares.shape != chosen.shape:
+    if found.shape != chosen.shape:
         raise ArgumentError(
             f"{len(chosen)} finite weights, one per index",
-            f"shape {tuple(shares.shape)}",
+            f"shape {tuple(found.shape)}",
             "give one weight per index",
         )
-    if not torch.isfinite(shares).all():
-        where = int((~torch.isfinite(shares)).nonzero()[0])
+    if not torch.isfinite(found).all():
+        where = int((~torch.isfinite(found)).nonzero()[0])
         raise ArgumentError(
             f"{len(chosen)} finite weights, one per index",
-            f"{float(shares[where])} for index {int(chosen[where])}",
+            f"{float(found[where])} for index {int(chosen[where])}",
             "give a number; 1 takes the example out",
         )
-    return chosen, shares
+    return chosen, found
 
 
 def check_indices(

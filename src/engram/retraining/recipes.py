@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engram.core.arguments import AUTO, is_number, positive, shown, whole
+from engram.core.arguments import AUTO, is_auto, is_number, positive, shown, whole
 from engram.core.dtypes import wide
 from engram.core.errors import ArgumentError
 from engram.core.memory import backing_off
@@ -140,23 +140,23 @@ class LBFGS(Recipe):
     """Full-batch L-BFGS, each copy by itself.
 
     Args:
-        tolerance: a copy has converged when its gradient norm is below this share of the norm of
-            its left-out examples' gradient, which is what the training has to undo.
+        relative_gradient: a copy has converged when its gradient norm is below this share of the
+            norm of its left-out examples' gradient, which is what the training has to undo.
         iterations: at most so many steps.
         history: pairs of steps and gradient changes that are kept.
     """
 
-    tolerance: float = 1e-2
+    relative_gradient: float = 1e-2
     iterations: int = 2000
     history: int = 20
     converges = True
 
     def __post_init__(self) -> None:
-        _check_positive(self, tolerance=self.tolerance)
+        _check_positive(self, relative_gradient=self.relative_gradient)
         _check_counts(self, iterations=self.iterations, history=self.history)
 
     def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
-        wanted = _wanted_norms(objective, start, self.tolerance)
+        wanted = _wanted_norms(objective, start, self.relative_gradient)
         own, state = LBFGSMemory(start, self.history), begin(objective, start)
         minimise(objective, state, wanted, self.iterations, own, IDENTITY, report)
         return Trained(state.flat, state.norm, wanted, state.evaluations)
@@ -171,24 +171,24 @@ class Newton(Recipe):
     copies that leave out large groups, go on by L-BFGS on top of the posterior's covariance.
 
     Args:
-        posterior: of the trained model, for the refit with everything; fitted when not given, with
+        posterior: of the trained model, for the refit with everything; ``"auto"`` fits one with
             a full precision up to 2500 parameters and a Kronecker-factored one beyond. For the
             left-out copies it is fitted again at that refit.
-        tolerance, iterations, history: as in :class:`LBFGS`.
+        relative_gradient, iterations, history: as in :class:`LBFGS`.
     """
 
-    posterior: Posterior | Any | None = field(default=None)
-    tolerance: float = 1e-2
+    posterior: Posterior | Any = AUTO
+    relative_gradient: float = 1e-2
     iterations: int = 500
     history: int = 20
     converges = True
 
     def __post_init__(self) -> None:
-        _check_positive(self, tolerance=self.tolerance)
+        _check_positive(self, relative_gradient=self.relative_gradient)
         _check_counts(self, iterations=self.iterations, history=self.history)
 
     def bind(self, model: nn.Module, opener: Opener, prior: float, progress: bool) -> Newton:
-        if self.posterior is not None:
+        if not is_auto(self.posterior):
             posterior = as_posterior(self.posterior, model)
             posterior.check_likelihood(opener.likelihood)
             return replace(self, posterior=posterior)
@@ -201,7 +201,7 @@ class Newton(Recipe):
 
     def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
         assert isinstance(self.posterior, Posterior)
-        wanted = _wanted_norms(objective, start, self.tolerance)
+        wanted = _wanted_norms(objective, start, self.relative_gradient)
         solve, state = _covariance(self.posterior, objective.stack), begin(objective, start)
         pairs: Pairs = []
         if objective.shareable:

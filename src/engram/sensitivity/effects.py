@@ -62,26 +62,26 @@ def effect(
 
 
 def paper_effect(
-    opened: Session, posterior: Posterior, chosen: Tensor, shares: Tensor
+    opened: Session, posterior: Posterior, chosen: Tensor, weights: Tensor
 ) -> tuple[Effect, bool]:
     """Each example moved by its own diag(V) e, as the authors' leave-one-class-out estimate.
 
     And whether some weight beyond 1 makes an example's curvature more than that of all data.
     """
-    share_of = dict(zip(chosen.tolist(), shares.tolist(), strict=True))
+    weight_of = dict(zip(chosen.tolist(), weights.tolist(), strict=True))
     setting = Setting(opened.likelihood, posterior, 0, DiscardGradients())
     collected, outweighs = _Collected(opened, len(chosen)), False
     for observed in opened.passes("paper's estimate", chosen):
-        share = [share_of[int(i)] for i in observed.batch.indices]
+        weight = [weight_of[int(i)] for i in observed.batch.indices]
         found = paper(observed, setting)
         deviation = found.deviation
-        weighted = torch.tensor(share, dtype=torch.float64).to(deviation)[:, None] * deviation
+        weighted = torch.tensor(weight, dtype=torch.float64).to(deviation)[:, None] * deviation
         collected.add(observed, observed.outputs + weighted)
-        largest = [math.nan] * len(share)  # with too many outputs: no telling, which is a yes
+        largest = [math.nan] * len(weight)  # with too many outputs: no telling, which is a yes
         if found.eigenvalues is not None:
             largest = found.eigenvalues.abs().amax(1).tolist()
         outweighs |= any(
-            abs(s) > 1 and not abs(s) * m <= 1 for s, m in zip(share, largest, strict=True)
+            abs(w) > 1 and not abs(w) * m <= 1 for w, m in zip(weight, largest, strict=True)
         )
     return collected.effect(), outweighs
 

@@ -88,21 +88,21 @@ class Group:
     """The examples that are left out: their weighted gradient, curvature and inputs."""
 
     def __init__(
-        self, opened: Session, posterior: Posterior, chosen: Tensor, shares: Tensor
+        self, opened: Session, posterior: Posterior, chosen: Tensor, weights: Tensor
     ) -> None:
         self.opened, self.posterior = opened, posterior
         # in one order, so that the order they are named in does not matter
         self.chosen, order = chosen.sort()
-        self.share_of = dict(zip(self.chosen.tolist(), shares[order].tolist(), strict=True))
+        self.weight_of = dict(zip(self.chosen.tolist(), weights[order].tolist(), strict=True))
         self.layout = covered_layout(posterior)
         parameters = trainable(opened.model)
         self.parameters = {name: parameters[name] for name in self.layout.names}
-        self.weighted = Weighted(self.chosen, shares[order])
+        self.weighted = Weighted(self.chosen, weights[order])
 
     @property
     def largest_share(self) -> float:
         """Of the examples, as much as is taken out of any."""
-        return max(self.share_of.values())
+        return max(self.weight_of.values())
 
     def outweighs(self, step: Named, gradient: Named) -> bool:
         """Whether weights beyond 1 have more curvature along the step S^-1 g than all data.
@@ -110,23 +110,23 @@ class Group:
         Then a first-order step says nothing: the group's own curvature is what it leaves out. With
         overflow there is no telling, and that is a yes.
         """
-        if max(abs(share) for share in self.share_of.values()) <= 1:
+        if max(abs(weight) for weight in self.weight_of.values()) <= 1:
             return False
         along = self.layout.flatten({name: step[name] for name in self.layout.names})
         own = float((wide(along) * wide(self.gauss_newton @ along[None])).sum())
         whole = inner(step, gradient)
         return not abs(own) <= whole < math.inf
 
-    def _shares(self, indices: Tensor, like: Tensor) -> Tensor:
-        return torch.tensor([self.share_of[int(i)] for i in indices], dtype=torch.float64).to(like)[
-            :, None
-        ]
+    def _weights(self, indices: Tensor, like: Tensor) -> Tensor:
+        return torch.tensor([self.weight_of[int(i)] for i in indices], dtype=torch.float64).to(
+            like
+        )[:, None]
 
     def gradient(self) -> Named:
         """sum_j eps_j grad loss_j."""
         total = {n: torch.zeros_like(p) for n, p in self.parameters.items()}
         for observed in self.opened.passes("gradient of the group", self.chosen):
-            seed = self._shares(observed.batch.indices, observed.residual) * observed.residual
+            seed = self._weights(observed.batch.indices, observed.residual) * observed.residual
             for name, value in self.opened.pull_back(observed.batch, seed, self.parameters).items():
                 total[name] += value
         return total
@@ -152,8 +152,8 @@ class Group:
                 columns = wide(site.call.input.reshape(len(observed.outputs), -1))
                 if len(block.names) == 2:
                     columns = torch.cat([columns, torch.ones_like(columns[:, :1])], dim=1)
-                shares = self._shares(observed.batch.indices, columns)
-                square = columns.mT @ (shares * columns)
+                weights = self._weights(observed.batch.indices, columns)
+                square = columns.mT @ (weights * columns)
                 total[block.names] = total.get(block.names, 0) + square
         return total
 
@@ -188,11 +188,11 @@ class Group:
 
 
 def group_step(
-    opened: Session, posterior: Posterior, chosen: Tensor, shares: Tensor, rule: str
+    opened: Session, posterior: Posterior, chosen: Tensor, weights: Tensor, rule: str
 ) -> Step:
     """The step for a group, by one of ``STEPS``."""
-    group = Group(opened, posterior, chosen, shares)
-    if rule in SINGLE and len(chosen) == 1 and float(shares[0]) == 1:
+    group = Group(opened, posterior, chosen, weights)
+    if rule in SINGLE and len(chosen) == 1 and float(weights[0]) == 1:
         return SINGLE[rule](group)
     return STEPS[rule](group)
 
@@ -207,7 +207,7 @@ def _downdated(group: Group) -> Step:
     downdated.ESTIMATOR.check(group.posterior)
     remaining, lowest = without_inputs(group.posterior, group.inputs())
     delta = equation.mean_deviation(remaining.solve, group.gradient())
-    # whole examples are in the factors, but for what was merged; larger shares need not be
+    # whole examples are in the factors, but for what was merged; larger weights need not be
     overdrawn = group.largest_share > 1 and lowest < -OVERDRAWN
     return Step(delta, Matrix.FACTORS, overdrawn)
 
