@@ -46,6 +46,7 @@ from engram.retraining.user_function import (
     trained_model,
     training_copies,
 )
+from engram.sensitivity.estimators import check_estimator
 from engram.sensitivity.leave_one_out import left_out
 from engram.sensitivity.result import Result
 from engram.tracking.validation import mean_loss
@@ -176,6 +177,7 @@ def tune(
     check_module(model)
     grid = _checked_grid(prior_precisions, posterior)
     _check_train(train)
+    check_estimator(estimator)
     chosen = resolve(likelihood)
     trials: list[Trial] = []
     best: tuple[Trial, nn.Module] | None = None
