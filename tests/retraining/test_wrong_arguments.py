@@ -74,7 +74,7 @@ def test_classes(classes):
 
 
 @pytest.mark.parametrize("kind", [Newton, LBFGS])
-@pytest.mark.parametrize("name", ["tolerance", "iterations", "history"])
+@pytest.mark.parametrize("name", ["relative_gradient", "iterations", "history"])
 @pytest.mark.parametrize("value", [0, -1, None, "3", True, math.nan, math.inf], ids=str)
 def test_settings_of_recipes_that_converge(kind, name, value):
     with pytest.raises(ArgumentError, match=name):
