@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import engram
-from engram.engine import session as sessions
-from engram.problem import Opener, opened_problem
+from engram.engine import prepare
+from engram.problem import Opener, Problem, opened_problem
+from engram.sensitivity.leave_one_out import left_out
 from minima import to_minimum
 
 DELTA = 2.0
@@ -30,13 +32,13 @@ def net() -> Net:
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
     """The models that passes were planned for."""
     planned: list[nn.Module] = []
-    prepare = sessions.prepare
+    make_plan = prepare.make_plan
 
-    def counted(model: nn.Module, batches: object) -> object:
+    def counted(model: nn.Module, *rest: Any) -> object:
         planned.append(model)
-        return prepare(model, batches)
+        return make_plan(model, *rest)
 
-    monkeypatch.setattr(sessions, "prepare", counted)
+    monkeypatch.setattr(prepare, "make_plan", counted)
     return planned
 
 
@@ -97,6 +99,39 @@ def test_another_kind_of_model_is_planned_anew(net: Net, plans: list[nn.Module])
         with opener.session(one, progress=False):
             pass
     assert len(plans) == 2
+
+
+class Switched(nn.Module):
+    """Another model of the same modules once its flag is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.ones(4))
+        self.flag = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """In the other order, and the scale on another side."""
+        if self.flag:
+            return self.first(self.scale * self.second(x).tanh())
+        return self.scale * self.second(self.first(x).tanh())
+
+
+def test_a_model_that_runs_otherwise_is_planned_anew(plans: list[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = Switched().double()
+    data = (torch.randn(9, 4, dtype=torch.float64), torch.randint(4, (9,)))
+    opener = Opener(data, engram.likelihoods.Categorical())
+    with opener.session(model, progress=False):
+        pass
+    model.flag = True
+    posterior = engram.laplace(model, data, structure="diagonal", progress=False)
+    fresh = engram.sensitivities(model, data, posterior, estimator="linear", progress=False)
+    plans.clear()
+    with opener.session(model, progress=False) as opened:
+        again = left_out(Problem(opened, posterior), "linear")
+    assert len(plans) == 1
+    torch.testing.assert_close(again.deviation, fresh.deviation, rtol=1e-12, atol=0)
 
 
 def test_a_problem_has_the_likelihood_of_its_posterior(net: Net) -> None:

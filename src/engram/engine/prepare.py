@@ -108,13 +108,34 @@ def prepare(model: nn.Module, batches: Batches) -> Engine:
         return _prepare(model, batches)
 
 
+def prepare_again(planned: Engine, model: nn.Module, batches: Batches) -> Engine:
+    """An engine for a copy of a model that was planned before, at whatever weights.
+
+    Its plan serves again if it still gives autograd's gradients: a flag that training has changed,
+    say, can make another model of the same modules. Else there is a new plan.
+    """
+    if planned.fits(model):
+        engine, probe = planned.moved_to(model), _probe(model, batches)
+        try:
+            if not disagreements(model, engine.plan, probe, Expected.of(model, probe))[0]:
+                return engine
+        except Exception as error:  # what the plan cannot run is planned anew
+            pass_on(error)
+    return prepare(model, batches)
+
+
+def _probe(model: nn.Module, batches: Batches) -> Batch:
+    """The first examples, three of them, however few there are."""
+    first = batches.take(torch.arange(min(3, batches.num_data)))
+    positions = torch.arange(3) % len(first)
+    return first.select(positions).to(device_of(model))
+
+
 def _prepare(model: nn.Module, batches: Batches) -> Engine:
     parameters = trainable(model)
     check_kinds(model)
     check_finite_weights(model)
-    first = batches.take(torch.arange(min(3, batches.num_data)))
-    positions = torch.arange(3) % len(first)
-    probe = first.select(positions).to(device_of(model))
+    probe = _probe(model, batches)
     check_independent(model, probe)
     expected = Expected.of(model, probe)
     plan, used = _checked_plan(model, probe, expected)

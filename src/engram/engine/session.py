@@ -18,7 +18,7 @@ from engram.core.parameters import Named, check_module, uncompiled
 from engram.core.progress import progress_over
 from engram.core.state.model import device_of, state_preserved
 from engram.engine.passes import Trace
-from engram.engine.prepare import Engine, prepare, training_layers
+from engram.engine.prepare import Engine, prepare, prepare_again, training_layers
 from engram.engine.refusals import named_failures
 from engram.likelihoods import Likelihood, resolve
 
@@ -203,10 +203,7 @@ def opened_passes(
     with state_preserved(model), short_of_memory() as examples:
         keep_freed_memory()
         batches.check_repeatable()
-        if planned is not None and planned.fits(model):
-            engine = planned.moved_to(model)
-        else:
-            engine = prepare(model, batches)
+        engine = prepare_again(planned, model, batches) if planned else prepare(model, batches)
         fitting = _fitting_examples(engine, batches)
         size = limit or min(LARGEST_BATCH, fitting, batches.num_data)
         part = min(fitting, limit or fitting)
