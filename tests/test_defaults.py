@@ -8,7 +8,7 @@ from torch import nn
 
 import engram
 from engram.core.errors import ArgumentError
-from engram.posteriors import automatic as affordable
+from engram.posteriors import laplace as affordable
 
 
 def problem(count: int = 30) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:

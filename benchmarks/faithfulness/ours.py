@@ -8,7 +8,7 @@ import engram
 from benchmarks.faithfulness.estimates import Estimate, Method
 from benchmarks.faithfulness.truths import Problem
 from engram.core.data.batches import Batches
-from engram.posteriors.automatic import default_structure
+from engram.posteriors.laplace import default_structure
 
 DEFAULT = "engram, no options"
 KRONECKER = "engram, kronecker, downdated"

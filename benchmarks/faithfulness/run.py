@@ -17,7 +17,7 @@ from benchmarks.faithfulness.peers import PEERS
 from benchmarks.faithfulness.settings import SETTINGS
 from benchmarks.faithfulness.truths import Problem, problem
 from engram.core.data.batches import Batches
-from engram.posteriors.automatic import default_structure
+from engram.posteriors.laplace import default_structure
 
 
 def run(name: str, regime: str, seed: int, cache: Path) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import engram
 from cases import CASES
 from engram.core.errors import ArgumentError, DataError, ModelMismatchError
 from engram.engine.session import session
-from engram.evidence.solving import Agreement
 from engram.posteriors.trace_estimation import covered_layout
+from engram.sensitivity.exact_steps import Agreement
 from fitted import assert_close, posterior, sensitivities
 from retraining_problems import PRIOR_PRECISION, RIDGE, ridge_problem, ridge_without
 from snapshot import differences, snapshot

@@ -11,7 +11,7 @@ from cases import CASES, MLP
 from engram.core.errors import ArgumentError, PosteriorError
 from engram.core.parameters import Layout
 from engram.linalg.low_rank import LowRankBlock
-from engram.posteriors import automatic as affordable
+from engram.posteriors import laplace as affordable
 from engram.posteriors import low_rank_fit
 from engram.sensitivity.estimators import newton
 from fitted import assert_close, posterior, precision, random_vectors, sensitivities

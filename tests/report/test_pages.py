@@ -13,7 +13,7 @@ import torch
 
 import engram
 from engram.core.errors import DataError
-from engram.report.page import Page
+from engram.report.pages import Page
 from engram.tracking.history import Record
 from streamed import NUM_DATA, backward, batches, build, data
 

@@ -7,8 +7,7 @@ import torch
 
 import engram
 from engram.core.errors import ArgumentError, RunFolderError
-from engram.retraining.ranks import Patience, Ranks, wait_until_done
-from engram.retraining.run_folder import RunFolder
+from engram.retraining.run_folder import Patience, Ranks, RunFolder, wait_until_done
 from retraining_problems import RIDGE, ridge_problem
 
 

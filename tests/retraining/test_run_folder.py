@@ -11,7 +11,7 @@ import torch
 
 import engram
 from engram.core.errors import ArgumentError, FormatError, RunFolderError, StorageError
-from engram.retraining.ranks import Ranks
+from engram.retraining.run_folder import Ranks
 from retraining_problems import PRIOR_PRECISION, RIDGE, ridge_fit, ridge_problem
 
 HERE = Path(__file__).parent.parent

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import engram
 from engram.core.errors import ArgumentError, MissingExtraError
 from engram.core.optional import require
-from engram.tracking.integrations.indexed import Indexed
+from engram.tracking.index_check import Indexed
 
 NUM_DATA = 12
 

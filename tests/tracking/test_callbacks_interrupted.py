@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 import engram
 from engram.core.errors import ModelMismatchError
-from engram.tracking.integrations.indexed import Indexed
+from engram.tracking.index_check import Indexed
 from streamed import BATCH, NUM_DATA, backward, build, data
 
 pl = pytest.importorskip("lightning.pytorch")

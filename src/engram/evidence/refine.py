@@ -18,7 +18,6 @@ from engram.core.selection import check_group
 from engram.curvature.kinds import Curvature, check_exact
 from engram.engine.session import Session
 from engram.evidence.matching import check_outputs
-from engram.evidence.solving import solve_left_out
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
 from engram.problem import Opener, Problem, opened_problem
@@ -26,6 +25,7 @@ from engram.retraining.prior import Prior
 from engram.retraining.recipes import Newton
 from engram.retraining.retrain import Train, retrain_examples
 from engram.sensitivity.estimators.base import displaced
+from engram.sensitivity.exact_steps import solve_left_out
 from engram.sensitivity.provenance import noted
 from engram.sensitivity.result import OBTAINED, Result, check_result
 

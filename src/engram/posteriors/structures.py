@@ -98,7 +98,7 @@ class Fit:
 
 def dense_bytes(num_params: int) -> int:
     """Memory that the fit of a full matrix takes."""
-    return COPIES * 8 * num_params**2
+    return COPIES * torch.float64.itemsize * num_params**2
 
 
 def fit_diagonal(fit: Fit) -> tuple[Block, ...]:

@@ -23,10 +23,9 @@ from engram.likelihoods import Likelihood, resolve
 from engram.problem import Opener
 from engram.retraining.identity import Identity, identify, is_steady
 from engram.retraining.prior import Prior, check_prior
-from engram.retraining.ranks import Ranks, wait_until_done
 from engram.retraining.recipes import NAMED, Recipe
 from engram.retraining.result import Retraining, assemble
-from engram.retraining.run_folder import RunFolder, check_folder
+from engram.retraining.run_folder import Ranks, RunFolder, check_folder, wait_until_done
 from engram.retraining.selection import Indices, Selection, Task, select
 from engram.retraining.stack import Stack, open_stack
 from engram.retraining.user_function import check_arguments, private_copy, training_copies

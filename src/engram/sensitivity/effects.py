@@ -7,14 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
-from engram.core.data.batches import Batch, as_outputs
+from engram.core.data.batches import Batch
 from engram.core.data.columns import Columns
-from engram.core.data.inputs import handed
 from engram.core.errors import NonFiniteError
 from engram.core.parameters import Named, trainable
+from engram.core.state.model import outputs_at
 from engram.engine.gradient_accumulator import DiscardGradients
 from engram.engine.session import Observed, Session
 from engram.posteriors.gaussian import Posterior
@@ -125,15 +124,3 @@ def _check_finite(batch: Batch, without: Tensor, loss: Tensor) -> None:
             f"{int(batch.indices[int(bad.nonzero()[0])])}",
             remedy,
         )
-
-
-def outputs_at(model: nn.Module, parameters: Named, batch: Batch) -> Tensor:
-    """Outputs with some parameters replaced, [B, K]."""
-    args, kwargs = handed(batch.inputs)
-    try:
-        with torch.no_grad():
-            return as_outputs(functional_call(model, parameters, args, kwargs))
-    finally:
-        for module in model.modules():
-            if isinstance(module, nn.RNNBase):  # they keep a list of the weights they last saw
-                module._init_flat_weights()

@@ -207,7 +207,7 @@ class Result:
 
     def report(self, path: str | Path, top: int = 20) -> Path:
         """Write one self-contained HTML page with figures, the top examples and diagnostics."""
-        from engram.report.result_page import result_page
+        from engram.report.pages import result_page
 
         return result_page(self, whole("top", top, remedy="use top=20"), path_of("file", path))
 

@@ -1,6 +1,7 @@
-"""Whether the batch of a training step holds the examples that its indices name, in their order.
+"""Which examples a training step sees: a dataset that gives their indices, and a check of them.
 
-Rows are compared by an exact hash of their bits. Where the training changes its inputs on the way
+The check: does the batch of a step hold the examples that its indices name, in their order? Rows
+are compared by an exact hash of their bits. Where the training changes its inputs on the way
 (augmentation, normalisation) no row is found anywhere, and nothing can be said; where rows are
 other examples of the data, indices and batch do not belong together.
 """
@@ -13,8 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
-from engram.core.data.batches import Batches
+from engram.core.data.batches import Batches, Data
+from engram.core.data.inputs import mapped
 from engram.core.errors import ArgumentError, DataError
 from engram.core.selection import check_indices
 from engram.core.state.process import random_states, restored
@@ -28,6 +31,36 @@ CHECKED_EVERY = 50  # steps between two checks that read the examples from a dat
 LARGEST_WIDTH = 512  # entries of a row that are hashed, spread over it
 TABLE_ROWS = 4096  # rows that are hashed at a time, when all are
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an entry
+
+
+class Indexed(Dataset[Any]):
+    """The examples of a data set with their index in front, (index, x, y).
+
+    A dict gets the key ``index`` instead. Shuffle and batch it as you like.
+
+    Example:
+        >>> import torch
+        >>> data = Indexed((torch.zeros(3, 2), torch.tensor([5, 6, 7])))
+        >>> data[1]
+        (1, tensor([0., 0.]), tensor(6))
+    """
+
+    def __init__(self, data: Data) -> None:
+        if hasattr(data, "dataset"):
+            raise DataError(
+                "a dataset or a tuple of tensors",
+                type(data).__name__,
+                "wrap the loader's dataset, and make a new loader of it",
+            )
+        self.batches = Batches(data, 1)
+
+    def __len__(self) -> int:
+        return self.batches.num_data
+
+    def __getitem__(self, index: int) -> Any:
+        data = self.batches.data
+        item = mapped(data, lambda t: t[index]) if self.batches.table else data[index]
+        return {"index": index} | dict(item) if isinstance(item, Mapping) else (index, *item)
 
 
 def check_batch_indices(indices: Indices, num_data: int) -> Tensor:

@@ -23,8 +23,7 @@ from engram.sensitivity.estimators import check_estimator
 from engram.sensitivity.result import Result
 from engram.tracking.held_out import HeldOut, check_alone, check_given
 from engram.tracking.history import History, Record
-from engram.tracking.index_check import Indices, check_length
-from engram.tracking.integrations.indexed import Indexed
+from engram.tracking.index_check import Indexed, Indices, check_length
 from engram.tracking.integrations.tensorboard import BoardWriter
 from engram.tracking.sampling import Sampling, sampled_sensitivities
 from engram.tracking.saving import Resumable
@@ -316,7 +315,7 @@ class Tracker(Resumable):
 
     def report(self, path: str | Path, top: int = 20) -> Path:
         """Write one HTML page with the figures, the history and the top examples."""
-        from engram.report.training_page import training_page
+        from engram.report.pages import training_page
 
         details = None if self._latest is None else self._latest.to_frame()
         return training_page(self.history, details, self.held_out, top, path_of("file", path))

@@ -9,7 +9,7 @@ import pytest
 
 from engram.core.errors import StorageError
 from engram.core.storage.files import LARGEST, read_bytes, replacing, write_text
-from engram.report.page import Page
+from engram.report.pages import Page
 
 
 def write_half(target: Path) -> None:

@@ -15,8 +15,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from engram.core.parameters import uncompiled
+from engram.core.data.batches import Batch, as_outputs
+from engram.core.data.inputs import handed
+from engram.core.parameters import Named, uncompiled
 from engram.core.state.modules import Buffers, Modes
 from engram.core.state.process import of_the_thread, random_states, restored, stacks
 
@@ -145,3 +148,15 @@ def own_forward(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         forwards.restore()
+
+
+def outputs_at(model: nn.Module, parameters: Named, batch: Batch) -> Tensor:
+    """Outputs with some parameters replaced, [B, K]."""
+    args, kwargs = handed(batch.inputs)
+    try:
+        with torch.no_grad():
+            return as_outputs(functional_call(model, parameters, args, kwargs))
+    finally:
+        for module in model.modules():
+            if isinstance(module, nn.RNNBase):  # they keep a list of the weights they last saw
+                module._init_flat_weights()
