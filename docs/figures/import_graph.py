@@ -109,7 +109,7 @@ def levels(names: Iterable[str], pairs: Iterable[tuple[str, str]]) -> dict[str, 
 
 
 def draw(at: Mapping[str, int], now: Edges, late: Edges) -> Figure:
-    """Folders by level; the wider an arrow, the more imports."""
+    """Folders by level; the wider an arrow, the more imports. All stand on core, which has none."""
     rows: dict[int, list[str]] = defaultdict(list)
     for name, level in sorted(at.items()):
         rows[level].append(name)
@@ -121,12 +121,13 @@ def draw(at: Mapping[str, int], now: Edges, late: Edges) -> Figure:
     figure = Figure(figsize=(7.5, 0.75 * len(rows) + 1), layout="constrained")
     axes = figure.add_subplot()
     for pairs, colour in ((now, EDGE), (late, DOOR)):
-        for number, (pair, count) in enumerate(pairs.items()):
+        kept = [(pair, count) for pair, count in pairs.items() if pair[1] != "core"]
+        for number, (pair, count) in enumerate(kept):
             _arrow(axes, place[pair[0]], place[pair[1]], count, colour, 0.25 * (-1) ** number)
     for name, (x, y) in place.items():
         box = {"boxstyle": "round,pad=0.35", "fc": "white", "ec": INK, "lw": 0.8}
         axes.text(x, y, name, ha="center", va="center", fontsize=10, color=INK, bbox=box)
-    axes.set_xlim(-4, 4)
+    axes.set_xlim(-4.5, 4.5)
     axes.set_ylim(-0.6, max(rows) + 0.6)
     axes.set_axis_off()
     return figure
