@@ -18,8 +18,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from engram.core.errors import LikelihoodError
@@ -28,6 +30,7 @@ from engram.likelihoods.draws import Draws
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 MeanFunction = Callable[[Tensor], Tensor]
+Kind = TypeVar("Kind", bound="Likelihood")
 
 
 class Loss(ABC):
@@ -43,8 +46,35 @@ class Loss(ABC):
         return f"{type(self).__name__}()"
 
 
+@dataclass(frozen=True)
+class Recession:
+    """Directions of the outputs along which losses never rise: its directions of recession.
+
+    A change d of an example's outputs never raises its loss if ``directions @ d`` is at least 0 in
+    every row and d is 0 in every output that is held; where a row is above 0 it falls for ever.
+
+    Attributes:
+        directions: [N, R, K]; a row of zeros asks for nothing.
+        held: outputs in which the loss has a minimum, [N, K].
+    """
+
+    directions: Tensor
+    held: Tensor
+
+
 class Likelihood(Loss):
-    """A loss per example as a function of the outputs, with its first two derivatives."""
+    """A loss per example as a function of the outputs, with its first two derivatives.
+
+    What a likelihood of one's own must have is abstract. The methods that only a fitted generalised
+    linear model asks for have an answer already, that of a likelihood without dispersion or link.
+
+    Attributes:
+        has_dispersion: whether there is a scale to be estimated beside the mean.
+        shift_invariant: whether a constant added to all outputs of an example changes nothing.
+    """
+
+    has_dispersion = False
+    shift_invariant = False
 
     @property
     def unit(self) -> str:
@@ -99,8 +129,56 @@ class Likelihood(Loss):
         factor = self.hessian_factor(outputs, targets)
         return factor @ factor.mT
 
+    # what a fitted generalised linear model asks for besides
+
+    @property
+    def is_quadratic(self) -> bool:
+        """Whether the loss is quadratic in the outputs: one Newton step is then exact."""
+        return False
+
+    @property
+    def threshold(self) -> float | None:
+        """The output above which a binary classifier says 1; None for all else."""
+        return None
+
+    def at(self: Kind, dispersion: float, expected_hessian: bool) -> Kind:
+        """The same at another dispersion, Lambda as observed or as expected over targets."""
+        return self
+
+    def inside(self, outputs: Tensor) -> Tensor:
+        """Where the outputs of an example give a mean that its distribution can have, [N]."""
+        return torch.isfinite(outputs).all(1)
+
+    def fitted(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """What a fit minimises: the loss at dispersion 1, but for a constant, [N]."""
+        return self.loss(outputs, targets)
+
+    def loss_at(self, outputs: Tensor, targets: Tensor, precisions: Tensor) -> Tensor:
+        """Loss where each example has the dispersion over its precision [N, 1], [N]."""
+        return self.loss(outputs, targets)
+
+    def variance(self, mean: Tensor) -> Tensor | None:
+        """Of a target with this mean, at dispersion 1; None where outputs share one target."""
+        return None
+
+    def unit_deviance(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Twice the loss above its least value, at dispersion 1, [N, K]; None likewise."""
+        return None
+
+    def starting_outputs(self, targets: Tensor) -> Tensor | None:
+        """Outputs near the targets for a fit to start from, [N, K]; None where 0 will do."""
+        return None
+
+    def at_limit(self, targets: Tensor) -> Tensor:
+        """Targets at an end of the support, which a mean comes near but never reaches, [N]."""
+        return torch.zeros(len(targets), dtype=torch.bool, device=targets.device)
+
+    def recession(self, targets: Tensor) -> Recession | None:
+        """Where losses fall for ever, for targets [N, K]; None where none does."""
+        return None
+
     def expectation(self) -> ExpectedLoss:
-        """The same loss averaged over Gaussian outputs."""
+        """The same loss averaged over Gaussian outputs, for variational posteriors."""
         raise LikelihoodError(
             "a likelihood whose average over Gaussian outputs is known",
             repr(self),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -31,6 +34,7 @@ class Bernoulli(ElementwiseLikelihood):
     name, default_link, canonical_link = "bernoulli", "logit", "logit"
     links = ("logit", "probit", "cloglog", "loglog", "cauchit", "log", "identity")
     support = "between 0 and 1"
+    limits: ClassVar[Mapping[float, float]] = {0.0: -1.0, 1.0: 1.0}
 
     def outside(self, targets: Tensor) -> Tensor:
         return (targets < 0) | (targets > 1)
@@ -38,9 +42,17 @@ class Bernoulli(ElementwiseLikelihood):
     def start(self, targets: Tensor) -> Tensor:
         return (targets + 0.5) / 2
 
-    def inside(self, eta: Tensor) -> Tensor:
-        mean = self.link.mean(eta)
-        return self.link.inside(eta) & (mean >= 0) & (mean <= 1)
+    def inside(self, outputs: Tensor) -> Tensor:
+        mean = self.link.mean(outputs)
+        return (self.link.inside(outputs) & (mean >= 0) & (mean <= 1)).all(1)
+
+    @property
+    def has_endless_limits(self) -> bool:
+        return self.link.name not in ("log", "identity")
+
+    @property
+    def threshold(self) -> float | None:
+        return float(self.link.predictor(torch.tensor(0.5, dtype=torch.float64)))
 
     def kernel(self, eta: Tensor, targets: Tensor) -> Tensor:
         if self.link.name == "logit":

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engram.core.errors import TargetError
-from engram.likelihoods.base import ExpectedLoss, Likelihood
+from engram.likelihoods.base import ExpectedLoss, Likelihood, Recession
 from engram.likelihoods.draws import Draws
 from engram.likelihoods.sampled import NUM_SAMPLES, DrawnAverage
 from engram.likelihoods.targets import classes
@@ -31,7 +31,7 @@ class Categorical(Likelihood):
         tensor([[ 0.2500,  0.2500, -0.7500,  0.2500]])
     """
 
-    name = "categorical"
+    name, shift_invariant = "categorical", True
 
     @property
     def identity(self) -> str:
@@ -101,6 +101,17 @@ class Categorical(Likelihood):
     def mean_derivative(self, outputs: Tensor) -> Tensor:
         probability = outputs.softmax(1)
         return probability * (1 - probability)
+
+    def at_limit(self, targets: Tensor) -> Tensor:
+        if not targets.is_floating_point():
+            return torch.ones(len(targets), dtype=torch.bool, device=targets.device)
+        return ((targets == 0) | (targets == 1)).all(1)
+
+    def recession(self, targets: Tensor) -> Recession | None:
+        # the loss falls for ever as the own logit, the likeliest target's, grows past every other
+        identity = torch.eye(targets.shape[1], dtype=targets.dtype, device=targets.device)
+        own = identity[targets.argmax(1)]
+        return Recession(own[:, None, :] - identity, torch.zeros_like(targets, dtype=torch.bool))
 
     def expectation(self) -> ExpectedLoss:
         return ExpectedCategorical()

@@ -17,14 +17,14 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from engram.core.arguments import is_number
 from engram.core.errors import ArgumentError, LikelihoodError, TargetError
-from engram.likelihoods.base import ExpectedLoss, Likelihood
+from engram.likelihoods.base import ExpectedLoss, Likelihood, Recession
 from engram.likelihoods.draws import Draws
 from engram.likelihoods.links import LINKS, Link, link_named
 from engram.likelihoods.quadrature import Quadrature
@@ -48,8 +48,9 @@ class ElementwiseLikelihood(Likelihood):
     default_link: str
     canonical_link: str | None = None  # with which the observed Lambda is the expected one
     links: tuple[str, ...]  # that its mean can have; a link object of another name is let through
-    has_dispersion = False  # whether there is a scale to be estimated beside the mean
     support: str  # the values that targets may have, in words
+    # targets at an end of the support, and the sign of the output on the way there
+    limits: ClassVar[Mapping[float, float]] = {}
 
     def __init__(self, link: str | Link | None = None, dispersion: float = 1.0) -> None:
         if not (is_number(dispersion) and 0 < dispersion < math.inf):
@@ -66,7 +67,6 @@ class ElementwiseLikelihood(Likelihood):
             )
 
     def at(self: Kind, dispersion: float, expected_hessian: bool) -> Kind:
-        """The same distribution at another dispersion, or with the other Hessian."""
         other = copy.copy(self)
         other.dispersion, other.expected_hessian = dispersion, expected_hessian
         return other
@@ -108,13 +108,10 @@ class ElementwiseLikelihood(Likelihood):
     def variance_growth(self, eta: Tensor) -> Tensor:
         """mu' v' / v."""
 
-    def inside(self, eta: Tensor) -> Tensor:
-        """Where eta gives a mean in the interior of the support."""
-        return self.link.inside(eta)
-
-    def fitted(self, eta: Tensor, targets: Tensor) -> Tensor:
-        """What a fit minimises: the loss at dispersion 1, but for a constant."""
-        return self.kernel(eta, targets) + self.constant(targets, torch.ones_like(targets))
+    @property
+    def has_endless_limits(self) -> bool:
+        """Whether the link comes to the limits only as the output goes to infinity."""
+        return self.link.name == "log"
 
     def unit_residual(self, eta: Tensor, targets: Tensor) -> Tensor:
         """d loss / d eta at dispersion 1."""
@@ -174,6 +171,35 @@ class ElementwiseLikelihood(Likelihood):
         dispersion = self.dispersion / torch.where(precisions > 0, precisions, 1.0)
         kernel = self.kernel(outputs, targets) / dispersion
         return (kernel + self.constant(targets, dispersion)).sum(1)
+
+    def inside(self, outputs: Tensor) -> Tensor:
+        return self.link.inside(outputs).all(1)
+
+    def fitted(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        constant = self.constant(targets, torch.ones_like(targets))
+        return (self.kernel(outputs, targets) + constant).sum(1)
+
+    def unit_deviance(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return 2 * (self.kernel(outputs, targets) - self.saturated(targets)).clamp(min=0)
+
+    def starting_outputs(self, targets: Tensor) -> Tensor:
+        return self.link.predictor(self.start(targets))
+
+    def at_limit(self, targets: Tensor) -> Tensor:
+        return (self._ways_out(targets) != 0).all(1)
+
+    def recession(self, targets: Tensor) -> Recession | None:
+        ways = self._ways_out(targets)
+        if not (self.has_endless_limits and bool(ways.any())):
+            return None
+        return Recession(torch.diag_embed(ways), ways == 0)
+
+    def _ways_out(self, targets: Tensor) -> Tensor:
+        """The sign of the output that leads to a target at its limit, 0 for others, [N, K]."""
+        ways = torch.zeros_like(targets)
+        for limit, sign in self.limits.items():
+            ways = torch.where(targets == limit, sign, ways)
+        return ways
 
     def residual(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.unit_residual(outputs, self.form(outputs, targets)) / self.dispersion

@@ -48,6 +48,10 @@ class Gaussian(ElementwiseLikelihood):
         """The dispersion."""
         return self.dispersion
 
+    @property
+    def is_quadratic(self) -> bool:
+        return self.link.name == "identity"
+
     def settings(self) -> dict[str, Any]:
         return {"noise_variance": self.dispersion}
 

@@ -14,6 +14,7 @@ from engram.likelihoods.elementwise import ElementwiseLikelihood
 from engram.likelihoods.links import Link
 
 NOT_NEGATIVE, POSITIVE = "not negative", "positive"
+ZERO_IN_THE_LIMIT = {0.0: -1.0}  # a mean comes to 0 as its logarithm goes to minus infinity
 
 
 class PositiveMean(ElementwiseLikelihood):
@@ -26,9 +27,9 @@ class PositiveMean(ElementwiseLikelihood):
         centre = targets.mean()
         return (targets + torch.where(centre > 0, centre, 0.5)) / 2
 
-    def inside(self, eta: Tensor) -> Tensor:
-        mean = self.link.mean(eta)
-        return self.link.inside(eta) & (mean > 0) & torch.isfinite(mean)
+    def inside(self, outputs: Tensor) -> Tensor:
+        mean = self.link.mean(outputs)
+        return (self.link.inside(outputs) & (mean > 0) & torch.isfinite(mean)).all(1)
 
 
 class PowerVariance(PositiveMean):
@@ -75,7 +76,7 @@ class Poisson(PowerVariance):
 
     name, has_dispersion, power = "poisson", False, 1.0
     canonical_link, links = "log", (*PositiveMean.links, "softplus")
-    support = NOT_NEGATIVE
+    support, limits = NOT_NEGATIVE, ZERO_IN_THE_LIMIT
 
     def constant(self, targets: Tensor, dispersion: Tensor) -> Tensor:
         return torch.lgamma(targets + 1) / dispersion
@@ -109,7 +110,7 @@ class NegativeBinomial(PositiveMean):
         link, dispersion: as of every such likelihood.
     """
 
-    name, support = "negative_binomial", NOT_NEGATIVE
+    name, support, limits = "negative_binomial", NOT_NEGATIVE, ZERO_IN_THE_LIMIT
 
     def __init__(
         self,

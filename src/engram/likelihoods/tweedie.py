@@ -24,6 +24,7 @@ from engram.likelihoods.links import Link
 from engram.likelihoods.positive import (
     NOT_NEGATIVE,
     POSITIVE,
+    ZERO_IN_THE_LIMIT,
     Gamma,
     InverseGaussian,
     PowerVariance,
@@ -42,7 +43,7 @@ class Tweedie(PowerVariance):
     dispersion, which gives the same estimates, and is called so.
     """
 
-    name = "tweedie"
+    name, limits = "tweedie", ZERO_IN_THE_LIMIT
 
     def __init__(
         self, power: float = 1.5, link: str | Link | None = None, dispersion: float = 1.0
@@ -63,8 +64,8 @@ class Tweedie(PowerVariance):
             return -log_normaliser(targets, dispersion, self.power)
         return -self.saturated(targets) / dispersion
 
-    def fitted(self, eta: Tensor, targets: Tensor) -> Tensor:
-        return self.kernel(eta, targets) - self.saturated(targets)
+    def fitted(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (self.kernel(outputs, targets) - self.saturated(targets)).sum(1)
 
     @property
     def unit(self) -> str:

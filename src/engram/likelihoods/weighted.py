@@ -6,7 +6,6 @@ from torch import Tensor
 
 from engram.likelihoods.base import Likelihood
 from engram.likelihoods.draws import Draws
-from engram.likelihoods.elementwise import ElementwiseLikelihood
 
 
 class Weighted(Likelihood):
@@ -29,9 +28,7 @@ class Weighted(Likelihood):
         return self.base.form(outputs, targets)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if isinstance(self.base, ElementwiseLikelihood):
-            return self.base.loss_at(outputs, targets, self.precisions)
-        return self.base.loss(outputs, targets)
+        return self.base.loss_at(outputs, targets, self.precisions)
 
     def residual(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.weights * self.base.residual(outputs, targets)

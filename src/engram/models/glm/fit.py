@@ -18,7 +18,7 @@ from engram.core.errors import PosteriorError
 from engram.core.parameters import Layout
 from engram.core.selection import check_group
 from engram.curvature.kinds import Curvature
-from engram.likelihoods import ElementwiseLikelihood, Likelihood
+from engram.likelihoods import Likelihood
 from engram.likelihoods.weighted import Weighted
 from engram.linalg.dense import DenseBlock
 from engram.models.glm.design import as_column, check_rank, count_of
@@ -69,10 +69,7 @@ class Fit:
     @property
     def likelihood(self) -> Likelihood:
         """The likelihood at the fit's dispersion, with the Hessian chosen."""
-        base = self.objective.likelihood
-        if isinstance(base, ElementwiseLikelihood):
-            return base.at(self.dispersion, self.hessian == "expected")
-        return base
+        return self.objective.likelihood.at(self.dispersion, self.hessian == "expected")
 
     @cached_property
     def outputs(self) -> Tensor:
@@ -312,12 +309,12 @@ def fit_at(
 def _dispersion(fit: Fit) -> float:
     """Pearson's estimate, with the effective number of parameters taken off N."""
     likelihood = fit.objective.likelihood
-    if not isinstance(likelihood, ElementwiseLikelihood) or not likelihood.has_dispersion:
+    variance = likelihood.variance(fit.means)
+    if variance is None or not likelihood.has_dispersion:
         return 1.0
-    weights = fit.objective.design.weights
-    variance = likelihood.variance(fit.means)[:, 0]
-    squares = weights * (fit.means - fit.targets)[:, 0].square() / variance
-    sizes = weights * fit.targets[:, 0].square() / variance
+    weights = fit.objective.design.weights / variance[:, 0]
+    squares = weights * (fit.means - fit.targets)[:, 0].square()
+    sizes = weights * fit.targets[:, 0].square()
     freedom = float(fit.objective.design.used.sum()) - float(fit.leverage.sum())
     scale = float(squares.sum()) / freedom if freedom > 1e-6 else 0.0
     if not scale > 1e-24 * float(sizes.mean()):

@@ -14,11 +14,10 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from engram.core.errors import PosteriorError
-from engram.likelihoods import Categorical, ElementwiseLikelihood, Likelihood
+from engram.likelihoods import Likelihood
 from engram.models.glm.design import Design, check_rank
 from engram.models.glm.factor import Factor, factorise
 
@@ -35,11 +34,6 @@ class Objective:
     likelihood: Likelihood
     targets: Tensor
 
-    @property
-    def gauge(self) -> bool:
-        """Whether a constant added to all outputs changes nothing."""
-        return isinstance(self.likelihood, Categorical)
-
     @cached_property
     def unit(self) -> float:
         """What a change of F is small against where F itself may vanish."""
@@ -47,25 +41,13 @@ class Objective:
 
     def value(self, coefficients: Tensor, outputs: Tensor) -> float:
         """F, infinite where a mean leaves its support."""
-        if not bool(self.inside(outputs).all()):
+        if not bool(self.likelihood.inside(outputs).all()):
             return math.inf
         used = self.design.weights > 0
-        losses = (self.design.weights * self._losses(outputs))[used].sum()
+        losses = (self.design.weights * self.likelihood.fitted(outputs, self.targets))[used].sum()
         penalty = 0.5 * (self.design.penalty * coefficients.square()).sum()
         value = float(losses + penalty)
         return value if math.isfinite(value) else math.inf
-
-    def _losses(self, outputs: Tensor) -> Tensor:
-        """Up to a constant, [N]."""
-        if isinstance(self.likelihood, ElementwiseLikelihood):
-            return self.likelihood.fitted(outputs, self.targets)[:, 0]
-        return self.likelihood.loss(outputs, self.targets)
-
-    def inside(self, outputs: Tensor) -> Tensor:
-        """Where outputs have a meaning, [N]."""
-        if isinstance(self.likelihood, ElementwiseLikelihood):
-            return self.likelihood.inside(outputs)[:, 0]
-        return torch.isfinite(outputs).all(1)
 
     def gradient(self, coefficients: Tensor, outputs: Tensor) -> Tensor:
         """dF / d theta, [K, P]."""
@@ -74,11 +56,9 @@ class Objective:
 
     def factor(self, outputs: Tensor, expected: bool = False) -> Factor | None:
         """The root of S, or None where S is not positive definite."""
-        likelihood = self.likelihood
-        if expected and isinstance(likelihood, ElementwiseLikelihood):
-            likelihood = likelihood.at(1.0, expected_hessian=True)
+        likelihood = self.likelihood.at(1.0, expected) if expected else self.likelihood
         hessian = likelihood.output_hessian(outputs, self.targets)
-        return factorise(self.design, hessian, self.gauge)
+        return factorise(self.design, hessian, likelihood.shift_invariant)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,11 +117,11 @@ def starting_point(objective: Objective) -> Tensor:
     """Least squares on the link of means near the targets; zero for softmax."""
     design, likelihood = objective.design, objective.likelihood
     width = design.width
-    if not isinstance(likelihood, ElementwiseLikelihood):
+    eta = likelihood.starting_outputs(objective.targets)
+    if eta is None:
         return design.body.new_zeros(objective.targets.shape[1], width)
-    eta = likelihood.link.predictor(likelihood.start(objective.targets))
-    weights = likelihood.expected_curvature(eta)
-    factor = factorise(design, weights[:, :, None], gauge=False)
+    hessian = likelihood.at(1.0, expected_hessian=True).output_hessian(eta, objective.targets)
+    factor = factorise(design, hessian, likelihood.shift_invariant)
     if factor is None:
         check_rank(design)
         raise PosteriorError(
@@ -149,7 +129,7 @@ def starting_point(objective: Objective) -> Tensor:
             "a precision that is not positive definite",
             "use penalty > 0",
         )
-    shares = design.weights[:, None] * weights
+    shares = design.weights[:, None] * hessian[:, :, 0]
     for scale in (1.0, 0.0):  # the fit may leave the support, the mean cannot
         target = scale * eta + (1 - scale) * (shares * eta).sum() / shares.sum()
         right = design.pull_back(shares * (target - design.offset))

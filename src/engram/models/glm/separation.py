@@ -8,11 +8,11 @@ likelihood grow for ever. Whether there is one is a linear programme: maximise t
 from __future__ import annotations
 
 import numpy as np
+import torch
 from scipy.optimize import linprog
 from torch import Tensor
 
 from engram.core.errors import SeparationError
-from engram.likelihoods import Categorical, ElementwiseLikelihood
 from engram.models.glm.newton import Objective
 
 FAR = 3.0  # linear predictors beyond this are looked at: a probit is flat from 6 on
@@ -32,15 +32,13 @@ def check_one_class(objective: Objective) -> None:
     if not design.ones or design.penalty[0] > 0:
         return
     used = objective.targets[design.weights > 0]
-    if not (used == used[:1]).all():
+    if not bool((used == used[:1]).all() & objective.likelihood.at_limit(used).all()):
         return
-    remedy = "use an intercept that is penalised too (penalise_intercept=True), or no intercept"
-    if _two_sided(objective) and bool(((used == 0) | (used == 1)).all()):
-        raise SeparationError(
-            "targets of at least two classes", "the same target for every example", remedy
-        )
-    if _counts(objective) and bool((used == 0).all()):
-        raise SeparationError("some target above 0", "the target 0 for every example", remedy)
+    raise SeparationError(
+        "targets of at least two classes, or of counts some target above 0",
+        f"the same target for every example, {used[0].tolist()}",
+        "use an intercept that is penalised too (penalise_intercept=True), or no intercept",
+    )
 
 
 def check_separation(objective: Objective, coefficients: Tensor) -> None:
@@ -60,10 +58,11 @@ def check_separation_elsewhere(objective: Objective, coefficients: Tensor) -> No
 
 def _check_directions(objective: Objective) -> None:
     """SeparationError if there is a direction of no return."""
-    margins, fixed = _margins(objective)
-    if margins is None or fixed is None:
+    found = _margins(objective)
+    if found is None:
         return
-    found = linprog(
+    margins, fixed = found
+    best = linprog(
         -margins.sum(0),
         A_ub=-margins,
         b_ub=np.zeros(len(margins)),
@@ -73,30 +72,17 @@ def _check_directions(objective: Objective) -> None:
         method="highs",
         options={"time_limit": TIME_LIMIT},
     )
-    if found.status != 0 or -found.fun <= 1e-7 * np.abs(margins).sum():
+    if best.status != 0 or -best.fun <= 1e-7 * np.abs(margins).sum():
         return
     complete = _is_complete(margins, fixed)
     sparse = _sparse_direction(objective, margins, fixed)
-    direction = found.x if sparse is None else sparse
+    direction = best.x if sparse is None else sparse
     strict = margins @ direction > 1e-9 * np.abs(margins @ direction).max()
     raise SeparationError(
         "targets that overlap, so that the likelihood has a maximum",
         _description(objective, direction, complete, complete and bool(strict.all())),
         ADVICE,
     )
-
-
-def _two_sided(objective: Objective) -> bool:
-    likelihood = objective.likelihood
-    if isinstance(likelihood, ElementwiseLikelihood):
-        return likelihood.name == "bernoulli"
-    return isinstance(likelihood, Categorical)
-
-
-def _counts(objective: Objective) -> bool:
-    likelihood = objective.likelihood
-    counts = ("poisson", "negative_binomial", "tweedie")
-    return isinstance(likelihood, ElementwiseLikelihood) and likelihood.name in counts
 
 
 def _still_moving(objective: Objective, coefficients: Tensor, outputs: Tensor) -> bool:
@@ -127,36 +113,27 @@ def _suspicious(objective: Objective, outputs: Tensor) -> bool:
     return bool((factor.covariance.diagonal() * reach > 1 / FLAT).any())
 
 
-def _margins(objective: Objective) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Rows that must not be negative, and rows that must be zero, for a direction of no return."""
-    design, likelihood = objective.design, objective.likelihood
+def _margins(objective: Objective) -> tuple[np.ndarray, np.ndarray] | None:
+    """Rows that must not be negative, and rows that must be zero, for a direction of no return.
+
+    Both [M, K P]; None where no loss falls for ever.
+    """
+    design = objective.design
     used = design.weights > 0
-    matrix, targets = design.matrix[used].numpy(), objective.targets[used].numpy()
-    free = (design.penalty == 0).numpy()
-    matrix = np.where(free, matrix, 0.0)  # a penalty holds the other columns
-    if isinstance(likelihood, Categorical):
-        own = targets.argmax(1)
-        count = targets.shape[1]
-        rows = [_against(matrix, own, other, count) for other in range(count)]
-        return np.concatenate(rows), np.zeros((0, count * matrix.shape[1]))
-    if not isinstance(likelihood, ElementwiseLikelihood):
-        return None, None
-    single = targets[:, 0]
-    if likelihood.name == "bernoulli" and likelihood.link.name not in ("log", "identity"):
-        pure = (single == 0) | (single == 1)
-        return (2 * single - 1)[pure, None] * matrix[pure], matrix[~pure]
-    if _counts(objective) and likelihood.link.name == "log" and bool((single == 0).any()):
-        return -matrix[single == 0], matrix[single > 0]
-    return None, None
+    ways = objective.likelihood.recession(objective.targets[used])
+    if ways is None:
+        return None
+    matrix = torch.where(design.penalty == 0, design.matrix[used], 0.0)  # a penalty holds others
+    held = torch.diag_embed(ways.held.to(matrix.dtype))
+    return _rows(ways.directions, matrix), _rows(held, matrix)
 
 
-def _against(matrix: np.ndarray, own: np.ndarray, other: int, count: int) -> np.ndarray:
-    """Margins of the own class over another one, [M, K P]."""
-    chosen = own != other
-    rows = np.zeros((int(chosen.sum()), count, matrix.shape[1]))
-    rows[np.arange(len(rows)), own[chosen]] = matrix[chosen]
-    rows[:, other] -= matrix[chosen]
-    return rows.reshape(len(rows), -1)
+def _rows(directions: Tensor, matrix: Tensor) -> np.ndarray:
+    """Directions of outputs [N, R, K] as those of coefficients, [M, K P]; none for a zero row."""
+    ordered = directions.transpose(0, 1)  # those of all examples by one row, then by the next
+    asked = (ordered != 0).any(2)
+    inputs = matrix[asked.nonzero()[:, 1]]
+    return (ordered[asked][:, :, None] * inputs[:, None, :]).flatten(1).numpy()
 
 
 def _is_complete(margins: np.ndarray, fixed: np.ndarray) -> bool:

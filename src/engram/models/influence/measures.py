@@ -24,9 +24,7 @@ import torch
 from torch import Tensor
 
 from engram.core.errors import ArgumentError, PosteriorError
-from engram.likelihoods import ElementwiseLikelihood
 from engram.models.glm.fit import Fit
-from engram.models.influence.sensitivities import is_least_squares
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,9 +93,9 @@ def linear_measures(fit: Fit) -> LinearMeasures:
     Reference:
         D. A. Belsley, E. Kuh and R. E. Welsch, *Regression Diagnostics*, 1980.
     """
-    if not is_least_squares(fit):
+    if not fit.likelihood.is_quadratic:
         raise ArgumentError(
-            "a linear regression", repr(fit.likelihood), "use engram.models.influence.measures"
+            "a linear regression", repr(fit.likelihood), "use engram.models.glm_measures"
         )
     design = fit.objective.design
     leverage = fit.leverage / design.counts.clamp(min=1.0)
@@ -228,19 +226,20 @@ def glm_measures(fit: Fit) -> GlmMeasures:
     Reference:
         D. Pregibon, *Logistic regression diagnostics*, Annals of Statistics 9, 1981.
     """
-    likelihood = fit.objective.likelihood
-    if not isinstance(likelihood, ElementwiseLikelihood):
+    likelihood, targets, means = fit.objective.likelihood, fit.targets, fit.means
+    spread = likelihood.variance(means)
+    unit_deviance = likelihood.unit_deviance(fit.outputs, targets)
+    if spread is None or unit_deviance is None:
         raise ArgumentError(
             "a model with one output", repr(likelihood), "use engram.models.sensitivities_of"
         )
     design = fit.objective.design
-    targets, means, weights = fit.targets, fit.means, design.taken
+    weights = design.taken
     leverage = fit.leverage / design.counts.clamp(min=1.0)
     left = remaining(leverage, fit.factor.nothing_left)
     raw = (targets - means)[:, 0]
-    pearson = raw * (weights / likelihood.variance(means)[:, 0]).sqrt()
-    kernel = likelihood.kernel(fit.outputs, targets) - likelihood.saturated(targets)
-    deviance = (2 * weights * kernel[:, 0].clamp(min=0)).sqrt() * torch.sign(raw)
+    pearson = raw * (weights / spread[:, 0]).sqrt()
+    deviance = (weights * unit_deviance[:, 0]).sqrt() * torch.sign(raw)
     pull = -weights * likelihood.residual(fit.outputs, targets)[:, 0]
     steps = fit.factor.solve(design.matrix) * (pull / left)[:, None]
     variance = fit.variances[:, 0, 0] / fit.dispersion

@@ -193,7 +193,7 @@ def _refitted(fit: Fit, estimate: Estimate, i: int, share: float) -> Estimate | 
     moved = fit.objective.design.rows(index).outputs(again.coefficients)
     change = fit.likelihood.mean(moved) - fit.means[index]
     everywhere = fit.outputs.index_copy(0, index, moved)
-    inside = bool(fit.objective.inside(everywhere)[i])
+    inside = bool(fit.likelihood.inside(everywhere)[i])
     loss = float(fit.weighted.loss(everywhere, fit.targets)[i]) if inside else math.inf
     return _put(estimate, index, moved - fit.outputs[index], change, loss)
 
@@ -321,7 +321,7 @@ def _look(fit: Fit, moved: Tensor, chosen: Tensor, share: float) -> Look:
     reach = _reach(fit, chosen, share, -(gradient * step).sum((1, 2)), residual[row, chosen])
     larger = torch.stack([changes[0].abs(), changes[1].abs(), UNSEEN * reach]).amax(0)
     # a minimum that pushes others out of their support is none
-    inside = fit.objective.inside(outputs.flatten(0, 1)).reshape(weights.shape)
+    inside = fit.likelihood.inside(outputs.flatten(0, 1)).reshape(weights.shape)
     unknown = changes[0].isnan() | changes[1].isnan() | ~(inside | (weights == 0)).all(1)
     change = torch.where(unknown, torch.nan, larger)
     return Look(moved, own, step, change)
@@ -362,4 +362,4 @@ def _losses(fit: Fit, chosen: Tensor, outputs: Tensor) -> Tensor:
     """Of some examples at other outputs; NaN outside the support."""
     everywhere = fit.outputs.index_copy(0, chosen, outputs)
     losses = fit.weighted.loss(everywhere, fit.targets)
-    return torch.where(fit.objective.inside(everywhere), losses, torch.nan)[chosen]
+    return torch.where(fit.likelihood.inside(everywhere), losses, torch.nan)[chosen]

@@ -25,7 +25,6 @@ from engram.models.glm.design import Design, check_rank
 from engram.models.glm.factor import curvature
 from engram.models.glm.fit import Fit
 from engram.models.glm.frames import check_rows
-from engram.models.influence.sensitivities import is_least_squares
 from engram.sensitivity.effects import Effect
 from engram.sensitivity.group_steps import Matrix
 from engram.sensitivity.groups import Removal
@@ -70,7 +69,7 @@ def remove_group(
     each: Any = [shares] * len(chosen) if np.ndim(shares) == 0 else shares
     chosen, taken = check_group(chosen, each, len(fit.targets))
     one_of("estimator", estimator, ESTIMATORS, 'use "exact"')
-    one_step = estimator == "corrected" or is_least_squares(fit)
+    one_step = estimator == "corrected" or fit.likelihood.is_quadratic
     delta = _step(fit, chosen, taken) if one_step else _refitted(fit, chosen, taken)
     rows = fit.objective.design.rows(chosen)
     group = _effect(fit, rows, fit.targets[chosen], chosen, delta)
@@ -168,5 +167,5 @@ def _effect(fit: Fit, rows: Design, targets: Tensor, indices: Tensor, delta: Ten
     outputs = rows.outputs(fit.coefficients)
     moved = outputs + rows.matrix @ delta.mT
     likelihood = Weighted(fit.likelihood, rows.weights, rows.precisions)
-    without = torch.where(fit.objective.inside(moved), likelihood.loss(moved, targets), torch.inf)
+    without = torch.where(fit.likelihood.inside(moved), likelihood.loss(moved, targets), torch.inf)
     return Effect(indices, outputs, moved, likelihood.loss(outputs, targets), without)

@@ -11,7 +11,6 @@ from torch import Tensor
 from engram.core.arguments import MANY, is_number, whole
 from engram.core.errors import ArgumentError
 from engram.engine.gradient_accumulator import DiscardGradients
-from engram.likelihoods import ElementwiseLikelihood
 from engram.likelihoods.weighted import Weighted
 from engram.models.glm.fit import Fit
 from engram.models.influence.refits import Settled, settle
@@ -74,11 +73,11 @@ def sensitivities_of(
     likelihood = Weighted(fit.likelihood, share * design.taken, design.precisions)
     residual = likelihood.residual(fit.outputs, fit.targets)
     examples = KnownBatch(KnownVariance(fit.variances), fit.outputs, fit.targets, residual)
-    guard = EXACT_GUARD if is_least_squares(fit) else GUARD
+    guard = EXACT_GUARD if fit.likelihood.is_quadratic else GUARD
     setting = Setting(likelihood, fit.posterior, rounds, DiscardGradients(), guard)
     step = _inside_support(fit, _undetermined(fit, corrected(examples, setting), share))
     settled = Settled(step, torch.zeros_like(step.flagged), 0.0)
-    if not is_least_squares(fit):
+    if not fit.likelihood.is_quadratic:
         settled = settle(fit, step, share, progress)
     estimate = settled.estimate
     if estimator != EXACT:
@@ -97,24 +96,8 @@ def sensitivities_of(
         "num_data": fit.posterior.num_data,
         "columns": list(fit.names),
     }
-    basis = Basis.of(estimator, fit.posterior, fit.likelihood, _threshold(fit))
+    basis = Basis.of(estimator, fit.posterior, fit.likelihood, fit.likelihood.threshold)
     return _result(fit, estimate, settled, settings, basis)
-
-
-def is_least_squares(fit: Fit) -> bool:
-    """Whether leaving out is exact."""
-    likelihood = fit.objective.likelihood
-    if not isinstance(likelihood, ElementwiseLikelihood):
-        return False
-    return likelihood.name == "gaussian" and likelihood.link.name == "identity"
-
-
-def _threshold(fit: Fit) -> float | None:
-    """The output above which a binary classifier says 1; None for all else."""
-    likelihood = fit.objective.likelihood
-    if not isinstance(likelihood, ElementwiseLikelihood) or likelihood.name != "bernoulli":
-        return None
-    return float(likelihood.link.predictor(torch.tensor(0.5, dtype=torch.float64)))
 
 
 def _held(iterated: Estimate, step: Estimate) -> Estimate:
@@ -151,13 +134,13 @@ def _undetermined(fit: Fit, estimate: Estimate, share: float) -> Estimate:
 def _inside_support(fit: Fit, estimate: Estimate) -> Estimate:
     """Deviations that lead out of the targets' support are halved until inside, and flagged."""
     deviation = estimate.deviation
-    wrong = ~fit.objective.inside(fit.outputs + deviation) & ~deviation.isnan().any(1)
+    wrong = ~fit.likelihood.inside(fit.outputs + deviation) & ~deviation.isnan().any(1)
     if not wrong.any():
         return estimate
     flagged = estimate.flagged | wrong
     for _ in range(HALVINGS):
         deviation = torch.where(wrong[:, None], deviation / 2, deviation)
-        wrong = ~fit.objective.inside(fit.outputs + deviation) & ~deviation.isnan().any(1)
+        wrong = ~fit.likelihood.inside(fit.outputs + deviation) & ~deviation.isnan().any(1)
         if not wrong.any():
             break
     moved = fit.outputs + deviation
