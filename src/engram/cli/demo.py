@@ -24,12 +24,12 @@ from engram.demo.findings import (
     LossComparison,
     check_classes,
     compare_losses,
+    draw,
     estimate_classes,
     flips_found,
     follow,
     tracker_of,
 )
-from engram.demo.picture import draw
 
 DRAWN = 12
 EXAMPLE_WIDTH = 18  # characters of one drawn example and the gap after it

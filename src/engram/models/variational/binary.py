@@ -26,12 +26,12 @@ from engram.core.errors import ArgumentError, NonFiniteError
 from engram.core.selection import check_group
 from engram.likelihoods import ExpectedLoss, Likelihood, expected_loss
 from engram.models.diagnosis import Convergence, diagnose, finished
+from engram.models.numbers import checked_inputs
 from engram.models.variational.binary_expectations import (
     Examples,
     Expectation,
     expectation_named,
 )
-from engram.models.variational.linear import checked_inputs
 from engram.models.variational.natural_gradient import fit
 from engram.sensitivity.basis import Basis
 from engram.sensitivity.provenance import provenance

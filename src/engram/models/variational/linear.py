@@ -12,33 +12,10 @@ import torch
 from torch import Tensor
 
 from engram.core.arguments import positive
-from engram.core.errors import DataError, NonFiniteError
 from engram.likelihoods import ExpectedLoss, Likelihood, expected_loss
 from engram.models.latent.latent_gaussian import LatentGaussian, at_prior
-from engram.models.numbers import as_numbers
+from engram.models.numbers import checked_inputs
 from engram.models.variational.natural_gradient import fit
-
-
-def checked_inputs(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Finite floating-point inputs [N, D] with as many targets."""
-    inputs, targets = as_numbers("inputs", inputs), as_numbers("targets", targets)
-    single_or_double = inputs.dtype in (torch.float32, torch.float64)
-    if inputs.dim() != 2 or not single_or_double or inputs.numel() == 0:
-        raise DataError(
-            "floating-point inputs [N, D], single or double, not empty",
-            f"{inputs.dtype} of shape {tuple(inputs.shape)}",
-            "give one row of numbers per example",
-        )
-    if targets.dim() == 0 or len(targets) != len(inputs):
-        raise DataError(
-            f"{len(inputs)} targets, one per row of the inputs",
-            f"targets of shape {tuple(targets.shape)}",
-            "check the lengths",
-        )
-    for name, values in (("inputs", inputs), ("targets", targets)):
-        if values.is_floating_point() and not torch.isfinite(values).all():
-            raise NonFiniteError(f"finite {name}", "NaN or infinity", "clean the data")
-    return inputs, targets
 
 
 def fit_variational_linear(
