@@ -10,13 +10,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from engram.core.parameters import Layout, Named, trainable
-from engram.engine import rotated, shifted
-from engram.engine.gradient_accumulator import DiscardGradients, GradientAccumulator
-from engram.engine.grouping import group_sites, matrix_blocks
+from engram.engine.gradient_accumulator import DiscardGradients, GradientAccumulator, GradientSink
+from engram.engine.perturbations import by_positions, in_eigenbasis, products_by_positions
 from engram.engine.session import session
-from engram.engine.sites import Site
-from engram.engine.steps import is_rank_one
-from engram.linalg.block import Block
+from engram.engine.sites import Site, group_sites, is_rank_one, matrix_blocks
+from engram.linalg.block import Block, MatrixBlock
 from engram.linalg.dense import DenseBlock
 from engram.linalg.diagonal import DiagonalBlock
 from engram.linalg.kronecker import KroneckerBlock
@@ -109,39 +107,44 @@ def halves() -> list[slice]:
     return [slice(0, 2), slice(2, EXAMPLES)]
 
 
-def test_rotated(seen: tuple[nn.Module, Site, Tensor]) -> None:
+def test_positions_in_the_eigenbasis(seen: tuple[nn.Module, Site, Tensor]) -> None:
     layer, site, inputs = seen
     (block,) = matrix_blocks([in_model(kronecker_of(layer))])
-    assert rotated.applies(site, [block])
+    rule = in_eigenbasis(site, [block])
+    assert rule is site.rule
     seeds = [drawn(*layer(inputs).shape, seed=s) for s in (1, 2)]
     gradients = [own_gradients(layer, inputs, seed) for seed in seeds]
     total = GradientAccumulator()
-    moved = rotated.move(site, site.arrange(seeds[0]), block, halves(), total)
+    moved = by_positions(site, rule, site.arrange(seeds[0]), block, halves(), total)
     with torch.no_grad():
         close(moved, plain_move(layer, inputs, block.solve(gradients[0])))
     for name, value in total.exact.items():
         close(value, gradients[0][name].sum(0))
     stacked = {name: torch.stack([g[name] for g in gradients], 1) for name in block.names}
-    products = rotated.inner_products(site, seeds, block, halves())
+    products = products_by_positions(site, rule, seeds, block, halves())
     close(products, block.inner_products(stacked))
 
 
-def test_shifted(seen: tuple[nn.Module, Site, Tensor]) -> None:
+def test_shifted_rows_of_a_convolution(seen: tuple[nn.Module, Site, Tensor]) -> None:
     layer, site, inputs = seen
     blocks = matrix_blocks([in_model(block) for block in diagonals_of(layer)])
     plain = isinstance(layer, nn.Conv2d) and layer.stride == (1, 1)
-    assert shifted.applies(site, blocks) == plain
-    assert not shifted.applies(site, [kronecker_of(layer)])
-    if not plain:
-        return
     seed = drawn(*layer(inputs).shape, seed=1)
     gradient, total = own_gradients(layer, inputs, seed), GradientAccumulator()
-    moved = shifted.move(site, seed, blocks, total)
+
+    def perturbation(blocks: list[MatrixBlock], total: GradientSink) -> Tensor | None:
+        return site.rule.perturbation(site.call, seed, site.roles, blocks, total)
+
+    assert perturbation(matrix_blocks([in_model(kronecker_of(layer))]), total) is None
+    moved = perturbation(blocks, total)
+    assert (moved is not None) == plain
+    if moved is None:
+        return
     with torch.no_grad():
         close(moved, plain_move(layer, inputs, InBlocks(*blocks).solve(gradient)))
     for name, value in gradient.items():
         close(total.exact[name], value.sum(0))
-    close(shifted.move(site, seed, blocks, DiscardGradients()), moved)
+    torch.testing.assert_close(perturbation(blocks, DiscardGradients()), moved, rtol=0, atol=0)
 
 
 def test_several_positions_are_not_of_rank_one(seen: tuple[nn.Module, Site, Tensor]) -> None:

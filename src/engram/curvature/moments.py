@@ -15,10 +15,8 @@ from torch import Tensor
 from engram.core.dtypes import wide, widest
 from engram.core.parameters import Layout, Named
 from engram.engine.passes import Trace
-from engram.engine.rules.convolution import Convolution
-from engram.engine.rules.linear import Linear
+from engram.engine.rules.base import CHUNK_BYTES
 from engram.engine.sites import Site, per_example_gradients
-from engram.engine.steps import CHUNK_BYTES, num_positions
 from engram.linalg.kronecker import KroneckerBlock
 
 ROWS_BYTES = 256 * 2**20  # gradients held at once: enough for one efficient product
@@ -58,10 +56,10 @@ class SquareMoments:
                 self._update_gradients(found)
 
     def _rank_one(self, site: Site, uses: Mapping[str, int], names: set[str]) -> bool:
-        plain = isinstance(site.rule, (Linear, Convolution)) and "weight" in site.roles
-        whole = set(site.names) <= names and all(uses[n] == 1 for n in site.names)
-        one_group = plain and site.rule.groups(site.call) == 1  # type: ignore[attr-defined]
-        return whole and one_group and num_positions(site) == 1
+        rule = site.rule.as_matrix
+        if rule is None or "weight" not in site.roles or not rule.is_rank_one(site.call):
+            return False
+        return set(site.names) <= names and all(uses[n] == 1 for n in site.names)
 
     def _update_rank_one(self, site: Site, gradient: Tensor) -> None:
         count = site.call.num_examples

@@ -1,10 +1,11 @@
 r"""The passes over one batch: forward once, then as many backward and tangent passes as wanted.
 
 The deviation :math:`J S^{-1} J' e` needs no Jacobian. A backward pass from e gives the gradient
-g_l at the output of every site; a rule turns it into the move t_l of that output under the step
-:math:`S^{-1} \nabla \ell`; and the outputs move by :math:`\sum_l (\partial f / \partial z_l) t_l`.
-Since :math:`g_l = (\partial f / \partial z_l)' e` is linear in e, that sum is the derivative of
-:math:`\sum_l \langle t_l, g_l(e) \rangle` by e: one backward pass through the backward pass.
+g_l at the output of every site; a rule turns it into the perturbation t_l of that output by the
+step :math:`S^{-1} \nabla \ell`; and the model's outputs change by
+:math:`\sum_l (\partial f / \partial z_l) t_l`. Since :math:`g_l = (\partial f / \partial z_l)' e`
+is linear in e, that sum is the derivative of :math:`\sum_l \langle t_l, g_l(e) \rangle` by e: one
+backward pass through the backward pass.
 """
 
 from __future__ import annotations
@@ -22,11 +23,10 @@ from engram.core.parameters import Layout, Named, trainable
 from engram.core.progress import Pace
 from engram.core.state.process import plain_attention
 from engram.engine.gradient_accumulator import DiscardGradients, GradientSink
+from engram.engine.perturbations import Perturbations, add_total, inner_products
 from engram.engine.plan import Plan
-from engram.engine.products import inner_products
 from engram.engine.recorder import Recorder
 from engram.engine.sites import Site
-from engram.engine.steps import Moves, add_total
 from engram.engine.units import replaced
 from engram.linalg.precision import Precision
 
@@ -90,8 +90,8 @@ class Trace:
             ]
             for site in self.sites:
                 site.check_fresh()
-            moves = Moves(self.sites, arranged, precision, total or DiscardGradients())
-            taken = [moves.take(number) for number in range(len(self.sites))]
+            own = Perturbations(self.sites, arranged, precision, total or DiscardGradients())
+            taken = [own.take(number) for number in range(len(self.sites))]
         return self._push(leaf, found, taken)
 
     def add_gradient(self, seed: Tensor, precision: Precision, total: GradientSink) -> None:
@@ -111,7 +111,7 @@ class Trace:
         leaf = torch.zeros_like(self.outputs).requires_grad_()
         with self._kernels():
             found = self.gradients(leaf, create_graph=self.twice)
-        moves: list[Tensor | None] = []
+        perturbations: list[Tensor | None] = []
         with torch.no_grad():
             for site in self.sites:
                 roles = {
@@ -119,8 +119,8 @@ class Trace:
                     for role, name in site.roles.items()
                     if name in directions
                 }
-                moves.append(site.rule.tangent(site.call, roles) if roles else None)
-        return self._push(leaf, found, moves)
+                perturbations.append(site.rule.tangent(site.call, roles) if roles else None)
+        return self._push(leaf, found, perturbations)
 
     def own_gradients(self, seed: Tensor) -> Named:
         """J_i' seed_i, [B, *shape] by name; parameters that no output depends on are left out."""
@@ -145,13 +145,13 @@ class Trace:
         return layout.flatten(found | zeros)
 
     def _push(
-        self, leaf: Tensor, found: Sequence[Tensor | None], moves: Sequence[Tensor | None]
+        self, leaf: Tensor, found: Sequence[Tensor | None], perturbations: Sequence[Tensor | None]
     ) -> Tensor:
         if not self.twice:
-            return self._push_by_outputs(moves)
+            return self._push_by_outputs(perturbations)
         used = [
             (g, site.restore(t))
-            for g, t, site in zip(found, moves, self.sites, strict=True)
+            for g, t, site in zip(found, perturbations, self.sites, strict=True)
             if g is not None and t is not None and g.requires_grad
         ]
         if not used:
@@ -163,15 +163,15 @@ class Trace:
         return torch.zeros_like(leaf) if pushed is None else pushed.detach()
 
     @torch.no_grad()
-    def _push_by_outputs(self, moves: Sequence[Tensor | None]) -> Tensor:
+    def _push_by_outputs(self, perturbations: Sequence[Tensor | None]) -> Tensor:
         """sum_l <t_l, g_l(e_k)> for every output k: exact, and a backward pass each."""
         count, pushed = len(self.outputs), torch.zeros_like(self.outputs)
         for k in range(pushed.shape[1]):
             seed = torch.zeros_like(pushed)
             seed[:, k] = 1
-            for gradient, move in zip(self.arranged(seed), moves, strict=True):
-                if gradient is not None and move is not None:
-                    pushed[:, k] += (gradient * move).reshape(count, -1).sum(1)
+            for gradient, perturbation in zip(self.arranged(seed), perturbations, strict=True):
+                if gradient is not None and perturbation is not None:
+                    pushed[:, k] += (gradient * perturbation).reshape(count, -1).sum(1)
         return pushed
 
     def _kernels(self) -> AbstractContextManager[None]:

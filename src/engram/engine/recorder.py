@@ -140,7 +140,7 @@ class Recorder(Interceptor):
         }
         shapes = {role: self.parameters[name].shape for role, name in roles.items()}
         dim, multiplicity = use.output
-        call = Call(bound.input.detach().movedim(dim, 0), shapes, bound.settings, multiplicity)
+        call = Call(bound.input.detach().movedim(dim, 0), shapes, bound.options, multiplicity)
         self._check_examples(call.num_examples)
         self.sites.append(
             Site(

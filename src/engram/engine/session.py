@@ -26,7 +26,7 @@ from engram.likelihoods import Likelihood, resolve
 LARGEST_BATCH = 256  # examples: more are no quicker, and cost memory
 MEMORY_SHARE = 0.25  # of what is free: the rest is for what is computed from a pass
 WORKING_SET = 192 * 2**20  # bytes: beyond, no quicker, and twice the memory of a training step
-COPIES_OF_ACTIVATIONS = 8  # inputs, gradients, their graph, moves and temporaries of a pass
+COPIES_OF_ACTIVATIONS = 8  # inputs, gradients, their graph, perturbations and temporaries of a pass
 RETAINED_BLOCK = 31 * 2**20  # bytes: just below the largest that the C library keeps, 32 MB
 
 

@@ -2,7 +2,8 @@
 
 What a pass needs to know of a layer is here: its rule, the input it saw, which parameters it holds
 and where its output lies in the graph. All that is computed from per-example gradients goes from
-sites and the gradients at their outputs.
+sites and the gradients at their outputs. Sites that share a block of the precision, or a tied
+weight, form a group: they are solved together.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from torch.autograd.graph import GradientEdge
 
 from engram.core.errors import EngineError
 from engram.core.parameters import Named
-from engram.engine.rules.base import Call, Rule
+from engram.engine.rules.base import CHUNK_BYTES, Call, Rule
+from engram.linalg.block import Block, MatrixBlock
+from engram.linalg.precision import Precision
+
+# Bytes of temporaries made at a time where a block couples all entries: long enough for one
+# efficient product of matrices, which counts more there than the cache
+DENSE_CHUNK_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -24,7 +31,7 @@ class Site:
 
     Args:
         rule: how the operation differentiates by its parameters.
-        call: its input, examples first, and its settings.
+        call: its input, examples first, and its options.
         roles: what each parameter is to the rule ("weight"), and its name in the model.
         edge: the output's place in the graph, where gradients are asked for.
         dim: which dimension of the output counts examples.
@@ -52,6 +59,15 @@ class Site:
         """Back to the layout of the operation's output."""
         return tensor.movedim(0, self.dim)
 
+    def narrow(self, part: slice, gradient: Tensor) -> tuple[Call, Tensor]:
+        """The call of some examples, and their rows of a gradient at the output."""
+        return self.call.narrow(part.start, part.stop), self.rows_of(part, gradient)
+
+    def rows_of(self, part: slice, gradient: Tensor) -> Tensor:
+        """Rows of a gradient at the output that belong to some examples."""
+        m = self.call.multiplicity
+        return gradient[part.start * m : part.stop * m]
+
     def check_fresh(self) -> None:
         """The captured input must still be what the operation saw."""
         if self.source._version != self.version:
@@ -63,7 +79,10 @@ class Site:
 
 
 def per_example_gradients(
-    sites: Sequence[Site], gradients: Sequence[Tensor | None], names: set[str], chunk_bytes: int
+    sites: Sequence[Site],
+    gradients: Sequence[Tensor | None],
+    names: set[str],
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> Iterator[Named]:
     """Gradients of these parameters for a few examples at a time, [b, *shape], all sites added."""
     alive = [
@@ -89,3 +108,69 @@ def per_example_gradients(
                 if name in names:
                     result[name] = result[name] + value if name in result else value
         yield result
+
+
+@dataclass(frozen=True)
+class SiteGroup:
+    """Sites solved together, by their positions, and the blocks that cover them."""
+
+    positions: tuple[int, ...]
+    blocks: tuple[Block, ...]
+
+    @property
+    def matrices(self) -> list[MatrixBlock]:
+        """The blocks where each of them is over one weight matrix; none where one is not."""
+        return matrix_blocks(self.blocks)
+
+
+def matrix_blocks(blocks: Sequence[Block]) -> list[MatrixBlock]:
+    """All of them where each is over one weight matrix; none where one is not."""
+    found = [block.as_matrix for block in blocks]
+    known = [block for block in found if block is not None]
+    return known if len(known) == len(found) else []
+
+
+def group_sites(sites: Sequence[Site], precision: Precision) -> list[SiteGroup]:
+    """Sites joined wherever they share a block or a parameter; sites with no block are left out."""
+    groups: list[tuple[set[int], set[str], list[Block]]] = []
+    for position, site in enumerate(sites):
+        blocks = _blocks_of(site, precision)
+        if not blocks:
+            continue
+        names = {name for block in blocks for name in block.names} | set(site.names)
+        positions = {position}
+        for other in [g for g in groups if g[1] & names]:
+            groups.remove(other)
+            positions |= other[0]
+            names |= other[1]
+            blocks += [b for b in other[2] if all(b is not mine for mine in blocks)]
+        groups.append((positions, names, blocks))
+    return [SiteGroup(tuple(sorted(p)), tuple(b)) for p, _, b in groups]
+
+
+def _blocks_of(site: Site, precision: Precision) -> list[Block]:
+    found: list[Block] = []
+    for name in site.names:
+        block = precision.block_of.get(name)
+        if block is not None and all(block is not b for b in found):
+            found.append(block)
+    return found
+
+
+def is_rank_one(site: Site, blocks: Sequence[MatrixBlock]) -> bool:
+    """Whether every example's gradient is one product r c', and the blocks cover it."""
+    rule = site.rule.as_matrix
+    if not blocks or rule is None or not rule.is_rank_one(site.call):
+        return False
+    return sorted(n for b in blocks for n in b.names) == sorted(site.names)
+
+
+def chunks(sites: Sequence[Site], blocks: Sequence[Block], copies: int = 1) -> Iterator[slice]:
+    """Slices of the batch whose temporaries fit the budget."""
+    dense = any(block.couples_all for block in blocks)
+    budget = DENSE_CHUNK_BYTES if dense else CHUNK_BYTES
+    per_example = copies * sum(site.rule.bytes_per_example(site.call) for site in sites)
+    size = max(1, budget // max(per_example, 1))
+    num_examples = sites[0].call.num_examples
+    for start in range(0, num_examples, size):
+        yield slice(start, min(start + size, num_examples))

@@ -153,7 +153,12 @@ class Block(ABC):
 
 
 class GradientSum(Protocol):
-    """Takes the sum of all gradients, by parameter name, as they come by."""
+    """Takes the sum of all gradients, by parameter name, as they come by.
+
+    ``wanted`` says whether products that serve the sum alone are to be made.
+    """
+
+    wanted: bool
 
     def add(self, name: str, value: Tensor) -> None:
         """Add a gradient that is there anyway."""

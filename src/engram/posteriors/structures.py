@@ -19,8 +19,8 @@ from engram.core.parameters import Layout, Named, trainable
 from engram.core.progress import Pace
 from engram.core.selection import spread
 from engram.core.state.model import device_of
-from engram.curvature.ggn_roots import ggn_roots
 from engram.curvature.kfac import KroneckerFactors
+from engram.curvature.kinds import ggn_roots
 from engram.curvature.moments import OuterMoments, SquareMoments
 from engram.curvature.operators import Hessian
 from engram.engine.session import Observed, Session
@@ -123,7 +123,7 @@ def kronecker_sums(fit: Fit) -> tuple[KroneckerFactors, SquareMoments]:
     def each(observed: Observed, gradients: Gradients, number: int) -> None:
         if number == 0:
             factors.update_columns(observed.trace)
-        factors.update_rows(observed.trace, gradients, number)
+        factors.update_rows(observed.trace, gradients)
         rest = set(fit.parameters) - factors.covered()
         if rest:
             moments.update(observed.trace, gradients, rest)

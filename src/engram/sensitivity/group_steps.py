@@ -33,9 +33,8 @@ from engram.curvature.operators import (
     Weighted,
 )
 from engram.engine.gradient_accumulator import DiscardGradients
-from engram.engine.grouping import matrix_blocks
 from engram.engine.session import Session
-from engram.engine.steps import is_rank_one
+from engram.engine.sites import is_rank_one, matrix_blocks
 from engram.linalg.cg import Limits
 from engram.posteriors.downdating import without_inputs
 from engram.posteriors.gaussian import Posterior

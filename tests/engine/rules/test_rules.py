@@ -95,7 +95,7 @@ def recorded(row: Row, data: Tensor, parameters: dict[str, Tensor], others: Any)
     bound = bind(row.function, (), {"input": data, **parameters, **others})
     assert bound is not None
     shapes = {role: value.shape for role, value in parameters.items()}
-    return Call(bound.input, shapes, bound.settings, len(data) // B)
+    return Call(bound.input, shapes, bound.options, len(data) // B)
 
 
 @pytest.mark.parametrize("multiplicity", [1, 2])

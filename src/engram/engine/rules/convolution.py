@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from engram.engine.rules.base import Bound, Call, Roles, Signatures, register
-from engram.engine.rules.linear import MatrixRule
+from engram.engine.rules.base import (
+    CHUNK_BYTES,
+    Bound,
+    Call,
+    Roles,
+    Signatures,
+    register,
+)
+from engram.engine.rules.matrix import MatrixRule
+from engram.engine.rules.patches import (
+    borders,
+    has_row_products,
+    has_shifted_rows,
+    patch_squares,
+    patches,
+    per_dimension,
+    shifted_perturbation,
+)
+from engram.linalg.block import GradientSum, MatrixBlock
+from engram.linalg.kronecker_factors import Factors
 
 
 @register
@@ -29,7 +46,7 @@ class Convolution(MatrixRule):
         if arguments["input"].dim() != weight.dim():
             return None
         padding = arguments.get("padding", 0)
-        settings = {
+        options = {
             "stride": per_dimension(arguments.get("stride", 1), dims),
             "padding": padding if isinstance(padding, str) else per_dimension(padding, dims),
             "dilation": per_dimension(arguments.get("dilation", 1), dims),
@@ -37,14 +54,14 @@ class Convolution(MatrixRule):
             "kernel": tuple(weight.shape[2:]),
         }
         parameters = {"weight": weight} | ({} if bias is None else {"bias": bias})
-        return Bound(arguments["input"], parameters, settings)
+        return Bound(arguments["input"], parameters, options)
 
     def _fields(self, call: Call) -> Tensor:
         """Patches as [B * groups, I, T]."""
 
         def make() -> Tensor:
-            groups, kernel = self.groups(call), call.settings["kernel"]
-            unfolded = patches(call.input, kernel, call.settings)
+            groups, kernel = self.groups(call), call.options["kernel"]
+            unfolded = patches(call.input, kernel, call.options)
             channels = call.input.shape[1] // groups * math.prod(kernel)
             fields = unfolded.reshape(call.num_examples, call.multiplicity, groups, channels, -1)
             if call.multiplicity == 1:
@@ -53,7 +70,7 @@ class Convolution(MatrixRule):
 
         return call.keep("fields", make)
 
-    def columns(self, call: Call, output_gradient: Tensor) -> Tensor:
+    def input_columns(self, call: Call) -> Tensor:
         return self._fields(call).mT.unflatten(0, (call.num_examples, self.groups(call)))
 
     def rows(self, call: Call, output_gradient: Tensor) -> Tensor:
@@ -63,6 +80,47 @@ class Convolution(MatrixRule):
         if call.multiplicity == 1:
             return shaped[:, 0].mT
         return shaped.permute(0, 2, 1, 4, 3).flatten(2, 3)
+
+    def has_one_position(self, call: Call) -> bool:
+        kernel, padding = call.options["kernel"], call.options["padding"]
+        whole = tuple(call.input.shape[2:]) == kernel and padding in ("valid", (0,) * len(kernel))
+        return whole and call.multiplicity == 1
+
+    def in_output_shape(self, call: Call, by_position: Tensor, shape: torch.Size) -> Tensor:
+        return by_position.unflatten(1, (call.multiplicity, -1)).mT.reshape(shape)
+
+    def add_inputs(self, call: Call, factors: Factors) -> None:
+        if has_row_products(call):
+            factors.add_column_square(*patch_squares(call))
+            return
+        size = max(1, CHUNK_BYTES // max(self.bytes_per_example(call), 1))
+        for start in range(0, call.num_examples, size):
+            part = call.narrow(start, min(start + size, call.num_examples))
+            factors.add_columns(self.input_columns(part))
+
+    def perturbation(
+        self,
+        call: Call,
+        output_gradient: Tensor,
+        names: Mapping[str, str],
+        blocks: Sequence[MatrixBlock],
+        total: GradientSum,
+    ) -> Tensor | None:
+        """By shifted rows in place of patches, where the blocks are diagonal."""
+        own = sorted(name for block in blocks for name in block.names) == sorted(names.values())
+        if not own or "weight" not in names or not has_shifted_rows(call):
+            return None
+        covariance: Roles = {}
+        for block in blocks:
+            entrywise = block.entrywise_covariance()
+            if entrywise is None:
+                return None
+            covariance |= entrywise
+        by_role = {role: covariance[name] for role, name in names.items()}
+        moved, summed = shifted_perturbation(call, output_gradient, by_role, total.wanted)
+        for role, value in summed.items():
+            total.add(names[role], value)
+        return moved
 
     def tangent(self, call: Call, direction: Roles) -> Tensor:
         spatial = self._output_shape(call)
@@ -80,65 +138,31 @@ class Convolution(MatrixRule):
         return out
 
     def _output_shape(self, call: Call) -> list[int]:
-        settings, kernel = call.settings, call.settings["kernel"]
+        options, kernel = call.options, call.options["kernel"]
         return [
             (size + sum(pad) - dilation * (k - 1) - 1) // stride + 1
             for size, pad, dilation, k, stride in zip(
                 call.input.shape[2:],
-                _borders(settings, kernel),
-                settings["dilation"],
+                borders(options, kernel),
+                options["dilation"],
                 kernel,
-                settings["stride"],
+                options["stride"],
                 strict=True,
             )
         ]
 
     def bytes_per_example(self, call: Call) -> int:
         fields = math.prod(self._output_shape(call)) * call.multiplicity
-        fields *= call.input.shape[1] * math.prod(call.settings["kernel"])
+        fields *= call.input.shape[1] * math.prod(call.options["kernel"])
         return super().bytes_per_example(call) + fields * call.input.element_size()
 
     def cheaper_call(self, bound: Bound) -> Tensor | None:
         weight, bias = bound.parameters["weight"], bound.parameters.get("bias")
-        return convolve(bound.input, weight, bias, bound.settings)
-
-
-def per_dimension(value: int | tuple[int, ...] | list[int], dims: int) -> tuple[int, ...]:
-    return (value,) * dims if isinstance(value, int) else tuple(value) * (dims // len(value))
-
-
-def _borders(settings: Mapping[str, Any], kernel: tuple[int, ...]) -> list[tuple[int, int]]:
-    padding, dilation = settings["padding"], settings["dilation"]
-    if padding == "valid":
-        return [(0, 0)] * len(kernel)
-    if padding == "same":
-        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-        return [(t // 2, t - t // 2) for t in total]
-    return [(p, p) for p in padding]
-
-
-def padded(input: Tensor, kernel: tuple[int, ...], settings: Mapping[str, Any]) -> Tensor:
-    """The input with the border of zeros that a convolution sees."""
-    pads = _borders(settings, kernel)
-    if not any(p for pad in pads for p in pad):
-        return input
-    return functional.pad(input, [p for pad in reversed(pads) for p in pad])
-
-
-def patches(input: Tensor, kernel: tuple[int, ...], settings: Mapping[str, Any]) -> Tensor:
-    """Receptive fields as [N, C, *kernel, *positions], copied from a strided view."""
-    view = padded(input, kernel, settings)
-    for axis, (size, stride, dilation) in enumerate(
-        zip(kernel, settings["stride"], settings["dilation"], strict=True)
-    ):
-        view = view.unfold(axis + 2, dilation * (size - 1) + 1, stride)[..., ::dilation]
-    dims = len(kernel)
-    order = [0, 1, *range(2 + dims, 2 + 2 * dims), *range(2, 2 + dims)]
-    return view.permute(order).contiguous()
+        return convolve(bound.input, weight, bias, bound.options)
 
 
 def convolve(
-    input: Tensor, weight: Tensor, bias: Tensor | None, settings: Mapping[str, Any]
+    input: Tensor, weight: Tensor, bias: Tensor | None, options: Mapping[str, Any]
 ) -> Tensor | None:
     """A convolution with a constant weight, linear in its input to every order.
 
@@ -147,12 +171,12 @@ def convolve(
     derivative of the convolution is its transpose, and the derivative of that the convolution
     again. None for paddings given by name.
     """
-    if isinstance(settings["padding"], str):
+    if isinstance(options["padding"], str):
         return None
-    options = tuple(settings[k] for k in ("stride", "padding", "dilation", "groups"))
+    geometry = tuple(options[k] for k in ("stride", "padding", "dilation", "groups"))
     constant = None if bias is None else bias.detach()
     result: Tensor = _Convolve.apply(  # type: ignore[no-untyped-call]
-        input, weight.detach(), constant, options
+        input, weight.detach(), constant, geometry
     )
     return result
 
@@ -160,17 +184,17 @@ def convolve(
 class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, options: tuple[Any, ...]
+        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: tuple[Any, ...]
     ) -> Tensor:
         ctx.save_for_backward(weight)
-        ctx.options, ctx.shape = options, input.shape
-        return _convolution(input, weight, bias, options)
+        ctx.geometry, ctx.shape = geometry, input.shape
+        return _convolution(input, weight, bias, geometry)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (weight,) = ctx.saved_tensors
         moved = _Transpose.apply(  # type: ignore[no-untyped-call]
-            gradients[0], weight, ctx.options, ctx.shape
+            gradients[0], weight, ctx.geometry, ctx.shape
         )
         return moved, None, None, None
 
@@ -178,12 +202,12 @@ class _Convolve(torch.autograd.Function):
 class _Transpose(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, gradient: Tensor, weight: Tensor, options: tuple[Any, ...], shape: torch.Size
+        ctx: Any, gradient: Tensor, weight: Tensor, geometry: tuple[Any, ...], shape: torch.Size
     ) -> Tensor:
         ctx.save_for_backward(weight)
-        ctx.options = options
+        ctx.geometry = geometry
         like = gradient.new_empty(shape)  # only its shape is read; a view would be copied
-        stride, padding, dilation, groups = options
+        stride, padding, dilation, groups = geometry
         parts = torch.ops.aten.convolution_backward(
             gradient, like, weight, None, stride, padding, dilation, False,
             [0] * len(stride), groups, (True, False, False),
@@ -194,12 +218,12 @@ class _Transpose(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (weight,) = ctx.saved_tensors
-        return _convolution(gradients[0], weight, None, ctx.options), None, None, None
+        return _convolution(gradients[0], weight, None, ctx.geometry), None, None, None
 
 
 def _convolution(
-    input: Tensor, weight: Tensor, bias: Tensor | None, options: tuple[Any, ...]
+    input: Tensor, weight: Tensor, bias: Tensor | None, geometry: tuple[Any, ...]
 ) -> Tensor:
-    stride, padding, dilation, groups = options
+    stride, padding, dilation, groups = geometry
     zeros = [0] * len(stride)
     return torch.convolution(input, weight, bias, stride, padding, dilation, False, zeros, groups)

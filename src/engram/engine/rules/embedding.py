@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engram.engine.rules.base import Bound, Call, Roles, Rule, Signatures, register
+from engram.engine.rules.base import (
+    CHUNK_BYTES,
+    Bound,
+    Call,
+    Roles,
+    Rule,
+    Signatures,
+    register,
+)
+from engram.linalg.block import GradientSum, MatrixBlock
+from engram.linalg.kronecker_factors import Factors
 
 
 @register
@@ -21,12 +32,13 @@ class Embedding(Rule):
             *("norm_type", "scale_grad_by_freq", "sparse"),
         )
     }
+    kronecker_roles: ClassVar[tuple[str, ...]] = ("weight",)
 
     def bind(self, arguments: Mapping[str, Any]) -> Bound | None:
         if arguments.get("max_norm") is not None or arguments.get("scale_grad_by_freq"):
             return None
-        settings = {"padding_idx": arguments.get("padding_idx")}
-        return Bound(arguments["input"], {"weight": arguments["weight"]}, settings)
+        options = {"padding_idx": arguments.get("padding_idx")}
+        return Bound(arguments["input"], {"weight": arguments["weight"]}, options)
 
     def tokens(self, call: Call) -> Tensor:
         """Token numbers, [B, T]."""
@@ -43,7 +55,7 @@ class Embedding(Rule):
 
     def padding(self, call: Call) -> int | None:
         """The token whose row gets no gradient; negative numbers count from the end."""
-        padding = call.settings["padding_idx"]
+        padding = call.options["padding_idx"]
         if padding is not None and padding < 0:
             padding += call.shapes["weight"][0]
         return None if padding is None else int(padding)
@@ -63,3 +75,42 @@ class Embedding(Rule):
         if padding is not None:
             picked = picked * (tokens != padding)[:, :, None]
         return picked.reshape(*call.input.shape, table.shape[-1])
+
+    def add_inputs(self, call: Call, factors: Factors) -> None:
+        """How often each token was seen stands for the products of its row."""
+        tokens = self.tokens(call).flatten()
+        padding = self.padding(call)
+        num_positions = tokens.numel()
+        if padding is not None:
+            tokens = tokens[tokens != padding]
+        counts = torch.bincount(tokens, minlength=call.shapes["weight"][0])
+        factors.add_counts(counts, num_positions)
+
+    def add_gradients(self, call: Call, output_gradient: Tensor, factors: Factors) -> None:
+        picked = self.picked_gradient(call, output_gradient).flatten(0, 1)
+        factors.columns.add(picked[:, None, None])
+
+    def perturbation(
+        self,
+        call: Call,
+        output_gradient: Tensor,
+        names: Mapping[str, str],
+        blocks: Sequence[MatrixBlock],
+        total: GradientSum,
+    ) -> Tensor | None:
+        """An example's gradient is in the rows of its tokens alone."""
+        if len(blocks) != 1 or not blocks[0].keeps_rows:
+            return None
+        tokens, picked = self.tokens(call), self.picked_gradient(call, output_gradient)
+        if total.wanted:
+            table = picked.new_zeros(call.shapes["weight"])
+            table.index_add_(0, tokens.flatten(), picked.flatten(0, 1))
+            total.add(names["weight"], table)
+        size = max(1, CHUNK_BYTES // (picked.element_size() * tokens.shape[1] ** 2))
+        summed = torch.cat(
+            [
+                (some[:, :, None] == some[:, None, :]).to(picked.dtype) @ part
+                for some, part in zip(tokens.split(size), picked.split(size), strict=True)
+            ]
+        )
+        return blocks[0].solve_rows(tokens, summed).reshape(output_gradient.shape)

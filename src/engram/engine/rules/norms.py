@@ -56,10 +56,10 @@ class AffineRule(Rule):
         return out
 
 
-def _affine(arguments: Mapping[str, Any], settings: dict[str, Any]) -> Bound | None:
+def _affine(arguments: Mapping[str, Any], options: dict[str, Any]) -> Bound | None:
     given = {role: arguments.get(role) for role in ("weight", "bias")}
     parameters = {role: tensor for role, tensor in given.items() if tensor is not None}
-    return Bound(arguments["input"], parameters, settings) if parameters else None
+    return Bound(arguments["input"], parameters, options) if parameters else None
 
 
 @register
@@ -84,7 +84,7 @@ class TrailingNorm(AffineRule):
 
     def normalised(self, call: Call) -> Tensor:
         def make() -> Tensor:
-            s = call.settings
+            s = call.options
             if s["function"] is functional.rms_norm:
                 return functional.rms_norm(call.input, s["shape"], eps=s["eps"])
             eps = 1e-5 if s["eps"] is None else s["eps"]
@@ -93,11 +93,11 @@ class TrailingNorm(AffineRule):
         return call.keep("normalised", make)
 
     def reduce(self, call: Call, per_entry: Tensor) -> Tensor:
-        positions = tuple(range(1, per_entry.dim() - len(call.settings["shape"])))
+        positions = tuple(range(1, per_entry.dim() - len(call.options["shape"])))
         return per_entry.sum(positions) if positions else per_entry
 
     def spread(self, call: Call, per_row: Tensor) -> Tensor:
-        shape = call.settings["shape"]
+        shape = call.options["shape"]
         ones = [1] * (call.input.dim() - 1 - len(shape))
         return per_row.reshape(per_row.shape[0], *ones, *shape)
 
@@ -121,12 +121,12 @@ class ChannelNorm(AffineRule):
             keep: tuple[str, ...] = ("running_mean", "running_var", "eps")
         else:
             keep = ("num_groups", "eps")
-        settings = {k: arguments[k] for k in keep if k in arguments}
-        return _affine(arguments, settings)
+        options = {k: arguments[k] for k in keep if k in arguments}
+        return _affine(arguments, options)
 
     def normalised(self, call: Call) -> Tensor:
         def make() -> Tensor:
-            s = dict(call.settings)
+            s = dict(call.options)
             if "num_groups" in s:
                 return functional.group_norm(call.input, **s)
             return functional.batch_norm(call.input, **s)

@@ -11,12 +11,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from engram.engine.rules.base import Bound, Call, Roles, Signatures, register
-from engram.engine.rules.convolution import patches, per_dimension
-from engram.engine.rules.linear import MatrixRule
+from engram.engine.rules.matrix import ProductRule
+from engram.engine.rules.patches import patches, per_dimension
+from engram.linalg.kronecker_factors import Factors
 
 
 @register
-class TransposedConvolution(MatrixRule):
+class TransposedConvolution(ProductRule):
     """conv_transpose2d: the input gives the rows, patches of the output gradient the columns."""
 
     signatures: ClassVar[Signatures] = {
@@ -25,12 +26,13 @@ class TransposedConvolution(MatrixRule):
             *("padding", "output_padding", "groups", "dilation"),
         )
     }
+    kronecker_roles: ClassVar[tuple[str, ...]] = ("weight",)
 
     def bind(self, arguments: Mapping[str, Any]) -> Bound | None:
         weight, bias = arguments["weight"], arguments.get("bias")
         if arguments["input"].dim() != 4:
             return None
-        settings = {
+        options = {
             "stride": per_dimension(arguments.get("stride", 1), 2),
             "padding": per_dimension(arguments.get("padding", 0), 2),
             "output_padding": per_dimension(arguments.get("output_padding", 0), 2),
@@ -40,7 +42,7 @@ class TransposedConvolution(MatrixRule):
             "output_channels": weight.shape[1] * arguments.get("groups", 1),
         }
         parameters = {"weight": weight} | ({} if bias is None else {"bias": bias})
-        return Bound(arguments["input"], parameters, settings)
+        return Bound(arguments["input"], parameters, options)
 
     def _split(self, call: Call, tensor: Tensor, positions: int) -> Tensor:
         """[B * m, groups * C, T] -> [B, groups, m * T, C]."""
@@ -49,21 +51,32 @@ class TransposedConvolution(MatrixRule):
         return shaped.permute(0, 2, 1, 4, 3).flatten(2, 3)
 
     def columns(self, call: Call, output_gradient: Tensor) -> Tensor:
-        unfolded = patches(output_gradient, call.settings["kernel"], call.settings)
+        unfolded = patches(output_gradient, call.options["kernel"], call.options)
         height, width = call.input.shape[2:]
         # output_padding adds border that may hold a further, unused position
         unfolded = unfolded[..., :height, :width].reshape(call.input.shape[0], -1, height * width)
         return self._split(call, unfolded, height * width)
 
     def rows(self, call: Call, output_gradient: Tensor) -> Tensor:
+        return self._input_rows(call)
+
+    def _input_rows(self, call: Call) -> Tensor:
         return self._split(call, call.input.flatten(2), math.prod(call.input.shape[2:]))
+
+    def add_inputs(self, call: Call, factors: Factors) -> None:
+        rows = self._input_rows(call)
+        factors.positions += rows.shape[0] * rows.shape[2]
+        factors.rows.add(rows)
+
+    def add_gradients(self, call: Call, output_gradient: Tensor, factors: Factors) -> None:
+        factors.columns.add(self.columns(call, output_gradient))
 
     def bias_gradient(self, call: Call, output_gradient: Tensor) -> Tensor:
         shaped = output_gradient.unflatten(0, (call.num_examples, call.multiplicity))
         return shaped.sum((1, 3, 4))
 
     def _output_shape(self, call: Call) -> list[int]:
-        s = call.settings
+        s = call.options
         return [
             (size - 1) * stride - 2 * padding + dilation * (k - 1) + extra + 1
             for size, stride, padding, dilation, k, extra in zip(
@@ -79,10 +92,10 @@ class TransposedConvolution(MatrixRule):
 
     def tangent(self, call: Call, direction: Roles) -> Tensor:
         spatial = self._output_shape(call)
-        channels = call.settings["output_channels"]
+        channels = call.options["output_channels"]
         out = call.input.new_zeros(call.input.shape[0], channels, *spatial)
         if "weight" in direction:
-            rows = self.rows(call, out).flatten(0, 1)
+            rows = self._input_rows(call).flatten(0, 1)
             product = torch.bmm(rows, self.matrix(call, direction["weight"]))
             out = out + self._fold(call, product, spatial)
         if "bias" in direction:
@@ -94,7 +107,7 @@ class TransposedConvolution(MatrixRule):
         groups, m = self.groups(call), call.multiplicity
         shaped = product.reshape(call.num_examples, groups, m, -1, product.shape[-1])
         columns = shaped.permute(0, 2, 1, 4, 3).reshape(call.num_examples * m, -1, shaped.shape[3])
-        s = call.settings
+        s = call.options
         return functional.fold(
             columns,
             tuple(spatial),

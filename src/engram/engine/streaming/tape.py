@@ -2,9 +2,10 @@ r"""The user's own forward and backward pass, taken down: what the tangent pass 
 
 Every operation runs exactly as it would. Inputs of the sites are kept, gradients at their outputs
 are read as the user's backward pass comes by, and the operations between the sites are put on a
-tape, so that moves t_l can be carried forward, :math:`\sum_l (\partial f / \partial z_l) t_l`, op
-by op: with the operation itself where it is linear, with the kernel of its derivative where that
-needs only the result, and with a dual number through the operation otherwise.
+tape, so that the perturbations t_l of the sites' outputs can be carried forward, op by op, to
+:math:`\sum_l (\partial f / \partial z_l) t_l`: with the operation itself where it is linear, with
+the kernel of its derivative where that needs only the result, and with a dual number through the
+operation otherwise.
 """
 
 from __future__ import annotations
@@ -27,14 +28,12 @@ from engram.core.state.modules import Buffers
 from engram.core.state.process import RandomState
 from engram.engine.gradient_accumulator import DiscardGradients
 from engram.engine.interception import FunctionMode, tensors
+from engram.engine.perturbations import Perturbations
 from engram.engine.pooling import average_pool
 from engram.engine.prepare import Engine
 from engram.engine.rules import RULES, bind
 from engram.engine.rules.base import Call, Function
-from engram.engine.rules.convolution import Convolution
-from engram.engine.rules.linear import Linear
 from engram.engine.sites import Site
-from engram.engine.steps import Moves
 from engram.linalg.precision import Precision
 
 # How far <g, J s> and <J' g, s> of one example may be apart by rounding, relative to the sizes of
@@ -157,7 +156,7 @@ class Tape(FunctionMode):
         call = Call(
             bound.input.detach().movedim(dim, 0),
             {role: self.parameters[name].shape for role, name in roles.items()},
-            bound.settings,
+            bound.options,
             multiplicity,
         )
         if call.num_examples != self.num_examples or not results[0].requires_grad:
@@ -222,10 +221,10 @@ class Tape(FunctionMode):
                 None if g is None else site.arrange(g)
                 for site, g in zip(self.sites, self.gradients, strict=True)
             ]
-            moves = Moves(self.sites, arranged, precision, DiscardGradients())
+            perturbations = Perturbations(self.sites, arranged, precision, DiscardGradients())
             pulled = outputs.new_zeros(self.num_examples)
             size = torch.zeros_like(pulled)
-            pushed = self._push(outputs, moves, (pulled, size))
+            pushed = self._push(outputs, perturbations, (pulled, size))
             found = (arrived * pushed).reshape(self.num_examples, -1).sum(1)
             limit = ROUNDING.get(outputs.dtype, COARSE_ROUNDING) * size
             seen = any(_makes(entry, outputs) for entry in self.entries)
@@ -234,7 +233,9 @@ class Tape(FunctionMode):
         self.obstacle = "operations that cannot be seen one by one"
         return None
 
-    def _push(self, outputs: Tensor, moves: Moves, products: tuple[Tensor, Tensor]) -> Tensor:
+    def _push(
+        self, outputs: Tensor, perturbations: Perturbations, products: tuple[Tensor, Tensor]
+    ) -> Tensor:
         last = max((i for i, e in enumerate(self.entries) if _makes(e, outputs)), default=-1)
         entries = self.entries[: last + 1]
         uses = {id(t): i for i, e in enumerate(entries) for t in e.leaves}
@@ -242,7 +243,7 @@ class Tape(FunctionMode):
         for number, entry in enumerate(entries):
             found = _tangents(entry, carried)
             if entry.site is not None:
-                found = [self._with_move(entry.site, found[0], moves, products)]
+                found = [self._with_perturbation(entry.site, found[0], perturbations, products)]
             # memory that is let go here is still in the cache when the next operation asks for it
             for tensor in entry.leaves:
                 if uses[id(tensor)] == number:
@@ -253,25 +254,25 @@ class Tape(FunctionMode):
                     carried[id(result)] = tangent
         return carried.get(id(outputs), torch.zeros_like(outputs))
 
-    def _with_move(
+    def _with_perturbation(
         self,
         number: int,
         tangent: Tensor | None,
-        moves: Moves,
+        perturbations: Perturbations,
         products: tuple[Tensor, Tensor],
     ) -> Tensor | None:
-        """What comes from before the site, and the site's own move.
+        """What comes from before the site, and the site's own perturbation.
 
-        The products of move and gradient, and their size, are added up for every example.
+        The products of perturbation and gradient, and their size, are added up for every example.
         """
-        move, gradient = moves.take(number), moves.gradients[number]
-        if move is None:
+        perturbation, gradient = perturbations.take(number), perturbations.gradients[number]
+        if perturbation is None:
             return tangent
         if gradient is not None:
-            own_products = (move * gradient).reshape(self.num_examples, -1)
+            own_products = (perturbation * gradient).reshape(self.num_examples, -1)
             products[0].add_(own_products.sum(1))
             products[1].add_(own_products.abs().sum(1))
-        own = self.sites[number].restore(move)
+        own = self.sites[number].restore(perturbation)
         return own if tangent is None else tangent + own
 
 
@@ -295,27 +296,24 @@ def _tangents(entry: Entry, carried: dict[int, Tensor]) -> list[Tensor | None]:
             return [BY_RESULT[function](tangent, entry.results[0].detach())]
         if function in LINEAR:
             return [_linear(function, tangent, *entry.args[1:], **entry.kwargs)]
-        if isinstance(RULES.get(function), (Linear, Convolution)):
-            return [_without_bias(entry, tangent)]
+        found = _by_rule(entry, tangent)
+        if found is not None:
+            return [found]
     return _dual(entry, carried)
+
+
+def _by_rule(entry: Entry, tangent: Tensor) -> Tensor | None:
+    """By the rule of the operation, where it has a short way."""
+    rule = RULES.get(entry.function)
+    if rule is None:
+        return None
+    return rule.input_tangent(entry.function, entry.args, entry.kwargs, entry.results[0], tangent)
 
 
 def _linear(function: Function, tangent: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """A linear operation on the tangent, by a quicker equal one where there is one."""
     short = average_pool(tangent, *args, **kwargs) if function is functional.avg_pool2d else None
     result: Tensor = function(tangent, *args, **kwargs) if short is None else short
-    return result
-
-
-def _without_bias(entry: Entry, tangent: Tensor) -> Tensor:
-    """Linear layers and convolutions applied to the tangent of their input."""
-    weight = entry.args[1] if len(entry.args) > 1 else entry.kwargs["weight"]
-    positions = entry.results[0].shape[2:]
-    if tangent.shape[1:] == weight.shape[1:] and positions.numel() == 1:  # a kernel of its size
-        flat = tangent.flatten(1) @ weight.flatten(1).mT
-        return flat.reshape(*flat.shape, *positions)
-    rest = {k: v for k, v in entry.kwargs.items() if k not in ("weight", "bias")}
-    result: Tensor = entry.function(tangent, weight, None, *entry.args[3:], **rest)
     return result
 
 

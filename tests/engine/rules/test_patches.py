@@ -6,20 +6,20 @@ import pytest
 import torch
 from torch import nn
 
-from engram.curvature.conv_gram import applies, patch_squares
 from engram.engine.rules.base import Call
 from engram.engine.rules.convolution import Convolution
+from engram.engine.rules.patches import has_row_products, patch_squares
 
 
 def call_of(layer: nn.Conv2d, image: torch.Tensor) -> Call:
-    settings = {
+    options = {
         "kernel": layer.kernel_size,
         "stride": layer.stride,
         "padding": layer.padding,
         "dilation": layer.dilation,
         "groups": layer.groups,
     }
-    return Call(image, {"weight": layer.weight.shape}, settings)
+    return Call(image, {"weight": layer.weight.shape}, options)
 
 
 LAYERS = {
@@ -39,8 +39,8 @@ def test_equal_to_the_patches(name: str) -> None:
     torch.manual_seed(0)
     image = torch.randn(5, layer.in_channels, 9, 8, dtype=torch.float64)
     call = call_of(layer, image)
-    assert applies(Convolution(), call)
-    patches = Convolution().columns(call, image)[:, 0].flatten(0, 1)
+    assert has_row_products(call)
+    patches = Convolution().input_columns(call)[:, 0].flatten(0, 1)
     square, total, count = patch_squares(call)
     assert count == len(patches)
     torch.testing.assert_close(square, patches.mT @ patches, rtol=1e-12, atol=1e-12)
@@ -50,7 +50,7 @@ def test_equal_to_the_patches(name: str) -> None:
 def test_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, image = LAYERS["padded"], torch.randn(7, 2, 9, 8, dtype=torch.float64)
     whole = patch_squares(call_of(layer, image))
-    monkeypatch.setattr("engram.curvature.conv_gram.CHUNK_BYTES", 20_000)
+    monkeypatch.setattr("engram.engine.rules.patches.ROWS_BYTES", 20_000)
     for part, expected in zip(patch_squares(call_of(layer, image)), whole, strict=True):
         torch.testing.assert_close(torch.as_tensor(part), torch.as_tensor(expected))
 
@@ -65,4 +65,4 @@ def test_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_where_it_does_not_apply(layer: nn.Conv2d) -> None:
-    assert not applies(Convolution(), call_of(layer, torch.randn(2, 4, 9, 9)))
+    assert not has_row_products(call_of(layer, torch.randn(2, 4, 9, 9)))

@@ -1,0 +1,114 @@
+r"""Sums of rows and columns of one weight matrix, and the Kronecker-factored precision from them.
+
+With columns c (inputs, with a 1 for the bias) and rows r (output gradients) at M positions in all,
+
+.. math:: S = \frac{1}{M} \Big(\sum r r'\Big) \otimes \Big(\sum c c'\Big) + \delta .
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from engram.core.dtypes import eigh, wide
+from engram.core.parameters import Layout
+from engram.linalg.gram import GramSum
+from engram.linalg.kronecker import KroneckerBlock
+
+# Rows of a factor from which on its eigenvectors take a minute and more on two cores: it is said
+SLOW_EIGENVECTORS = 6000
+
+
+@dataclass
+class Factors:
+    """Sums for one layer: rows [G, O, O], columns [G, I, I] (or token counts), positions M.
+
+    With a bias the columns have a constant 1 appended, whose products are ``column_sum`` and M.
+    """
+
+    layout: Layout
+    rows: GramSum = field(default_factory=GramSum)
+    columns: GramSum = field(default_factory=GramSum)
+    column_sum: Tensor | None = None
+    counts: Tensor | None = None
+    positions: int = 0
+
+    @property
+    def with_bias(self) -> bool:
+        """Whether the last column is the bias's."""
+        return len(self.layout.names) == 2
+
+    def add_columns(self, columns: Tensor) -> None:
+        """Add the inputs c, [B, G, T, I]."""
+        self.positions += columns.shape[0] * columns.shape[2]
+        self.columns.add(columns)
+        if self.with_bias:
+            self.column_sum = _sum(self.column_sum, columns.sum((0, 2)))
+
+    def add_column_square(self, square: Tensor, total: Tensor, positions: int) -> None:
+        """Add the sum of c c' [I, I] and of c [I] over some positions; one group."""
+        self.columns.add_square(square, positions)
+        self.positions += positions
+        if self.with_bias:
+            self.column_sum = _sum(self.column_sum, total[None])
+
+    def add_counts(self, counts: Tensor, positions: int) -> None:
+        """Add how often each row was picked, [O], at so many positions."""
+        self.positions += positions
+        self.counts = _sum(self.counts, counts)
+
+    @property
+    def complete(self) -> bool:
+        """Whether both sides have been seen."""
+        other = self.counts is not None or self.rows.matrix is not None
+        return other and self.columns.matrix is not None
+
+    def block(self, prior_precision: float, dtype: torch.dtype) -> KroneckerBlock:
+        """The precision in its eigenbasis: products of eigenvalues over M, plus delta."""
+        columns = self.columns.matrix
+        if columns is not None and self.column_sum is not None:
+            columns = _bordered(columns, self.column_sum, self.positions)
+        row_values, row_vectors = self._eigen(self.rows.matrix)
+        column_values, column_vectors = self._eigen(columns)
+        if self.counts is not None:
+            row_values, row_vectors = self.counts[None], None
+        shares = row_values / max(self.positions, 1)
+        products = shares[:, :, None] * column_values[:, None, :]
+        return KroneckerBlock(
+            self.layout,
+            (products + prior_precision).to(dtype),
+            None if row_vectors is None else row_vectors.to(dtype),
+            None if column_vectors is None else column_vectors.to(dtype),
+            None if row_vectors is None or len(shares) > 1 else shares[0].to(dtype),
+        )
+
+    @staticmethod
+    def _eigen(matrix: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if matrix is None:
+            return torch.ones(1, 1, dtype=torch.float64), None
+        if matrix.shape[-1] >= SLOW_EIGENVECTORS:
+            warnings.warn(
+                f"the eigenvectors of a Kronecker factor with {matrix.shape[-1]:,} rows take "
+                'minutes, in which nothing is shown; structure="diagonal" needs none',
+                stacklevel=2,
+            )
+        values, vectors = eigh(matrix)
+        return values.clamp(min=0), vectors
+
+
+def _sum(total: Tensor | None, value: Tensor) -> Tensor:
+    return wide(value) if total is None else total + wide(value)
+
+
+def _bordered(square: Tensor, total: Tensor, positions: int) -> Tensor:
+    """The square of columns with a constant 1 appended."""
+    size = square.shape[-1]
+    result = square.new_empty(square.shape[0], size + 1, size + 1)
+    result[:, :size, :size] = square
+    result[:, :size, size] = total
+    result[:, size, :size] = total
+    result[:, size, size] = positions
+    return result
