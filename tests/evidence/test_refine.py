@@ -8,7 +8,6 @@ import engram
 from cases import CASES
 from engram.core.errors import ArgumentError, DataError, ModelMismatchError
 from engram.engine.session import session
-from engram.posteriors.trace_estimation import covered_layout
 from engram.sensitivity.exact_steps import Agreement
 from fitted import assert_close, posterior, sensitivities
 from retraining_problems import PRIOR_PRECISION, RIDGE, ridge_problem, ridge_without
@@ -117,7 +116,7 @@ def test_a_quadratic_objective_keeps_every_promise():
         progress=False,
     )
     with session(model, (x, y), RIDGE, progress=False) as opened:
-        objective = Agreement(opened, fitted, covered_layout(fitted))
+        objective = Agreement(opened, fitted, fitted.layout)
         chosen = torch.tensor([0, 2])
         exact = torch.stack([ridge_without(x, y, [i]).T for i in (0, 2)])
         steps = (exact - model.weight.detach()).flatten(1)

@@ -254,7 +254,7 @@ def test_one_position(name: str) -> None:
     flat = gradients(rows[:, :, None], columns[:, None, None], block)
     close(block.rank_one_products(rows, columns), flat @ inverse @ flat.mT)
     expected = moved(flat[:, 0] @ inverse, columns[:, None], block)[:, 0]
-    close(block.rank_one_move(rows[:, 0], columns), expected)
+    close(block.rank_one_perturbation(rows[:, 0], columns), expected)
     if block.keeps_rows:
         close(rows[:, 0] * block.rank_one_gain(columns), expected)
 
@@ -294,7 +294,7 @@ def test_several_positions(name: str, positions: int) -> None:
     flat = gradients(rows, columns[:, None], block)
     close(block.position_products(rows, columns), flat @ inverse @ flat.mT)
     total = Sums()
-    found = block.position_moves(rows[:, 0], columns, total)
+    found = block.position_perturbations(rows[:, 0], columns, total)
     close(found, moved(flat[:, 0] @ inverse, columns, block))
     close(block.layout.flatten(total.by_name), flat[:, 0].sum(0))
 
@@ -322,11 +322,11 @@ def test_inputs_are_taken_out_of_kronecker_factors(name: str) -> None:
         precision = torch.kron(row_factor, remaining)
         precision += PRIOR * torch.eye(len(precision), dtype=torch.float64)
         step = torch.linalg.solve(precision, torch.kron(row, full)).reshape(outputs, -1)
-        close(own.rank_one_move(row[None], column[None])[0], step @ full)
+        close(own.rank_one_perturbation(row[None], column[None])[0], step @ full)
         group, lowest = block.without_inputs(taken, PRIOR)
         assert lowest >= 0
         compared += 1
-        close(group.rank_one_move(row[None], column[None])[0], step @ full)
+        close(group.rank_one_perturbation(row[None], column[None])[0], step @ full)
     assert compared
 
 

@@ -69,7 +69,7 @@ def test_every_way_equals_the_solve(side: str, bias: bool, generator: torch.Gene
         for size in (OUTPUTS, INPUTS)
     )
     expected = solved(block, rows, columns)
-    by_positions = parts.position_moves(rows, columns)
+    by_positions = parts.position_perturbations(rows, columns)
     torch.testing.assert_close(by_positions, expected, rtol=1e-10, atol=1e-12)
     whole = torch.cat([columns, torch.ones(3, 5, 1)], dim=2) if bias else columns
     step = parts.step(rows.mT @ whole)
@@ -81,7 +81,7 @@ def test_one_position_equals_the_solve(side: str, generator: torch.Generator) ->
     block = one_sided(random_block(generator), side)
     rows = torch.randn(4, 3, OUTPUTS, generator=generator, dtype=torch.float64)
     columns = torch.randn(4, INPUTS, generator=generator, dtype=torch.float64)
-    moved = block.rank_one_move(rows[:, 0], columns)
+    moved = block.rank_one_perturbation(rows[:, 0], columns)
     expected = solved(block, rows[:, :1], columns[:, None])[:, 0]
     torch.testing.assert_close(moved, expected, rtol=1e-10, atol=1e-12)
     gradients = {"w": rows[..., None] * columns[:, None, None, :]}
@@ -165,7 +165,7 @@ def test_double_precision_merges_nothing() -> None:
     assert all(block.clusters is None for block in posterior.blocks)  # type: ignore[union-attr]
 
 
-def test_merged_moves_equal_the_engine_reference() -> None:
+def test_merged_perturbations_equal_the_engine_reference() -> None:
     """A merged posterior in double: the short ways of a whole pass against its own solves."""
     model, data = wide_net(torch.float64)
     posterior = engram.laplace(

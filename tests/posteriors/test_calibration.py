@@ -16,7 +16,6 @@ from engram.posteriors.trace_estimation import (
     probe_vectors,
     quadratic_forms,
 )
-from engram.posteriors.trace_estimation import covered_layout as layout_of
 from fitted import posterior
 from snapshot import differences, snapshot
 
@@ -51,7 +50,7 @@ def test_with_every_root_as_a_probe_the_trace_is_exact(match, structure):
     columns = case.dense.columns("empirical" if match == "errors" else "ggn")
     rows = torch.einsum("nkp,nkr->nrp", case.dense.jacobian, columns).flatten(0, 1)
     with session(case.model, case.data, case.public_likelihood, progress=False) as opened:
-        exact = GaussNewton(opened, layout_of(fitted), case.prior_precision)
+        exact = GaussNewton(opened, fitted.layout, case.prior_precision)
         forms, own, residual = quadratic_forms(exact, fitted, rows, 1e-10)
         total = fitted_trace(opened, fitted, match)
     expected = torch.trace(exact_covariance(case) @ roots(case, match))
@@ -65,7 +64,7 @@ def test_random_probes_agree_within_their_standard_error(match):
     case = CASES["conv2d_groups"]
     fitted = posterior("conv2d_groups", "kronecker")
     with session(case.model, case.data, case.public_likelihood, progress=False) as opened:
-        layout = layout_of(fitted)
+        layout = fitted.layout
         exact = GaussNewton(opened, layout, case.prior_precision)
         probes = probe_vectors(opened, layout, match, 200, seed=3)
         forms, own, residual = quadratic_forms(exact, fitted, probes, 1e-8)
@@ -81,7 +80,7 @@ def test_probes_do_not_depend_on_the_batch_size():
     found = []
     for batch_size in (2, 7):
         with session(case.model, case.data, case.public_likelihood, batch_size, False) as opened:
-            found.append(probe_vectors(opened, layout_of(fitted), "leverages", 3, seed=0))
+            found.append(probe_vectors(opened, fitted.layout, "leverages", 3, seed=0))
     assert (found[0] - found[1]).abs().max() < 1e-12
 
 

@@ -7,7 +7,7 @@ import torch
 
 import engram
 from cases import BY_LIKELIHOOD, CASES, MLP
-from engram.curvature import kfac as kronecker
+from engram.linalg import kronecker_factors
 from fitted import PARAMETERS, assert_close, posterior, precision, random_vectors
 
 WITH_LAST_LAYER = (
@@ -163,6 +163,6 @@ def test_a_posterior_is_frozen():
 
 
 def test_wide_factors_say_that_they_take_long(monkeypatch):
-    monkeypatch.setattr(kronecker, "WIDE", 5)
+    monkeypatch.setattr(kronecker_factors, "SLOW_EIGENVECTORS", 5)
     with pytest.warns(UserWarning, match="eigenvectors of a Kronecker factor with 5 rows"):
         engram.laplace(MLP.model, MLP.data, structure="kronecker", progress=False)

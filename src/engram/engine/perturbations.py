@@ -164,7 +164,7 @@ def _rank_one(
             gain = block.rank_one_gain(seen)
             plain_gain = gain if plain_gain is None else plain_gain + gain
             continue
-        turned = block.rank_one_move(rows, seen)
+        turned = block.rank_one_perturbation(rows, seen)
         move = turned if move is None else move + turned
     if plain_gain is not None:
         move = rows * plain_gain if move is None else move + rows * plain_gain
@@ -209,7 +209,7 @@ def by_positions(
     for part in parts:
         call, own = site.narrow(part, gradient)
         rows, columns = rule.rows(call, own)[:, 0], rule.input_columns(call)[:, 0]
-        found = block.position_moves(rows, columns, total)
+        found = block.position_perturbations(rows, columns, total)
         moved.append(rule.in_output_shape(call, found, own.shape))
     return moved[0] if len(moved) == 1 else torch.cat(moved)
 

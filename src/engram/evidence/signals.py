@@ -24,7 +24,6 @@ from engram.evidence.correlation import agreement
 from engram.linalg.cg import Limits
 from engram.linalg.lanczos import ritz_values
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.trace_estimation import covered_layout, prior_vector
 from engram.sensitivity.effects import effect
 from engram.sensitivity.exact_steps import solve_without
 from engram.sensitivity.result import Result
@@ -44,8 +43,8 @@ class Objective:
 
     def __init__(self, opened: Session, posterior: Posterior, prior_share: float = 1.0) -> None:
         self.opened, self.posterior = opened, posterior
-        self.layout = covered_layout(posterior)
-        prior = prior_share * prior_vector(posterior, self.layout)
+        self.layout = posterior.layout
+        prior = prior_share * posterior.prior_vector
         self.hessian = Hessian(opened, self.layout, prior.to(posterior.mean[self.layout.names[0]]))
 
     def solve(self, vectors: Tensor) -> Tensor:

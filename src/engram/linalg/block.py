@@ -193,7 +193,7 @@ class MatrixBlock(Block):
         """The gain [B, O] of columns c [B, I] with S^-1 (r c') c = gain * r; it keeps rows."""
 
     @abstractmethod
-    def rank_one_move(self, rows: Tensor, columns: Tensor) -> Tensor:
+    def rank_one_perturbation(self, rows: Tensor, columns: Tensor) -> Tensor:
         """S^-1 (r c') c for rows [B, O] and columns [B, I], as [B, O]."""
 
     @abstractmethod
@@ -204,7 +204,7 @@ class MatrixBlock(Block):
     def solve_rows(self, numbers: Tensor, vectors: Tensor) -> Tensor:
         """S^-1 v for vectors [..., I] in the rows numbered [...] alone; it keeps rows."""
 
-    def position_moves(self, rows: Tensor, columns: Tensor, total: GradientSum) -> Tensor:
+    def position_perturbations(self, rows: Tensor, columns: Tensor, total: GradientSum) -> Tensor:
         """(S^-1 G) c_t with G = sum_t r_t c_t', for rows [B, T, O] and columns [B, T, I].
 
         Args:

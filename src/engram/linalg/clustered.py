@@ -33,9 +33,16 @@ import torch
 from torch import Tensor
 
 from engram.linalg.block import ANY_DIRECTION, SMALLEST_SIDE
-from engram.linalg.eigenbases import rotated
 
 LARGEST_SHARE = 0.75  # of directions kept, above which merging does not pay
+
+
+def rotated(columns: Tensor, basis: Tensor) -> Tensor:
+    """Q' c for [..., I] and a basis Q [I, q], a constant 1 appended where the columns lack it."""
+    if columns.shape[-1] == basis.shape[0]:
+        return columns @ basis
+    flat = columns.reshape(-1, columns.shape[-1])
+    return torch.addmm(basis[-1], flat, basis[:-1]).unflatten(0, columns.shape[:-1])
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,17 @@ class ClusteredSpectrum:
         every = length * self.base + (squares @ self.by_column)[:, None]
         return every, torch.addmm(length * self.by_row, squares, self.both.mT)
 
+    def rank_one_perturbation(self, rows: Tensor, every: Tensor, kept: Tensor) -> Tensor:
+        """g r + Q (h * Q' r), [B, O], for rows [B, O] and gains g [B, 1] and h [B, p]."""
+        found = (rows @ self.rows * kept) @ self.rows.mT
+        return found.addcmul_(rows, every) if self.merged_rows else found
+
+    def rank_one_products(self, rows: Tensor, every: Tensor, kept: Tensor) -> Tensor:
+        """<r, g s + Q (h * Q' s)> for rows r and s of [B, R, O], as [B, R, R]."""
+        turned = rows @ self.rows
+        products = (turned * kept[:, None, :]) @ turned.mT
+        return products + every[:, :, None] * (rows @ rows.mT)
+
     def step(self, matrix: Tensor) -> Tensor:
         """S^-1 G for matrices [..., O, I], the bias's column among them."""
         turned = self.rows.mT @ matrix
@@ -110,7 +128,7 @@ class ClusteredSpectrum:
         step = step + (matrix @ self.columns * self.by_column) @ self.columns.mT
         return step.add_(self.base * matrix) if self.merged_columns else step
 
-    def position_moves(self, rows: Tensor, columns: Tensor) -> Tensor:
+    def position_perturbations(self, rows: Tensor, columns: Tensor) -> Tensor:
         """From rows [B, T, O] and columns [B, T, I] the moves [B, T, O], by inner products.
 
         A constant 1 of the bias need not be among the columns.
@@ -132,7 +150,7 @@ class ClusteredSpectrum:
         return torch.baddbmm(moved, by_columns if near is None else near + by_columns, rows)
 
     def products_by_positions(self, positions: int) -> int:
-        """Multiplications per example of :meth:`position_moves`."""
+        """Multiplications per example of :meth:`position_perturbations`."""
         outputs, p = self.rows.shape
         inputs, q = self.columns.shape
         gram = positions**2 * (inputs + p) if self.merged_columns else 0

@@ -51,7 +51,7 @@ class DiagonalBlock(MatrixBlock):
 
     Example:
         >>> block = DiagonalBlock.of("w", torch.tensor([[1.0, 2.0], [4.0, 8.0]]))
-        >>> block.rank_one_move(torch.ones(1, 2), torch.tensor([[1.0, 2.0]]))
+        >>> block.rank_one_perturbation(torch.ones(1, 2), torch.tensor([[1.0, 2.0]]))
         tensor([[3.0000, 0.7500]])
     """
 
@@ -141,7 +141,7 @@ class DiagonalBlock(MatrixBlock):
         left, right = self.gain_factors
         return (squares @ right) @ left.mT
 
-    def rank_one_move(self, rows: Tensor, columns: Tensor) -> Tensor:
+    def rank_one_perturbation(self, rows: Tensor, columns: Tensor) -> Tensor:
         """The gain times r, [B, O]."""
         return rows * self.rank_one_gain(columns)
 

@@ -4,23 +4,27 @@ For :math:`G = \sum_t r_t c_t'` the step is :math:`Q_r \big(D \circ (Q_r' G Q_c)
 rotation can be made on the vectors or on the matrix G: on the vectors it costs a product per
 position, on the matrix one per row or column there and one back. Whichever is smaller is taken, so
 the cost never depends on how many positions a layer has alone. Where eigenvalues are merged there
-are two more ways, of :mod:`engram.linalg.clustered`.
+are two more ways, of :mod:`engram.linalg.clustered`. At one position all that counts is the gain
+:math:`D (Q_c' c)^2` of each row, for which D can be replaced by factors of its numerical rank.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from engram.core.dtypes import in_double
+from engram.linalg.block import SMALLEST_SIDE
+from engram.linalg.clustered import ClusteredSpectrum, rotated
 
-def rotated(columns: Tensor, basis: Tensor) -> Tensor:
-    """Q' c for [..., I] and a basis Q [I, q], a constant 1 appended where the columns lack it."""
-    if columns.shape[-1] == basis.shape[0]:
-        return columns @ basis
-    flat = columns.reshape(-1, columns.shape[-1])
-    return torch.addmm(basis[-1], flat, basis[:-1]).unflatten(0, columns.shape[:-1])
+# Of the factors of a table of gains
+NUMERICAL_RANK = {torch.float64: 1e-14, torch.float32: 1e-7}  # of the largest singular value
+FEW_FACTORS = 0.25  # of the shorter side: more than these take longer than the table itself
+
+Way = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -32,25 +36,46 @@ class Eigenbases:
         covariance: D, [O, I].
         with_bias: whether the last column is that of a bias; the columns that are passed do not
             have its constant 1.
+        clusters: the covariance by kept and merged directions, where some are merged.
     """
 
     rows: Tensor
     columns: Tensor
     covariance: Tensor
     with_bias: bool
+    clusters: ClusteredSpectrum | None = None
 
-    def there_and_back(self, positions: int) -> int:
-        """Multiplications per example that G and its way back through the layer take."""
-        return 2 * positions * self.covariance.numel()
+    def perturbations(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(S^-1 G) c_t for rows [B, T, O] and columns [B, T, I], and the sum of all G.
 
-    def multiplications(self, positions: int) -> int:
-        """Multiplications per example of :meth:`moves`."""
+        By the way with the fewest multiplications; None for the sum where no G is built.
+        """
+        return self._way(columns.shape[1])(rows, columns)
+
+    def _way(self, positions: int) -> Way:
+        clusters = self.clusters
+        if clusters is None:
+            return self._in_basis
         outputs, inputs = self.covariance.shape
+        through = 2 * positions * outputs * inputs  # of making G, and of its way back
         turns = inputs**2 * min(positions, 2 * outputs) + 2 * outputs**2 * min(positions, inputs)
-        return self.there_and_back(positions) + turns
+        multiplications: dict[Way, int] = {
+            self._in_basis: through + turns,
+            self._by_positions: clusters.products_by_positions(positions),
+            self._by_matrix: through + clusters.products_by_matrix(),
+        }
+        return min(multiplications, key=multiplications.__getitem__)
 
-    def moves(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """(S^-1 G) c_t for rows [B, T, O] and columns [B, T, I], and the sum of all Q_r' G Q_c."""
+    def _by_positions(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, None]:
+        assert self.clusters is not None
+        return self.clusters.position_perturbations(rows, columns), None
+
+    def _by_matrix(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.clusters is not None
+        matrix = self.gradients(rows, columns)
+        return self.through(columns, self.clusters.step(matrix)), matrix.sum(0)
+
+    def _in_basis(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         positions, inputs = columns.shape[1:]
         turn_columns, turn_rows = positions < 2 * rows.shape[2], positions < inputs
         rows = rows @ self.rows if turn_rows else rows
@@ -61,15 +86,15 @@ class Eigenbases:
             matrix = self.gradients(rows, columns) @ self.columns
         if not turn_rows:
             matrix = self.rows.mT @ matrix
-        summed = matrix.sum(0)
+        summed = self.rows @ matrix.sum(0) @ self.columns.mT
         matrix *= self.covariance
         if not turn_rows:
             matrix = self.rows @ matrix
         if turn_columns:
-            moved = torch.bmm(columns, matrix.mT)
+            found = torch.bmm(columns, matrix.mT)
         else:
-            moved = self.through(columns, matrix @ self.columns.mT)
-        return (moved @ self.rows.mT if turn_rows else moved), summed
+            found = self.through(columns, matrix @ self.columns.mT)
+        return (found @ self.rows.mT if turn_rows else found), summed
 
     def products(self, rows: Tensor, columns: Tensor) -> Tensor:
         """<G_r, S^-1 G_s>, [B, R, R], for rows [B, R, T, O] and columns [B, T, I].
@@ -103,3 +128,29 @@ class Eigenbases:
             return torch.bmm(matrix, columns.mT).mT
         product = torch.bmm(matrix[:, :, :-1], columns.mT)
         return (product + matrix[:, :, -1:]).mT
+
+
+def gain_factors(precision: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Factors [O, m], [I, m] of the covariances where their numerical rank m is small.
+
+    Eigenvalues ``a_i b_j + delta`` have reciprocals of rank about 20 to single precision,
+    whatever the layer's size. Entries are weighted by their share in a typical gain, so that
+    small covariances in front of large inputs keep their relative accuracy.
+
+    Args:
+        precision: the eigenvalues, [O, I].
+    """
+    if min(precision.shape) < SMALLEST_SIDE:
+        return None
+    covariance = in_double(precision.reciprocal())
+    typical = in_double(precision).mean(0)
+    gain = covariance @ typical
+    share = covariance * typical / gain[:, None]
+    u, singular, v = torch.linalg.svd(share, full_matrices=False)
+    smallest = NUMERICAL_RANK.get(precision.dtype, NUMERICAL_RANK[torch.float32])
+    rank = int((singular > smallest * singular[0]).sum())
+    if rank > FEW_FACTORS * min(covariance.shape):
+        return None
+    left = gain[:, None] * u[:, :rank] * singular[:rank]
+    right = v[:rank].mT / typical[:, None]
+    return left.to(precision), right.to(precision)

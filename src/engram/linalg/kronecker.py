@@ -20,7 +20,7 @@ from S instead takes out what the factors have averaged over all examples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -30,17 +30,9 @@ from torch import Tensor
 from engram.core.dtypes import eigh, in_double, wide
 from engram.core.parameters import Layout, Named
 from engram.core.storage.kinds import check_numbers, check_that
-from engram.linalg.block import (
-    SMALLEST_SIDE,
-    GradientSum,
-    MatrixBlock,
-    check_positive,
-)
-from engram.linalg.clustered import ClusteredSpectrum, merge
-from engram.linalg.eigenbases import Eigenbases, rotated
-
-NUMERICAL_RANK = {torch.float64: 1e-14, torch.float32: 1e-7}  # of the largest singular value
-FEW_FACTORS = 0.25  # of the shorter side, above which factors of the gains do not pay
+from engram.linalg.block import GradientSum, MatrixBlock, check_positive
+from engram.linalg.clustered import ClusteredSpectrum, merge, rotated
+from engram.linalg.eigenbases import Eigenbases, gain_factors
 
 
 def _rotate(matrix: Tensor, basis: Tensor | None) -> Tensor:
@@ -221,10 +213,10 @@ class KroneckerBlock(MatrixBlock):
     def rank_one_gain(self, columns: Tensor) -> Tensor:
         """The gain with S^-1 (r c') c = Q (gain * Q' r), [B, O] from c [B, I]."""
         squares = self.rotate_columns(columns).square()
-        if self.gain_factors is None:
+        if self._gain_factors is None:
             gain = squares @ self.covariance[0].mT
         else:
-            left, right = self.gain_factors
+            left, right = self._gain_factors
             gain = (squares @ right) @ left.mT
         if self.own_left_out is None:
             return gain
@@ -245,47 +237,25 @@ class KroneckerBlock(MatrixBlock):
             every = self._without_own(every, self.row_share[kept:].mean(), columns)
         return every, own - every
 
-    def rank_one_move(self, rows: Tensor, columns: Tensor) -> Tensor:
+    def rank_one_perturbation(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Q (gain * Q' r), [B, O]."""
         if self.clusters is None:
             turned = self.rotate_rows(rows) * self.rank_one_gain(columns)
             return turned if self.rows is None else turned @ self.rows[0].mT
-        every, kept = self._clustered_gains(self.clusters, columns)
-        moved = (rows @ self.clusters.rows * kept) @ self.clusters.rows.mT
-        return moved.addcmul_(rows, every) if self.clusters.merged_rows else moved
+        return self.clusters.rank_one_perturbation(
+            rows, *self._clustered_gains(self.clusters, columns)
+        )
 
     def rank_one_products(self, rows: Tensor, columns: Tensor) -> Tensor:
         """<r c', S^-1 (s c')> for rows [B, R, O] and columns [B, I], [B, R, R]."""
         if self.clusters is None:
             turned = self.rotate_rows(rows)
             return (turned * self.rank_one_gain(columns)[:, None, :]) @ turned.mT
-        every, kept = self._clustered_gains(self.clusters, columns)
-        turned = rows @ self.clusters.rows
-        products = (turned * kept[:, None, :]) @ turned.mT
-        return products + every[:, :, None] * (rows @ rows.mT)
+        return self.clusters.rank_one_products(rows, *self._clustered_gains(self.clusters, columns))
 
     @cached_property
-    def gain_factors(self) -> tuple[Tensor, Tensor] | None:
-        """Factors [O, m], [I, m] of the covariance where its numerical rank m is small.
-
-        Eigenvalues ``a_i b_j + delta`` have reciprocals of rank about 20 to single precision,
-        whatever the layer's size. Entries are weighted by their share in a typical gain, so that
-        small covariances in front of large inputs keep their relative accuracy.
-        """
-        if self.columns is None or min(self.covariance.shape[1:]) < SMALLEST_SIDE:
-            return None
-        covariance = in_double(self.covariance[0])
-        typical = in_double(self.precision[0]).mean(0)
-        gain = covariance @ typical
-        share = covariance * typical / gain[:, None]
-        u, singular, v = torch.linalg.svd(share, full_matrices=False)
-        smallest = NUMERICAL_RANK.get(self.precision.dtype, NUMERICAL_RANK[torch.float32])
-        rank = int((singular > smallest * singular[0]).sum())
-        if rank > FEW_FACTORS * min(covariance.shape):
-            return None
-        left = gain[:, None] * u[:, :rank] * singular[:rank]
-        right = v[:rank].mT / typical[:, None]
-        return left.to(self.precision), right.to(self.precision)
+    def _gain_factors(self) -> tuple[Tensor, Tensor] | None:
+        return None if self.columns is None else gain_factors(self.precision[0])
 
     def solve_rows(self, numbers: Tensor, vectors: Tensor) -> Tensor:
         """S^-1 v for vectors [..., I] in the rows numbered [...] alone; no rotation of rows."""
@@ -301,49 +271,25 @@ class KroneckerBlock(MatrixBlock):
         """Both rotations, of one group."""
         return self.rows is not None and self.columns is not None and len(self.precision) == 1
 
-    def position_moves(self, rows: Tensor, columns: Tensor, total: GradientSum) -> Tensor:
-        """(S^-1 G) c_t, [B, T, O], by the way with the fewest multiplications."""
-        return self._way(columns.shape[1])(rows, columns, total)
-
     @cached_property
     def _eigenbases(self) -> Eigenbases:
         assert self.rows is not None
         assert self.columns is not None
-        return Eigenbases(self.rows[0], self.columns[0], self.covariance[0], self.with_bias)
+        rows, columns, covariance = self.rows[0], self.columns[0], self.covariance[0]
+        return Eigenbases(rows, columns, covariance, self.with_bias, self.clusters)
 
-    def _way(self, positions: int) -> Callable[[Tensor, Tensor, GradientSum], Tensor]:
-        clusters, bases = self.clusters, self._eigenbases
-        if clusters is None:
-            return self._moves_in_basis
-        ways = {
-            self._moves_in_basis: bases.multiplications(positions),
-            self._moves_by_positions: clusters.products_by_positions(positions),
-            self._moves_by_matrix: bases.there_and_back(positions) + clusters.products_by_matrix(),
-        }
-        return min(ways, key=ways.__getitem__)
-
-    def _moves_by_positions(self, rows: Tensor, columns: Tensor, total: GradientSum) -> Tensor:
+    def position_perturbations(self, rows: Tensor, columns: Tensor, total: GradientSum) -> Tensor:
+        """(S^-1 G) c_t, [B, T, O], by the way with the fewest multiplications."""
+        found, summed = self._eigenbases.perturbations(rows, columns)
+        if summed is not None:
+            for name, value in self.named(summed[None]).items():
+                total.add(name, value)
+            return found
         flat = rows.flatten(0, 1)
         total.add_outer(self.names[0], self.layout.shapes[0], flat, columns.flatten(0, 1))
         if self.with_bias:
             total.add(self.names[1], flat.sum(0))
-        assert self.clusters is not None
-        return self.clusters.position_moves(rows, columns)
-
-    def _moves_by_matrix(self, rows: Tensor, columns: Tensor, total: GradientSum) -> Tensor:
-        assert self.clusters is not None
-        matrix = self._eigenbases.gradients(rows, columns)
-        self._add(matrix.sum(0), total)
-        return self._eigenbases.through(columns, self.clusters.step(matrix))
-
-    def _moves_in_basis(self, rows: Tensor, columns: Tensor, total: GradientSum) -> Tensor:
-        moved, summed = self._eigenbases.moves(rows, columns)
-        self._add(self.from_basis(summed[None])[0], total)
-        return moved
-
-    def _add(self, summed: Tensor, total: GradientSum) -> None:
-        for name, value in self.named(summed[None]).items():
-            total.add(name, value)
+        return found
 
     def position_products(self, rows: Tensor, columns: Tensor) -> Tensor:
         """<G_r, S^-1 G_s>, [B, R, R]."""

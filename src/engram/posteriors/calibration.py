@@ -18,9 +18,7 @@ from engram.posteriors.laplace_torch import as_posterior
 from engram.posteriors.trace_estimation import (
     Traces,
     check_match,
-    covered_layout,
     fitted_trace,
-    prior_vector,
     probe_vectors,
     quadratic_forms,
 )
@@ -89,9 +87,9 @@ def calibrate(
     wanted = fraction("relative_residual", relative_residual, "use relative_residual=0.05")
     seed = seed_number(seed)
     posterior = as_posterior(posterior, model)
-    layout = covered_layout(posterior)
+    layout = posterior.layout
     with session(model, data, posterior.known_likelihood, batch_size, progress) as opened:
-        prior = prior_vector(posterior, layout)
+        prior = posterior.prior_vector
         exact = exact_curvature(curvature, opened, layout, prior)
         vectors = probe_vectors(opened, layout, match, probes, seed)
         if not vectors.isfinite().all():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.core.arguments import positive
-from engram.core.errors import LikelihoodError, ModelMismatchError
+from engram.core.errors import LikelihoodError, ModelMismatchError, PosteriorError
 from engram.core.identity.digests import joined, of_tensors
 from engram.core.parameters import Layout, Named, check_finite_weights, trainable
 from engram.core.storage.kinds import Kind, check_that, checked, numbers, stored
@@ -84,6 +84,25 @@ class Posterior(Precision):
     def prior_of(self, name: str) -> float:
         """delta of one parameter."""
         return self.prior_by_name.get(name, self.prior_precision)
+
+    @property
+    def layout(self) -> Layout:
+        """Where the parameters that the precision covers stand in a flat vector."""
+        if not self.names:
+            raise PosteriorError(
+                "a posterior that covers some parameters", "one without any", "fit it with laplace"
+            )
+        return Layout.of({name: self.mean[name] for name in self.names})
+
+    @property
+    def prior_vector(self) -> Tensor:
+        """delta of every entry of the flat vector of covered parameters, [P]."""
+        layout = self.layout
+        parts = [
+            torch.full((size,), self.prior_of(name), dtype=torch.float64)
+            for name, size in zip(layout.names, layout.sizes, strict=True)
+        ]
+        return torch.cat(parts)
 
     @property
     def is_dense(self) -> bool:

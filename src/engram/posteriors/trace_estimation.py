@@ -167,24 +167,6 @@ def quadratic_forms(
     return forms.cpu(), fitted.cpu(), float(found.residual.max())
 
 
-def prior_vector(posterior: Posterior, layout: Layout) -> Tensor:
-    """delta of every entry of the flat vector, [P]."""
-    parts = [
-        torch.full((size,), posterior.prior_of(name), dtype=torch.float64)
-        for name, size in zip(layout.names, layout.sizes, strict=True)
-    ]
-    return torch.cat(parts)
-
-
-def covered_layout(posterior: Posterior) -> Layout:
-    """Where the parameters that the posterior covers stand in the flat vector."""
-    if not posterior.names:
-        raise PosteriorError(
-            "a posterior that covers some parameters", "one without any", "fit it with laplace"
-        )
-    return Layout.of({name: posterior.mean[name] for name in posterior.names})
-
-
 def check_match(match: str) -> None:
     """ArgumentError for a name that means nothing."""
     one_of("match", match, MATCHED, 'use "errors"')

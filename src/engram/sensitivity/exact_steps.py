@@ -44,7 +44,6 @@ from engram.curvature.per_example import (
 from engram.engine.session import Observed, Session
 from engram.linalg.cg import ApplyTo, Limits, Solution, conjugate_gradients
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.trace_estimation import covered_layout, prior_vector
 
 # Solves with S itself in the place of W: products with an example's own Hessian only
 TOLERANCE = 1e-2  # relative residual; a tenth of it changed the fourth digit of correlations
@@ -82,7 +81,7 @@ def solve_without(
         limits: where it ends.
         whole: W; the posterior's precision itself if not given.
     """
-    layout = covered_layout(posterior)
+    layout = posterior.layout
     if whole is None and len(posterior.blocks) == 1:
         (block,) = posterior.blocks
         found = block.solve_without(own, block.in_own_type(right), limits)
@@ -148,7 +147,7 @@ def solve_left_out(
         curvature: ``hessian`` or ``ggn``.
         tolerance: relative residual at which a system counts as solved.
     """
-    layout = covered_layout(posterior)
+    layout = posterior.layout
     objective = Agreement(opened, posterior, layout)
     first, *others = REMAINING[curvature]
     solved = _solve_as(opened, posterior, chosen, first, tolerance, objective)
@@ -174,7 +173,7 @@ def _solve_as(
 ) -> Solved:
     """Block by block."""
     layout, limits = objective.layout, Limits(tolerance, MOST_PRODUCTS)
-    exact = exact_curvature(remaining.whole, opened, layout, prior_vector(posterior, layout))
+    exact = exact_curvature(remaining.whole, opened, layout, posterior.prior_vector)
     deviations, found, refused = [], [], []
     for block in chosen.split(_examples_at_once(opened, layout)):
         observed = opened.observe(opened.batches.take(block))
@@ -217,7 +216,7 @@ class Agreement:
         self.opened, self.layout = opened, layout
         parameters = {name: trainable(opened.model)[name] for name in layout.names}
         self.start = layout.flatten({n: p.detach() for n, p in parameters.items()})
-        self.prior = prior_vector(posterior, layout).to(self.start.device)
+        self.prior = posterior.prior_vector.to(self.start.device)
         self.gradient = wide(torch.zeros_like(self.start))
         losses = []
         for observed in opened.passes("objective"):

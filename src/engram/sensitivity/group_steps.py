@@ -38,7 +38,6 @@ from engram.engine.sites import is_rank_one, matrix_blocks
 from engram.linalg.cg import Limits
 from engram.posteriors.downdating import without_inputs
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.trace_estimation import covered_layout, prior_vector
 from engram.sensitivity.estimators import downdated, newton
 from engram.sensitivity.estimators.base import Setting
 from engram.sensitivity.estimators.corrected import corrected
@@ -93,7 +92,7 @@ class Group:
         # in one order, so that the order they are named in does not matter
         self.chosen, order = chosen.sort()
         self.weight_of = dict(zip(self.chosen.tolist(), weights[order].tolist(), strict=True))
-        self.layout = covered_layout(posterior)
+        self.layout = posterior.layout
         parameters = trainable(opened.model)
         self.parameters = {name: parameters[name] for name in self.layout.names}
         self.weighted = Weighted(self.chosen, weights[order])
@@ -223,7 +222,7 @@ def _corrected(group: Group) -> Step:
 
 def _gauss_newton(group: Group, gradient: Named, why: str) -> Step:
     posterior, layout = group.posterior, group.layout
-    prior = prior_vector(posterior, layout)
+    prior = posterior.prior_vector
     whole = GaussNewton(group.opened, layout, prior, scale=posterior.scale)
     delta, flagged = group.solve_remaining(gradient, whole)
     return Step(delta, Matrix.GAUSS_NEWTON, flagged, why)

@@ -75,12 +75,12 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_moves_go_through_every_kind_of_operation(name: str) -> None:
+def test_perturbations_go_through_every_kind_of_operation(name: str) -> None:
     model = Between(OPERATIONS[name])
     check_against_torch_func(model)
 
 
-def test_moves_go_through_convolutions_and_pooling() -> None:
+def test_perturbations_go_through_convolutions_and_pooling() -> None:
     check_against_torch_func(Convolved())
 
 

@@ -23,7 +23,6 @@ from engram.engine.session import Observed as ObservedByNet
 from engram.engine.session import Session
 from engram.linalg.cg import Solution
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.trace_estimation import covered_layout
 from engram.sensitivity.estimators.base import (
     Estimate,
     Estimator,
@@ -94,7 +93,7 @@ def newton(observed: Observed, setting: Setting) -> Estimate:
 
 def newton_step(observed: ObservedByNet, setting: Setting) -> tuple[Named, bool, bool]:
     """The step of the parameters for one example, whether it is Newton's, and the flag."""
-    layout, found = covered_layout(setting.posterior), _decided(observed, setting)
+    layout, found = setting.posterior.layout, _decided(observed, setting)
     flagged, taken = bool(found.cautious.flagged[0]), bool(found.taken[0])
     if taken:
         return _first(layout, found.vectors), taken, flagged
@@ -108,7 +107,7 @@ def _first(layout: Layout, rows: Tensor) -> Named:
 
 
 def _decided(observed: ObservedByNet, setting: Setting) -> Decided:
-    layout = covered_layout(setting.posterior)
+    layout = setting.posterior.layout
     if setting.posterior.is_partial:
         cautious, own_share = cautious_step(observed, setting)
     else:
