@@ -58,6 +58,8 @@ def surroundings() -> tuple[Any, ...]:
         torch.is_anomaly_enabled(),
         torch._C._len_torch_function_stack(),
         torch._C._len_torch_dispatch_stack(),
+        torch._C._autograd._top_saved_tensors_default_hooks(True),
+        torch._C._autograd._saved_tensors_hooks_is_enabled(),
         (cuda.math_sdp_enabled(), cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled()),
         random.getstate(),
         (name, keys.tobytes(), *rest),

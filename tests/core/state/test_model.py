@@ -10,7 +10,7 @@ from torch import nn
 import engram
 from autograd_deviation import expected_deviation
 from engram.core.state.model import state_preserved
-from engram.core.state.process import kept_surroundings
+from engram.core.state.process import kept_surroundings, of_the_thread, restored
 from fitted import assert_close
 from interrupting import surroundings
 from snapshot import differences, snapshot
@@ -243,3 +243,21 @@ def test_a_copy_is_not_taken_while_another_thread_looks():
         engram.retrain(model, (X, Y), [0], train=train, refits=2, progress=False)
     thread.join(60)
     assert done[:2] == ["looked", True]
+
+
+def interrupted(step, *given):
+    """As Ctrl-C would end it, just after the step."""
+    with restored(tuple(of_the_thread())):
+        step(*given)
+        raise KeyboardInterrupt
+
+
+def test_hooks_on_saved_tensors_are_taken_away():
+    """Ctrl-C while they are put on leaves them on, and torch.func refuses to work with any."""
+    autograd = torch._C._autograd
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(autograd._push_saved_tensors_default_hooks, torch.clone, torch.clone)
+    assert autograd._top_saved_tensors_default_hooks(True) is None
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(autograd._saved_tensors_hooks_disable, "not now")
+    assert autograd._saved_tensors_hooks_is_enabled()

@@ -112,6 +112,24 @@ def stacks() -> Iterator[Restore]:
     transforms = torch._C._functorch.get_dynamic_layer_stack_depth()
     undo = torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth
     yield _setting(undo, transforms)
+    yield from _saved_tensor_hooks()
+
+
+def _saved_tensor_hooks() -> Iterator[Restore]:
+    """What autograd calls with the tensors that it keeps, and whether it may."""
+    autograd = torch._C._autograd
+    before = autograd._top_saved_tensors_default_hooks(True)
+    forbidden = autograd._saved_tensors_hooks_get_disabled_error_message()
+
+    def restore() -> None:
+        while (top := autograd._top_saved_tensors_default_hooks(True)) and top != before:
+            autograd._pop_saved_tensors_default_hooks()
+        if forbidden is None:
+            autograd._saved_tensors_hooks_enable()
+        else:
+            autograd._saved_tensors_hooks_disable(forbidden)
+
+    yield restore
 
 
 def _popping(size: Callable[[], int], before: int, pop: Callable[[], object]) -> Restore:
