@@ -1,4 +1,7 @@
-"""Every family file has one shape: the same methods in the same order."""
+"""Every family file has one shape: one family with the same methods in the same order, explained.
+
+Where two families have one posterior, what they share is a base that stands with them in the file.
+"""
 
 import ast
 from pathlib import Path
@@ -6,47 +9,80 @@ from pathlib import Path
 import pytest
 
 import engram.families
-from engram.families import Family
+from engram.families import Family, VariationalGaussianMixture
+from family_cases import CASES
 
+TESTS = Path(__file__).parent
 FOLDER = Path(engram.families.__file__).parent
 ORDER = [name for name in vars(Family) if name in Family.__abstractmethods__]
+PUBLIC = [name for name in engram.families.__all__ if name not in ("Family", "FamilyPosterior")]
 
 
 def classes(path):
-    return {n.name: n for n in ast.parse(path.read_text()).body if isinstance(n, ast.ClassDef)}
+    return [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
 
 
-def families_in(path):
-    """The public families of a file, each with the classes it takes methods from."""
-    known = classes(path)
-    for name, node in known.items():
-        bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
-        if name in engram.families.__all__ and name not in ("Family", "FamilyPosterior"):
-            yield name, [node, *(known[base] for base in bases if base in known)]
-
-
-def all_families():
+def files():
     for path in sorted(FOLDER.glob("*.py")):
-        for name, nodes in families_in(path):
-            yield pytest.param(path, nodes, id=name)
+        if any(node.name in PUBLIC for node in classes(path)):
+            yield pytest.param(path, id=path.stem)
 
 
-def methods(node):
-    return [item.name for item in node.body if isinstance(item, ast.FunctionDef)]
+def is_abstract(function):
+    return any(getattr(name, "id", "") == "abstractmethod" for name in function.decorator_list)
 
 
-@pytest.mark.parametrize(("path", "nodes"), list(all_families()))
-def test_one_family_a_file_and_its_methods_in_order(path, nodes):
-    for node in nodes:
-        own = [name for name in methods(node) if name in ORDER]
-        assert own == sorted(own, key=ORDER.index)
-    assert {name for node in nodes for name in methods(node)} >= set(ORDER)
-    together = list(families_in(path))
-    assert len(together) == 1 or all(len(shared) == 2 for _, shared in together)
+def contract(node):
+    """The methods of the contract that a class defines, as they come."""
+    functions = [item for item in node.body if isinstance(item, ast.FunctionDef)]
+    return [item.name for item in functions if item.name in ORDER and not is_abstract(item)]
+
+
+def bases(node):
+    return [base.id for base in node.bases]
+
+
+@pytest.mark.parametrize("path", files())
+def test_all_methods_of_the_contract_in_order(path):
+    families = [node for node in classes(path) if node.name in PUBLIC]
+    shared = [n for n in classes(path) if "Family" in bases(n) and n.name not in PUBLIC]
+    for node in (*families, *shared):
+        assert contract(node) == sorted(contract(node), key=ORDER.index)
+    if not shared:
+        (family,) = families
+        assert bases(family) == ["Family"]
+        assert contract(family) == ORDER
+        return
+    (base,) = shared
+    assert bases(base) == ["Family"]
+    assert len(families) > 1, f"{base.name} is shared by nothing"
+    for family in families:
+        assert bases(family) == [base.name]
+        # each has what its base has not, and nothing twice
+        assert sorted(contract(base) + contract(family)) == sorted(ORDER)
+
+
+@pytest.mark.parametrize("path", files())
+def test_the_equation_and_an_example_stand_in_the_docstrings(path):
+    assert ".. math::" in ast.get_docstring(ast.parse(path.read_text()))
+    for node in classes(path):
+        described = ast.get_docstring(node)
+        assert described
+        assert node.name not in PUBLIC or ("Example:" in described and ">>> " in described)
+
+
+@pytest.mark.parametrize("name", [*CASES, "variational_mixture"])
+def test_a_textbook_or_a_test_of_its_own_checks_it(name):
+    functions = ast.walk(ast.parse((TESTS / "test_textbook.py").read_text()))
+    found = {item.name for item in functions if isinstance(item, ast.FunctionDef)}
+    found |= {path.stem for path in TESTS.glob("test_*.py")}
+    assert any(test.startswith(f"test_{name}") for test in found)
 
 
 def test_all_families_are_covered():
-    named = {getattr(engram.families, name) for name in engram.families.__all__}
-    final = {c for c in named if issubclass(c, Family) and c is not Family}
-    assert len(final) == len(list(all_families())) == 12
+    final = {getattr(engram.families, name) for name in PUBLIC}
+    covered = [node.name for param in files() for node in classes(param.values[0])]
+    assert {c.__name__ for c in final} <= set(covered)
+    assert final == {type(case.family) for case in CASES.values()} | {VariationalGaussianMixture}
+    assert len(final) == 12
     assert all(not c.__abstractmethods__ and not c.__subclasses__() for c in final)
