@@ -9,6 +9,7 @@ from torch.nn import functional
 from benchmarks.nets import small_mlp
 from engram.core.state.model import state_preserved
 from engram.likelihoods import Categorical
+from engram.problem import Opener
 from engram.retraining.recipes import Newton
 from engram.retraining.stack import Objective, open_stack
 
@@ -32,7 +33,7 @@ def trained(data: tuple[Tensor, Tensor], seed: int) -> tuple[nn.Module, float]:
         with state_preserved(model):
             stack = open_stack(model, data, Categorical(), PRIOR_PRECISION)
             recipe = Newton(relative_gradient=tolerance, iterations=600, history=40)
-            recipe = recipe.bind(model, data, Categorical(), PRIOR_PRECISION, False)
+            recipe = recipe.bind(model, Opener(data, Categorical()), PRIOR_PRECISION, False)
             found = recipe.train(Objective(stack, (NOTHING,)), stack.start[None], 0, silent)
         nn.utils.vector_to_parameters(found.flat[0], model.parameters())
         norm = float(found.gradient_norm)

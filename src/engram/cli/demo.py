@@ -31,9 +31,11 @@ from engram.demo.findings import (
     tracker_of,
 )
 
-DRAWN = 12
+DRAWN = 12  # suspect examples; what follows divides it into whole rows
+COLUMNS = (6, 4, 3, 2)  # of them in a row, the first that fits the terminal
 EXAMPLE_WIDTH = 18  # characters of one drawn example and the gap after it
-REPORTS = 10  # lines of the table that grows while the net trains
+REPORTS = 10  # lines of the table that grows while the net trains; each costs a fit
+SHADES = " .:-=+*#%@"  # of a pixel without colours, from black to white
 
 
 def run(settings: Settings, out: Path, console: Console) -> None:
@@ -165,7 +167,7 @@ def _losses(losses: LossComparison, settings: Settings, console: Console) -> Non
 def _suspects(data: Digits, result: engram.Result, console: Console) -> None:
     _heading(console, f"4. The {DRAWN} examples whose label the others contradict most")
     chosen = result.loo_loss.argsort(descending=True)[:DRAWN].tolist()
-    columns = next((n for n in (6, 4, 3, 2) if n * EXAMPLE_WIDTH <= console.width), 1)
+    columns = next((n for n in COLUMNS if n * EXAMPLE_WIDTH <= console.width), 1)
     for start in range(0, len(chosen), columns):
         if start > 0:
             console.print()
@@ -237,9 +239,6 @@ def _class_row(effect: ClassEffect) -> tuple[str, ...]:
         f"{effect.test_estimated:+.3f}",
         f"{effect.test_retrained:+.3f}",
     )
-
-
-SHADES = " .:-=+*#%@"
 
 
 def image(pixels: Tensor, colour: bool) -> Text:

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-NUM_CLASSES = 10
-BRIGHTEST = 16.0  # of a pixel in scikit-learn's data
+# of scikit-learn's data
+NUM_CLASSES = 10  # the digits
+PIXELS = 64  # of an image, 8 x 8
+BRIGHTEST = 16.0  # value of a white pixel
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def network(settings: Settings) -> nn.Sequential:
         torch.manual_seed(settings.seed)
         return nn.Sequential(
             nn.Flatten(),
-            nn.Linear(64, settings.hidden),
+            nn.Linear(PIXELS, settings.hidden),
             nn.Tanh(),
             nn.Linear(settings.hidden, NUM_CLASSES),
         )

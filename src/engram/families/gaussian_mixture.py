@@ -26,6 +26,8 @@ from engram.families.dirichlet_categorical import DirichletCategorical
 from engram.families.normal_inverse_wishart import NormalInverseWishart
 from engram.families.reading import check_lengths, check_support, read_pair, read_vectors
 
+SUM_TOLERANCE = 1e-8  # by which the responsibilities of an example may miss 1, from rounding
+
 
 @dataclass(frozen=True, eq=False)
 class GaussianMixture(Family):
@@ -71,7 +73,7 @@ class GaussianMixture(Family):
         check_lengths(points, responsibilities, "vectors and responsibilities")
         inside = (responsibilities >= 0) & (responsibilities <= 1)
         check_support(inside, responsibilities, "responsibilities in [0, 1]", "normalise them")
-        off = (responsibilities.sum(1) - 1).abs() > 1e-8
+        off = (responsibilities.sum(1) - 1).abs() > SUM_TOLERANCE
         if off.any():
             raise DataError(
                 "responsibilities that sum to 1 for each example",

@@ -31,7 +31,7 @@ from engram.families.reading import (
     read_vectors,
 )
 
-#: of the precision with a diagonal of ones; below it, sums of products have lost seven digits
+# of the precision with a diagonal of ones; below, sums of products have lost more than seven digits
 SMALLEST_PIVOT = 1e-9
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engram.core.parameters import Named
 
-FAR = 100.0  # spreads; the squares of smaller distances cost less than four digits
+FAR = 100.0  # spreads between origin and data: nearer, their squares cost less than four digits
 
 
 def origin_amid(points: Tensor, weights: Tensor, origin: Tensor) -> Tensor:

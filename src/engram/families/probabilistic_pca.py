@@ -32,10 +32,9 @@ from engram.families.base import Family, Observations, check_cavities
 from engram.families.origin import origin_amid, translated_products
 from engram.families.reading import read_vector, read_vectors
 
-#: eigendecompositions at once: a few megabytes, as many as fit
-CHUNK_ENTRIES = 2**19
-#: noise below this share of the largest variance is rounding
-SMALLEST_NOISE = 1e-12
+CHUNK_ENTRIES = 2**19  # numbers of matrices decomposed at once, 4 MB: more leave the cache
+SMALLEST_NOISE = 1e-12  # share of the largest variance; less noise is rounding
+SMALLEST_COUNT = 1e-9  # examples; fewer are what rounding leaves of none
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +96,7 @@ class ProbabilisticPCA(Family):
         }
 
     def check(self, natural: Mapping[str, Tensor]) -> None:
-        if not natural["count"] > 1e-9:
+        if not natural["count"] > SMALLEST_COUNT:
             raise PosteriorError(
                 "some data, since there is no prior", "none", "take out less, or fit to more"
             )
@@ -148,7 +147,7 @@ class ProbabilisticPCA(Family):
         (points,) = observations
         covariance, count = self._covariance(natural)[1], natural["count"]
         left = count - weights
-        check_cavities(left > 1e-9)
+        check_cavities(left > SMALLEST_COUNT)
         difference = self._from_mean(natural, points)
         parts = []
         chunks = range(0, len(points), max(1, CHUNK_ENTRIES // self.size**2))

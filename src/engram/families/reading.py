@@ -10,6 +10,10 @@ from torch import Tensor
 
 from engram.core.errors import ArgumentError, DataError, NonFiniteError, TargetError
 
+# by which a covariance may differ from its transpose: what a product of matrices leaves
+SYMMETRIC = 1e-10  # relative
+SYMMETRIC_NEAR_ZERO = 1e-12  # in its own unit, for entries that would be 0
+
 
 def read_array(values: Any, name: str) -> Tensor:
     """A finite float64 tensor on the CPU; the caller's own array is not changed."""
@@ -127,7 +131,7 @@ def read_covariance(values: Any, name: str, size: int) -> Tensor:
         raise ArgumentError(
             f"{name} of shape ({size}, {size})", f"shape {tuple(array.shape)}", "check its size"
         )
-    symmetric = torch.allclose(array, array.mT, rtol=1e-10, atol=1e-12)
+    symmetric = torch.allclose(array, array.mT, rtol=SYMMETRIC, atol=SYMMETRIC_NEAR_ZERO)
     if not symmetric or int(torch.linalg.cholesky_ex(array).info) != 0:
         raise ArgumentError(
             f"a symmetric positive definite {name}",

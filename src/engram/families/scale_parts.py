@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SOME = 1e-6  # of all examples, the prior's included: with fewer there is no mean of the data
+SOME = 1e-6  # share of all examples, the prior's included: below, data have no mean of their own
 
 
 @dataclass(frozen=True, eq=False)

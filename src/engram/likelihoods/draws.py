@@ -9,10 +9,12 @@ from torch import Tensor
 
 from engram.core.dtypes import wide
 
-WORD = 2**64
+BITS = 64  # of a word
+WORD = 2**BITS  # values that it has
+MANTISSA = 53  # bits of a double: what is kept of a word for a number between 0 and 1
+# odd multipliers that keep the counters of streams, examples and places apart
 STREAM, EXAMPLE, PLACE = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7
 MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))  # of splitmix64
-MANTISSA = 53
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Draws:
         start = _signed(_mixed_whole(self.seed) + STREAM * self.stream)
         rows = self.indices.cpu().long()[:, None] * _signed(EXAMPLE)
         words = _mixed(_mixed(rows + start) + torch.arange(count) * _signed(PLACE))
-        kept = _shifted(words, 64 - MANTISSA)
+        kept = _shifted(words, BITS - MANTISSA)
         return (kept.double() + 0.5) / 2**MANTISSA
 
     def signs(self, like: Tensor) -> Tensor:
@@ -66,7 +68,7 @@ def _signed(word: int) -> int:
 
 def _shifted(words: Tensor, bits: int) -> Tensor:
     """To the right, with zeros from the left."""
-    return (words >> bits) & ((1 << (64 - bits)) - 1)
+    return (words >> bits) & ((1 << (BITS - bits)) - 1)
 
 
 def _mixed(words: Tensor) -> Tensor:

@@ -15,11 +15,12 @@ from engram.likelihoods.base import ExpectedLoss, Likelihood, LossFunction, Mean
 from engram.likelihoods.draws import Draws
 from engram.likelihoods.sampled import Sampled
 
-FEW = 8  # examples that are evaluated once more, without the others
-CONVEX = 1e-6  # share of the largest eigenvalue by which others may be negative, from rounding
-SAME = {torch.float64: 1e-8}  # relative difference that is rounding, of losses in other batches,
-SAME_ELSEWHERE = 1e-3  # and in lower precision
+FEW = 8  # examples a batch that are evaluated once more without the others: one short pass
 STEPS = (1.0, 10.0)  # of the outputs, over which a loss with jumps is seen to change
+CONVEX = 1e-6  # share of the largest eigenvalue by which others may be negative, from rounding
+# relative difference of losses in other batches that is rounding
+SAME = {torch.float64: 1e-8}
+SAME_ELSEWHERE = 1e-3  # in lower precision
 
 
 class LossLikelihood(Likelihood):

@@ -20,6 +20,10 @@ from engram.likelihoods.elementwise import ElementwiseLikelihood
 from engram.likelihoods.links import LINKS, Link
 from engram.likelihoods.targets import like_outputs
 
+# means that a fit with a link starts from: above zero, as logarithms and powers need them
+LOWEST_START = 0.1  # share of the targets' mean size
+SMALLEST_START = 1e-8  # where all targets are 0
+
 
 class Gaussian(ElementwiseLikelihood):
     """Regression: targets around the mean with a known noise variance, per output.
@@ -61,7 +65,7 @@ class Gaussian(ElementwiseLikelihood):
     def start(self, targets: Tensor) -> Tensor:
         if self.link.name == "identity":
             return targets
-        return targets.clamp(min=0.1 * float(targets.abs().mean()) + 1e-8)
+        return targets.clamp(min=LOWEST_START * float(targets.abs().mean()) + SMALLEST_START)
 
     def kernel(self, eta: Tensor, targets: Tensor) -> Tensor:
         return 0.5 * (self.link.mean(eta) - targets).square()

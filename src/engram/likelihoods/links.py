@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engram.core.errors import ArgumentError
 
-LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
+LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)  # minus the log density of a normal at 0
 FAR_BELOW = -36.0  # where log(1 + exp(eta)) is exp(eta) to double precision
 
 

@@ -20,7 +20,7 @@ from engram.likelihoods.base import ExpectedLoss
 if TYPE_CHECKING:
     from engram.likelihoods.elementwise import ElementwiseLikelihood
 
-NUM_POINTS = 100  # good to 1e-7 for variances up to 2, of a count too
+NUM_POINTS = 100  # evaluations an output: good to 1e-7 for variances up to 2, of a count too
 FEWEST_POINTS = 8  # below, the sum is no integral of a logistic loss
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from engram.core.errors import LikelihoodError, TargetError
 from engram.likelihoods.base import ExpectedLoss, LossFunction
 
-NUM_SAMPLES = 1024  # the error falls a little faster than one over the root of their number
+NUM_SAMPLES = 1024  # draws; the error falls a little faster than one over the root of their number
 FEWEST = 16  # samples that an average over pairs needs to mean anything
 AT_ONCE = 2**18  # numbers in a block of draws for all examples: 2 MB in double precision
 

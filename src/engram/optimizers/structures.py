@@ -26,6 +26,7 @@ from engram.optimizers.curvatures import DiagonalCurvature, Draw, MatrixCurvatur
 SHARED = "shared"  # key in the state of what belongs to no single parameter
 FLAT = "theta"  # name of the flat vector in a block
 COPIES_OF_MATRIX = 7  # held at once: old and new, their Cholesky factors, curvature, temporaries
+BYTES = 8  # of a number, in the double precision that matrices are held in
 REMEDY = (
     "use curvature=GaussNewton(likelihood), which is never indefinite; or lower precision_lr, "
     "raise prior_precision, or start nearer to a minimum; nothing was changed by this step"
@@ -100,9 +101,9 @@ class FullMatrix(Structure):
 
     def check_size(self, parameters: Parameters) -> None:
         size = sum(p.numel() for p in parameters)
-        needed, free = COPIES_OF_MATRIX * 8 * size**2, available_bytes(parameters[0].device)
+        needed, free = COPIES_OF_MATRIX * BYTES * size**2, available_bytes(parameters[0].device)
         if needed > free:
-            largest = int((free / (COPIES_OF_MATRIX * 8)) ** 0.5)
+            largest = int((free / (COPIES_OF_MATRIX * BYTES)) ** 0.5)
             raise PosteriorError(
                 f"at most {largest:,} parameters, whose matrices fit in the free "
                 f"{free / 2**30:.1f} GiB",

@@ -31,7 +31,7 @@ from engram.likelihoods import (
 from engram.likelihoods.tweedie import power_likelihood
 from engram.models.glm.design import as_column, as_weights, count_of, read_design
 from engram.models.glm.fit import Fit, fit_at
-from engram.models.glm.frames import frame_names, in_order, row_index
+from engram.models.glm.frames import MENTIONED, frame_names, in_order, row_index
 from engram.models.glm.newton import Objective
 
 MANY = "many classes are read from LogisticRegression with a multinomial loss, two from any other"
@@ -198,8 +198,9 @@ def _class_numbers(model: Any, targets: Any) -> Tensor:
     except TypeError:  # labels that have no order among the classes
         numbers, strange = np.zeros(len(labels), int), labels[~np.isin(labels, known)]
     if len(strange):
+        shown = known[:MENTIONED].tolist()
         raise TargetError(
-            f"labels among the classes that the model was fitted with, {known[:8].tolist()}",
+            f"labels among the classes that the model was fitted with, {shown}",
             f"{strange[0]!r}",
             "pass the targets that it was fitted on",
         )

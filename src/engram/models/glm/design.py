@@ -26,6 +26,9 @@ from engram.models.glm.frames import (
 )
 
 MENTIONED = 4  # columns named in a message; the others are counted
+# rounding of a factor of columns scaled to length 1
+RANK_ROUNDING = 10.0  # multiples of machine epsilon times the longer side: a pivot below is zero
+NO_PART = 1e-7  # coefficient in a dependence, columns scaled alike: half the digits of float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,7 +304,7 @@ def check_rank(design: Design, remedy: str = "drop them, or use penalty > 0") ->
     triangle, order = qr(scaled, mode="r", pivoting=True, overwrite_a=True)[:2]
     diagonal = np.abs(np.diagonal(triangle))
     count = len(order)
-    tolerance = 10 * max(scaled.shape) * np.finfo(float).eps
+    tolerance = RANK_ROUNDING * max(scaled.shape) * np.finfo(float).eps
     rank = int((diagonal > tolerance * max(float(diagonal[0]), tolerance)).sum())
     if rank == count:
         return
@@ -323,7 +326,7 @@ def check_rank(design: Design, remedy: str = "drop them, or use penalty > 0") ->
 def _terms(
     design: Design, shares: np.ndarray, basis: np.ndarray, scale: np.ndarray, column: int
 ) -> str:
-    involved = [k for k in np.argsort(-np.abs(shares)) if abs(shares[k]) > 1e-7]
+    involved = [k for k in np.argsort(-np.abs(shares)) if abs(shares[k]) > NO_PART]
     if not involved or scale[column] == 0:
         return "0 everywhere"
     text = ""

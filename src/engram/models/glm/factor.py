@@ -14,10 +14,16 @@ import torch
 from scipy.linalg.blas import dtrmm
 from torch import Tensor
 
-from engram.models.glm.design import Design
+from engram.models.glm.design import RANK_ROUNDING, Design
 
-ROWS = 2048  # at a time, so that temporaries stay in the cache
-WELL_CONDITIONED = 1e-2  # smallest pivot of the scaled Cholesky factor that is as good as QR
+ROWS = 2048  # of the design in one product: more leave the cache, fewer cost calls
+# smallest pivot of the Cholesky factor with columns of length 1, whose square X'X has lost
+WELL_CONDITIONED = 1e-2  # as good as QR from here on (four digits lost), which takes longer
+STILL_DEFINITE = 1e-7  # below, where QR has no rows to work on, S counts as singular
+# share of an example's information that is rounding
+SMALLEST_SHARE = 1e-10  # with independent columns; more would call leverages near 1 undetermined
+SOLVE_ROUNDING = 1e3  # machine epsilons that a solve loses, divided by the smallest pivot
+ABOVE_ONE = 10.0  # such shares by which the leverage of an example may come out above 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +42,20 @@ class Factor:
     def nothing_left(self) -> float:
         """What of an example's information is lost in rounding: S as good as does without it.
 
-        A share of 1e-10, or more where columns are nearly dependent: the smallest pivot of the root
+        A small share, or more where columns are nearly dependent: the smallest pivot of the root
         with columns of length 1 says how many digits that costs.
         """
         pivots = self.upper.diagonal().abs() / self.upper.norm(dim=0)
-        rounding = 1e3 * torch.finfo(torch.float64).eps
-        return max(1e-10, rounding / max(float(pivots.min()), rounding))
+        rounding = SOLVE_ROUNDING * torch.finfo(torch.float64).eps
+        return max(SMALLEST_SHARE, rounding / max(float(pivots.min()), rounding))
+
+    def determined_alone(self, leverage: Tensor) -> Tensor:
+        """Where a leverage is 1 but for rounding: the example alone determines some combination.
+
+        Above that, which only a fit that is at no minimum has, the posterior is inconsistent.
+        """
+        nothing = self.nothing_left
+        return (leverage > 1 - nothing) & (leverage < 1 + ABOVE_ONE * nothing)
 
     @property
     def precision(self) -> Tensor:
@@ -164,7 +178,7 @@ def factorise(design: Design, hessian: Tensor, gauge: bool) -> Factor | None:
         return Factor(lower.mT.contiguous() * scale)
     if num_outputs == 1 and bool((hessian >= 0).all()):
         return _by_rows(design, hessian[:, 0, 0], scale)
-    return Factor(lower.mT.contiguous() * scale) if smallest > 1e-7 else None
+    return Factor(lower.mT.contiguous() * scale) if smallest > STILL_DEFINITE else None
 
 
 def _by_rows(design: Design, hessian: Tensor, scale: Tensor) -> Factor | None:
@@ -174,5 +188,5 @@ def _by_rows(design: Design, hessian: Tensor, scale: Tensor) -> Factor | None:
     upper = torch.linalg.qr(stacked, mode="r").R
     signs = torch.where(upper.diagonal() < 0, -1.0, 1.0)
     upper = signs[:, None] * upper
-    tolerance = 10 * max(stacked.shape) * torch.finfo(torch.float64).eps
+    tolerance = RANK_ROUNDING * max(stacked.shape) * torch.finfo(torch.float64).eps
     return Factor(upper * scale) if float(upper.diagonal().min()) > tolerance else None

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 HESSIANS = ("observed", "expected")
+SMALLEST_FREEDOM = 1e-6  # degrees of freedom; fewer are rounding, and no dispersion comes of them
+FITTED_EXACTLY = 1e-24  # mean square of residuals over that of targets: twelve digits agree
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,9 +221,8 @@ class Fit:
             largest = product[:, 0, 0]
         else:
             largest = torch.linalg.eigvals(product).real.amax(1)
-        nothing = self.factor.nothing_left
-        gone = largest > 1 - nothing
-        alone = gone & (largest < 1 + 10 * nothing) if share == 1 else torch.zeros_like(gone)
+        gone = largest > 1 - self.factor.nothing_left
+        alone = self.factor.determined_alone(largest) & (share == 1)
         if not math.isfinite(share) or bool((gone & ~alone).any()):
             where = int(torch.where(alone, -math.inf, largest).argmax())
             raise PosteriorError(
@@ -316,8 +317,8 @@ def _dispersion(fit: Fit) -> float:
     squares = weights * (fit.means - fit.targets)[:, 0].square()
     sizes = weights * fit.targets[:, 0].square()
     freedom = float(fit.objective.design.used.sum()) - float(fit.leverage.sum())
-    scale = float(squares.sum()) / freedom if freedom > 1e-6 else 0.0
-    if not scale > 1e-24 * float(sizes.mean()):
+    scale = float(squares.sum()) / freedom if freedom > SMALLEST_FREEDOM else 0.0
+    if not scale > FITTED_EXACTLY * float(sizes.mean()):
         raise PosteriorError(
             "more examples than effective parameters, and targets that are not fitted exactly",
             f"{freedom:.3g} degrees of freedom left, with which the dispersion is estimated",

@@ -7,6 +7,8 @@ from typing import Any
 
 from engram.core.errors import DataError
 
+MENTIONED = 8  # names of columns in a message: enough to know the table by
+
 
 def frame_names(inputs: Any) -> tuple[str, ...] | None:
     """The names of a data frame's columns; None for all else."""
@@ -34,7 +36,7 @@ def check_names(names: Sequence[str]) -> None:
     if repeated:
         raise DataError(
             "columns with a name each",
-            f"{len(repeated)} repeated names (first: {', '.join(repeated[:5])})",
+            f"{len(repeated)} repeated names (first: {', '.join(repeated[:MENTIONED])})",
             "rename or drop the repeated columns: X.loc[:, ~X.columns.duplicated()]",
         )
 
@@ -68,8 +70,8 @@ def in_order(inputs: Any, names: Sequence[str]) -> Any:
     if sorted(found) != sorted(names) or len(set(found)) < len(found):
         others = sorted(set(found) ^ set(names)) or ["repeated ones"]
         raise DataError(
-            f"the columns that the model was fitted on, {', '.join(names[:8])}",
-            f"{', '.join(found[:8])} (they differ in {', '.join(others[:8])})",
+            f"the columns that the model was fitted on, {', '.join(names[:MENTIONED])}",
+            f"{', '.join(found[:MENTIONED])} (they differ in {', '.join(others[:MENTIONED])})",
             "pass a data frame with these columns, in any order",
         )
     return inputs.iloc[:, [found.index(name) for name in names]]

@@ -10,7 +10,7 @@ from engram.core.errors import PosteriorError
 from engram.models.glm.newton import Minimum, Objective, minimise
 from engram.models.glm.separation import check_one_class, check_separation
 
-NOTHING = 1e-12  # of a row's weight: what is left by rounding when all of it is taken out
+NOTHING = 1e-12  # share of a row's weight that rounding leaves when all of it is taken out
 
 
 def objective_without(objective: Objective, indices: Tensor, shares: Tensor) -> Objective:

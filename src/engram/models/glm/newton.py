@@ -23,7 +23,12 @@ from engram.models.glm.factor import Factor, factorise
 
 LARGEST_ITERATION = 100  # Newton steps: a dozen are usual, more mean that there is no minimum
 HALVINGS = 40  # of a step: what is left then is below rounding
-TOLERANCE = 1e-13  # of the expected decrease, relative to F; the step is taken all the same
+SUFFICIENT = 1e-4  # share of the decrease that Newton predicts (Armijo's rule): small, so that any
+# step that lowers F at all is taken
+# decreases of F, relative to F
+TOLERANCE = 1e-13  # expected of a step that is the last; it is taken all the same
+ROUNDING = 1e-13  # by which F may rise: sums of many losses are no better
+SETTLED = 1e-8  # expected where no step lowers F: below, only rounding is left and it has converged
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +94,7 @@ def minimise(objective: Objective, start: Tensor) -> Minimum:
         decrease = -float(gradient @ step)
         moved = _descend(objective, coefficients, step.reshape(start.shape), value, decrease)
         if moved is None:
-            settled = decrease <= 1e-8 * (objective.unit + abs(value))  # only rounding is left
+            settled = decrease <= SETTLED * (objective.unit + abs(value))
             return Minimum(objective, coefficients, settled, iteration, scored)
         coefficients, outputs, value = moved
         if decrease <= TOLERANCE * (objective.unit + abs(value)):
@@ -101,13 +106,13 @@ def _descend(
     objective: Objective, coefficients: Tensor, step: Tensor, value: float, decrease: float
 ) -> tuple[Tensor, Tensor, float] | None:
     """The first of the halved steps that lowers F."""
-    rounding = 1e-13 * (objective.unit + abs(value))
+    rounding = ROUNDING * (objective.unit + abs(value))
     share = 1.0
     for _ in range(HALVINGS):
         moved = coefficients + share * step
         outputs = objective.design.outputs(moved)
         reached = objective.value(moved, outputs)
-        if reached <= value - 1e-4 * share * decrease + rounding:
+        if reached <= value - SUFFICIENT * share * decrease + rounding:
             return moved, outputs, reached
         share /= 2
     return None

@@ -15,11 +15,17 @@ from torch import Tensor
 from engram.core.errors import SeparationError
 from engram.models.glm.newton import Objective
 
-FAR = 3.0  # linear predictors beyond this are looked at: a probit is flat from 6 on
-FLAT = 1e-6  # curvature along a column, relative to that of a loss of curvature 1
-FAR_STOPPED = 4.0  # other libraries stop on their way to infinity,
-MOVING = 0.05  # where one more Newton step moves some predictor by a constant
+# when a fit is looked at; a look is a linear programme, which costs more than the fit
+FAR = 3.0  # linear predictor, by its size, below which no fit has run off: a probit is flat from 6
+FLAT = 1e-6  # and curvature along some column below this, relative to a loss of curvature 1
+FAR_STOPPED = 4.0  # the same of a fit by another library, which may have stopped on its way,
+MOVING = 0.05  # where one more Newton step would move some predictor by more than this
 TIME_LIMIT = 60.0  # seconds of a linear programme; beyond, separation stays undetected
+# what a direction has to reach, as the solver is good to 1e-9 or so
+SEPARATED = 1e-7  # its sum of margins over that of their sizes: less is the solver's tolerance
+STRICT = 1e-9  # a margin over the largest one: less counts as on the boundary
+INVOLVED = 1e-6  # a coefficient over the largest one, columns scaled alike: less has no part in it
+MENTIONED = 6  # columns named in a message
 ADVICE = (
     "use penalty > 0, which makes the coefficients finite; or drop the columns named, or merge "
     "categories"
@@ -72,12 +78,12 @@ def _check_directions(objective: Objective) -> None:
         method="highs",
         options={"time_limit": TIME_LIMIT},
     )
-    if best.status != 0 or -best.fun <= 1e-7 * np.abs(margins).sum():
+    if best.status != 0 or -best.fun <= SEPARATED * np.abs(margins).sum():
         return
     complete = _is_complete(margins, fixed)
     sparse = _sparse_direction(objective, margins, fixed)
     direction = best.x if sparse is None else sparse
-    strict = margins @ direction > 1e-9 * np.abs(margins @ direction).max()
+    strict = margins @ direction > STRICT * np.abs(margins @ direction).max()
     raise SeparationError(
         "targets that overlap, so that the likelihood has a maximum",
         _description(objective, direction, complete, complete and bool(strict.all())),
@@ -151,7 +157,7 @@ def _is_complete(margins: np.ndarray, fixed: np.ndarray) -> bool:
         method="highs",
         options={"time_limit": TIME_LIMIT},
     )
-    return found.status == 0 and -found.fun > 1e-9 * np.abs(margins).max()
+    return found.status == 0 and -found.fun > STRICT * np.abs(margins).max()
 
 
 def _sparse_direction(
@@ -178,8 +184,8 @@ def _description(objective: Objective, direction: np.ndarray, complete: bool, wh
     names = objective.design.names
     size = np.abs(direction.reshape(-1, len(names))).max(0)
     scaled = size * objective.design.matrix.abs().amax(0).numpy()
-    involved = [names[k] for k in np.argsort(-scaled) if scaled[k] > 1e-6 * scaled.max()]
-    columns = ", ".join(involved[:6]) + (", ..." if len(involved) > 6 else "")
+    involved = [names[k] for k in np.argsort(-scaled) if scaled[k] > INVOLVED * scaled.max()]
+    columns = ", ".join(involved[:MENTIONED]) + (", ..." if len(involved) > MENTIONED else "")
     kind, how = "complete" if complete else "quasi-complete", "all" if whole else "some"
     return (
         f"{kind} separation: a combination of {columns} tells {how} targets apart without error, "

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from engram.core.errors import ArgumentError, PosteriorError
-from engram.models.glm.fit import Fit
+from engram.models.glm.fit import SMALLEST_FREEDOM, Fit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -144,11 +144,11 @@ def _dispersion_without(fit: Fit, residual: Tensor, left: Tensor, steps: Tensor)
     held = (penalty * fit.factor.covariance.diagonal()).sum()
     held_without = held + taken * (solved.square() @ penalty) / left
     freedom = design.used.sum() - design.used.clamp(max=1.0) - (len(theta) - held_without)
-    if bool((freedom <= 1e-8).any()):
+    short = freedom <= SMALLEST_FREEDOM
+    if bool(short.any()):
         raise PosteriorError(
             "a degree of freedom left when an example is out, to estimate the dispersion with",
-            f"{float(freedom[freedom <= 1e-8][0]):.3g} for example "
-            f"{int((freedom <= 1e-8).nonzero()[0])}",
+            f"{float(freedom[short][0]):.3g} for example {int(short.nonzero()[0])}",
             "use more examples, fewer columns or a penalty",
         )
     return squares / freedom

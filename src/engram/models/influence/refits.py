@@ -44,22 +44,25 @@ from engram.models.glm.leaving_out import objective_without
 from engram.models.glm.newton import minimise
 from engram.sensitivity.estimators.base import Estimate
 
-# the look for examples that a second step would move
+# the look for examples that a second step would move: time against what may be missed
 LOOK_PRODUCTS = 1e9  # multiplications that all looks may take together: about a second
 FEWEST_LOOKS = 64  # examples that may be looked at, whatever it takes
 AT_FIRST = 8  # of these; the others only where one of the first goes on, or it costs little
-CHEAP = 1e8  # multiplications of a look that is not worth a second thought
+# (measured in docs/decisions.md: 0.33 of a fit of 100,000 rows, where 64 would be 1.28)
+CHEAP = 1e8  # multiplications of looks that are made without asking: a tenth of a second
 SMALLEST = 1e-5  # leverage times change of loss, relative to the mean loss, that is looked at
-UNSEEN = 0.1  # of the largest change by a step of this size: it may pass the example by at first
+UNSEEN = 0.1  # share of the largest change by a step of its size that a look counts at least: the
+# step may pass the example by at first
 ENTRIES = 4_000_000  # outputs at a time: 32 MB
-# following them
+# following them: time against digits
 NEGLIGIBLE = 3e-4  # change by the second step, relative to the loss and to the mean loss
-FINE = 1e-4  # of that, where steps with the curvature of the fit have arrived
-SHRINKING = 0.6  # of the change before, or they are given up
+FINE = 1e-4  # share of that below which steps with the curvature of the fit have arrived
+SHRINKING = 0.6  # of the change before, or Newton's method takes over
 CHORDS = 25  # such steps at most: at the rate above the change is then below 1e-5 of the first
 REFIT_PRODUCTS = 2e11  # multiplications that all refits may take together: minutes
 FEWEST_REFITS = 256  # refits that are made, whatever it takes
-ITERATIONS = 6  # that a refit takes, about
+ITERATIONS = 6  # Newton steps of a refit, about, for that budget
+ENDLESS = 1e-3  # output over the largest one of an example: the others go to infinity with it
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +207,7 @@ def _infinite(fit: Fit, estimate: Estimate, index: Tensor, share: float) -> Esti
     far = minimise(rest, fit.coefficients).coefficients
     moved = fit.objective.design.rows(index).outputs(far)
     gap = moved - fit.outputs[index]
-    endless = torch.where(gap.abs() > 1e-3 * gap.abs().max(), gap.sign() * math.inf, gap)
+    endless = torch.where(gap.abs() > ENDLESS * gap.abs().max(), gap.sign() * math.inf, gap)
     return _put(estimate, index, endless, fit.likelihood.mean(moved) - fit.means[index], math.inf)
 
 

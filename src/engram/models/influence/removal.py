@@ -30,7 +30,7 @@ from engram.sensitivity.group_steps import Matrix
 from engram.sensitivity.groups import Removal
 
 ESTIMATORS = ("exact", "corrected")
-SMALLEST_LEFT = 1e-10  # of the precision, relative to what it was
+SMALLEST_LEFT = 1e-10  # share of the precision along some direction; less is lost in rounding
 
 
 def remove_group(

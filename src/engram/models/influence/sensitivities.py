@@ -24,8 +24,11 @@ from engram.sensitivity.result import OBTAINED, Result
 from engram.sensitivity.variance import KnownVariance
 
 EXACT = "exact"
-EXACT_GUARD = 1 - 1e-9  # least squares is exact up to rounding
-HALVINGS = 60
+HALVINGS = 60  # of a deviation that leads out of the support: what is left is below rounding
+# leverages
+EXACT_GUARD = 1 - 1e-9  # largest taken at its word for least squares, exact but for rounding
+ABOVE_ONE = 1 + 1e-9  # from here on above 1, and no rounding
+NO_PARAMETERS = 1e-12  # sum of all leverages below which a fit has no parameters to speak of
 
 
 def sensitivities_of(
@@ -119,9 +122,7 @@ def _undetermined(fit: Fit, estimate: Estimate, share: float) -> Estimate:
     """
     if share != 1:
         return estimate
-    largest = fit.largest_leverage
-    nothing = fit.factor.nothing_left
-    alone = (largest > 1 - nothing) & (largest < 1 + 10 * nothing)
+    alone = fit.factor.determined_alone(fit.largest_leverage)
     return Estimate(
         torch.where(alone[:, None], torch.nan, estimate.deviation),
         torch.where(alone[:, None], torch.nan, estimate.prediction_deviation),
@@ -181,8 +182,8 @@ def _diagnostics(fit: Fit, estimate: Estimate, step_error: float) -> Diagnostics
     largest = fit.largest_leverage
     return Diagnostics(
         leverage_examples=len(fit.targets),
-        share_above_one=float((fit.leverage > 1 + 1e-9).double().mean()),
-        share_inconsistent=float((largest > 1 + 1e-9).double().mean()),
+        share_above_one=float((fit.leverage > ABOVE_ONE).double().mean()),
+        share_inconsistent=float((largest > ABOVE_ONE).double().mean()),
         effective_parameters=float(fit.leverage.sum()),
         effective_parameters_error=0.0,
         gradient_norm=float(gradient.norm()),
@@ -204,5 +205,5 @@ def _decrement(fit: Fit, gradient: Tensor) -> float:
     """
     flat = gradient.reshape(1, -1)
     square = float((fit.factor.solve(flat) * flat).sum()) / fit.dispersion
-    parameters = max(float(fit.leverage.sum()), 1e-12)
+    parameters = max(float(fit.leverage.sum()), NO_PARAMETERS)
     return math.sqrt(max(square, 0.0) / (max(square, 0.0) + parameters))

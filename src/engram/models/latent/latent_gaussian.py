@@ -43,7 +43,7 @@ from engram.models.latent.marginals import (
 from engram.sensitivity.result import Result
 
 CONVERGED = 1e-3  # length of the natural gradient below which leverages are taken at their word
-ROWS = 2**22  # numbers of natural gradients held at a time
+ENTRIES = 2**22  # numbers of natural gradients held at a time: 32 MB
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +188,7 @@ class LatentGaussian:
             raise ArgumentError("some data to remain", "all examples removed", "keep at least one")
         first = (self.precision @ self.mean[:, :, None])[:, :, 0]
         second = -0.5 * self.precision
-        rows = max(1, ROWS // self.precision.numel())
+        rows = max(1, ENTRIES // self.precision.numel())
         for part, share in zip(chosen.split(rows), shares.to(first).split(rows), strict=True):
             linear, quadratic = self._natural_gradients(part)
             first = first + equation.natural_deviation(linear, share, step_size)

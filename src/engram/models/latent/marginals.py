@@ -46,9 +46,12 @@ from engram.sensitivity.result import Result
 
 ESTIMATORS = ("linear", "corrected")
 STRUCTURE = "full"  # of the covariance of the latent function, which couples all examples
-GUARD = 0.99  # largest v beta taken at its word away from convergence
-CONVERGED_GUARD = 1 - 1e-9  # at convergence v beta is below 1 by construction
-MOST_EXAMPLES = 4000  # that may respond: a matrix of twice as many rows is factorised
+MOST_EXAMPLES = 4000  # that may respond: a matrix of twice as many rows is factorised, 512 MB
+DIFFERENCE_POWER = 0.2  # of machine epsilon, the step of a difference over the standard deviation:
+# a fifth root balances rounding and truncation of a second difference
+# largest leverage v beta taken at its word; an example above is held there and flagged
+GUARD = 0.99  # away from convergence
+CONVERGED_GUARD = 1 - 1e-9  # at convergence, where it is below 1 by construction
 
 
 @dataclass(frozen=True)
@@ -216,7 +219,7 @@ def _own_responses(kernel: Tensor, third: Tensor, fourth: Tensor) -> Tensor:
 def _higher_derivatives(marginals: Marginals) -> tuple[Tensor, Tensor]:
     """gamma and kappa by central differences of the curvature, [N, K]."""
     total = marginals.total_variance
-    step = torch.finfo(total.dtype).eps ** 0.2 * total.sqrt()
+    step = torch.finfo(total.dtype).eps ** DIFFERENCE_POWER * total.sqrt()
     above = marginals.loss.curvature(marginals.mean + step, total, marginals.targets)
     below = marginals.loss.curvature(marginals.mean - step, total, marginals.targets)
     third = (above - below) / (2 * step)

@@ -39,6 +39,9 @@ from engram.sensitivity.result import Result
 
 ESTIMATORS = ("linear", "response")
 GUARD = 0.01  # smallest eigenvalue of the remaining curvature that is taken at its word
+# length of the natural gradient at which a fit stops: what rounding leaves
+TOLERANCE = 1e-9  # in double precision
+SINGLE_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,8 +235,8 @@ def fit_binary_linear(
     way = expectation_named(expectation, inputs.shape[1])
     prepared = averaged.prepare(inputs[:, :1], targets)
     start = BinaryPosterior(Examples(inputs, prepared, averaged), prior, prior, way)
-    precise = inputs.dtype == torch.float64
-    return fit(start, 1.0, max_steps, 1e-9 if precise else 1e-4, progress)
+    tolerance = TOLERANCE if inputs.dtype == torch.float64 else SINGLE_TOLERANCE
+    return fit(start, 1.0, max_steps, tolerance, progress)
 
 
 def _log_cosh(natural: Tensor) -> Tensor:

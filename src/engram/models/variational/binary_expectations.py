@@ -24,7 +24,10 @@ from engram.core.errors import ArgumentError
 from engram.likelihoods import ExpectedLoss
 from engram.likelihoods.sampled import check_samples
 
-MOST_ENUMERATED = 16
+# weights whose 2^D values are summed over: exact, and twice the time for each more
+MOST_ENUMERATED = 16  # if asked for: 65,536 values
+ENUMERATED_BY_DEFAULT = 12  # without asking: 4,096 values
+NUM_SAMPLES = 256  # draws of the weights: the error falls with the root of their number
 PAIRS = tuple((a, b) for a in (1.0, -1.0) for b in (1.0, -1.0))
 
 
@@ -148,7 +151,7 @@ class SampledWeights(Expectation):
         seed: of the uniform numbers behind them, the same in every call.
     """
 
-    def __init__(self, num_samples: int = 256, seed: int = 0) -> None:
+    def __init__(self, num_samples: int = NUM_SAMPLES, seed: int = 0) -> None:
         self.num_samples = check_samples(num_samples)
         self.seed = seed
 
@@ -206,5 +209,5 @@ def expectation_named(name: str | Expectation | None, num_weights: int) -> Expec
     if isinstance(name, Expectation):
         return name
     if name is None:
-        return Enumerated() if num_weights <= 12 else GaussianOutputs()
+        return Enumerated() if num_weights <= ENUMERATED_BY_DEFAULT else GaussianOutputs()
     return EXPECTATIONS[one_of("expectation", name, EXPECTATIONS, 'use "gaussian"')]()

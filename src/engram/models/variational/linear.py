@@ -17,6 +17,10 @@ from engram.models.latent.latent_gaussian import LatentGaussian, at_prior
 from engram.models.numbers import checked_inputs
 from engram.models.variational.natural_gradient import fit
 
+# length of the natural gradient at which a fit stops: what rounding leaves
+TOLERANCE = 1e-10  # in double precision
+SINGLE_TOLERANCE = 1e-5
+
 
 def fit_variational_linear(
     inputs: Tensor,
@@ -65,5 +69,5 @@ def fit_variational_linear(
         settings={"model": "variational linear"},
     )
     if tolerance is None:
-        tolerance = 1e-10 if inputs.dtype == torch.float64 else 1e-5
+        tolerance = TOLERANCE if inputs.dtype == torch.float64 else SINGLE_TOLERANCE
     return fit(start, 1.0, max_steps, positive("tolerance", tolerance, "use 1e-10"), progress)

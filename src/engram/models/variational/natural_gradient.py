@@ -10,7 +10,12 @@ from engram.core.arguments import is_number, shown, whole
 from engram.core.errors import ArgumentError, PosteriorError
 from engram.core.progress import Bar
 
-SMALLEST = 2.0**-20
+# the step size rho
+SMALLEST_STEP = 2.0**-20  # below, the objective is too rough for steps: the fit ends with a warning
+GROWTH = 1.5  # of rho after a step that was taken: a halving is made up for in two steps
+# changes of the objective, relative to it
+FALLS = 1e-12  # and more is a decrease: less is rounding
+STAYS = 1e-4  # and less stays where it is: a sampled objective is no better than that
 
 
 class Stepping(Protocol):
@@ -62,8 +67,8 @@ def fit(
             candidate, new_length = _attempt(state, rho)
             if _is_better(candidate, state, new_length < length):
                 state, length = candidate, new_length
-                rho = min(step_size, 1.5 * rho)
-            elif rho > SMALLEST:
+                rho = min(step_size, GROWTH * rho)
+            elif rho > SMALLEST_STEP:
                 rho /= 2
             else:
                 break
@@ -93,6 +98,6 @@ def _is_better(candidate: State, state: State, shorter: bool) -> bool:
     meant to a ten-thousandth.
     """
     before, after = state.objective, candidate.objective
-    if after < before - 1e-12 * abs(before):
+    if after < before - FALLS * abs(before):
         return True
-    return shorter and after < before + 1e-4 * (1 + abs(before))
+    return shorter and after < before + STAYS * (1 + abs(before))
