@@ -11,7 +11,7 @@ import engram
 from engram.core.state.model import state_preserved
 from engram.likelihoods import Categorical, Gaussian
 from engram.problem import Opener
-from engram.retraining import newton, recipes
+from engram.retraining import newton
 from engram.retraining.newton import SharedHessian, simplified_newton
 from engram.retraining.quasi_newton import begin
 from engram.retraining.recipes import Newton
@@ -78,7 +78,7 @@ def test_copies_equal_a_dense_newton_refit(groups):
 
 
 def test_many_copies_with_kronecker_factors_equal_a_dense_newton_refit(monkeypatch):
-    monkeypatch.setattr(recipes, "DENSE_PARAMETERS", 0)
+    monkeypatch.setattr(newton, "DENSE_PARAMETERS", 0)
     model, x, y = classifier()
     x, y = torch.cat([x + 0.3 * random(36, 4, seed=s) for s in range(4)]), y.repeat(4)
     minimised(model, x, y, torch.ones(144), DELTA)

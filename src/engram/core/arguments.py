@@ -17,8 +17,9 @@ import torch
 from engram.core.errors import ArgumentError
 
 AUTO = "auto"  # of an argument: engram chooses, and the repr of what comes back says what
-LARGEST_SEED = 2**63 - 1  # that torch's generators take
-MANY = 10_000  # rounds, probes or samples; more is a mistake, since nobody waits for them
+LARGEST_SEED = 2**63 - 1  # the largest that torch's generators take
+SHOWN_LENGTH = 80  # characters of a wrong value in an error message, so that it fits a line
+MANY = 10_000  # rounds, probes or samples that may be asked for; more would not end in a day
 
 
 def whole(
@@ -117,4 +118,4 @@ def is_number(value: Any) -> bool:
 def shown(value: Any) -> str:
     """A value in a message, cut where it is long."""
     text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return text if len(text) <= SHOWN_LENGTH else f"{text[: SHOWN_LENGTH - 3]}..."

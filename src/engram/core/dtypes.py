@@ -11,7 +11,8 @@ from torch import Tensor
 
 from engram.core.errors import NonFiniteError
 
-WITHOUT_DOUBLE = frozenset({"mps"})
+WITHOUT_DOUBLE = frozenset({"mps"})  # types of devices
+SMALLEST_DIVISOR = 1e-300  # in place of 0, so that a ratio of double precision stays a number
 
 
 def widest(device: torch.device) -> torch.dtype:

@@ -16,6 +16,8 @@ from engram.core.errors import MemoryLimitError, brief
 
 P = ParamSpec("P")
 R = TypeVar("R")
+# Of per-example gradients [B, P] that are held at once: less memory against smaller products
+GRADIENT_BYTES = 128 * 2**20
 GROUP = Path("/sys/fs/cgroup")  # where Linux tells the memory limit of a container
 REFUSALS = (
     "can't allocate memory",

@@ -14,7 +14,7 @@ from engram.core.dtypes import wide
 from engram.core.errors import DataError, EngineError, ModelMismatchError
 
 PATIENCE = timedelta(minutes=5)  # waited for the other processes; one may have more to load
-SAME = 1e-6  # relative difference of squared norms of weights that is taken for rounding
+SAME_NORM = 1e-6  # relative difference of squared norms of weights that is taken for rounding
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Processes:
         own = torch.tensor([float(num_data), *sums], dtype=torch.float64)
         sizes = self.gathered(torch.tensor([len(own)])).flatten()
         every = self.gathered(own) if len(sizes.unique()) == 1 else None
-        if every is None or not torch.allclose(every, own, rtol=SAME, equal_nan=True):
+        if every is None or not torch.allclose(every, own, rtol=SAME_NORM, equal_nan=True):
             raise ModelMismatchError(
                 "processes that share one model and its data",
                 "other weights, running statistics or numbers of examples on some",

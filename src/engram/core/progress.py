@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 from tqdm.auto import tqdm
 
 T = TypeVar("T")
-DELAY = 2.0  # seconds before a bar is shown: shorter calls stay silent
-PACE_KNOWN = 5.0  # seconds after which a loop has shown how fast it is
-LONG = 60.0  # seconds: a loop that will take more is told of
+# Seconds: less tells sooner, and prints more that nobody needed
+DELAY = 2.0  # before a bar is shown: shorter calls stay silent
+PACE_KNOWN = 5.0  # after which the pace of a loop says how long all of it will take
+LONG = 60.0  # a loop that will take longer is announced, with what would be quicker
 
 
 class Bar:

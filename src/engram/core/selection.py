@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from engram.core.arguments import shown
 from engram.core.errors import ArgumentError
 
 
@@ -33,7 +34,7 @@ def check_group(
         found = torch.as_tensor(weights, dtype=torch.float64).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ArgumentError(
-            "a list of weights", repr(weights)[:80], "give one number per index"
+            "a list of weights", shown(weights), "give one number per index"
         ) from error
     if found.shape != chosen.shape:
         raise ArgumentError(
@@ -67,7 +68,7 @@ def check_indices(
         chosen = torch.arange(num_data) if indices is None else torch.as_tensor(indices).cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ArgumentError(
-            "a list of integer indices", repr(indices)[:80], "pass a list or a tensor"
+            "a list of integer indices", shown(indices), "pass a list or a tensor"
         ) from error
     if chosen.dtype == torch.bool:
         raise ArgumentError("indices as integers", "a mask", "pass mask.nonzero()[:, 0]")

@@ -12,6 +12,7 @@ from engram.core.arguments import AUTO, MANY, is_auto, seed_number, whole
 from engram.core.data.batches import Data
 from engram.core.memory import backing_off
 from engram.evidence.assessment import Assessment
+from engram.evidence.correlation import SMALLEST_SAMPLE
 from engram.evidence.matching import check_outputs
 from engram.evidence.signals import Objective, Signals, measure
 from engram.posteriors.gaussian import Posterior
@@ -21,8 +22,7 @@ from engram.trust import judge
 from engram.trust.thresholds import FACTOR, MEASURED_RULES, PRIOR
 from engram.trust.verdict import GOOD, UNRELIABLE, Verdict
 
-SAMPLE = 24  # examples that are looked at; each costs its rounds in passes over the data
-SMALLEST_SAMPLE = 3  # examples below which correlations mean nothing
+SAMPLE = 24  # examples by default: surer correlations against a pass over the data per iteration
 
 
 @backing_off

@@ -10,6 +10,8 @@ from torch import Tensor
 
 RESAMPLES = 2000  # bootstrap draws: steadier intervals against time
 COVERED = 0.95  # share of the bootstrap values that an interval holds
+SMALLEST_SAMPLE = 3  # examples; correlations of fewer mean nothing
+DECIMALS = 12  # of a statistic: beyond, sums of doubles are rounding
 
 
 @dataclass(frozen=True)
@@ -88,4 +90,4 @@ def _interval(values: Tensor) -> Interval:
         return Interval(math.nan, math.nan, math.nan)
     tail = torch.tensor([(1 - COVERED) / 2, (1 + COVERED) / 2], dtype=torch.float64)
     low, high = drawn.quantile(tail).tolist()
-    return Interval(round(float(values[0]), 12), low, high)
+    return Interval(round(float(values[0]), DECIMALS), low, high)

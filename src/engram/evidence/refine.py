@@ -30,8 +30,9 @@ from engram.sensitivity.provenance import noted
 from engram.sensitivity.result import OBTAINED, Result, check_result
 
 Indices = Sequence[int] | Tensor
-TOP_SHARE = 0.05  # of the examples, by score, that are refined with the flagged ones
-FEWEST_TOP = 20
+# Examples with the highest scores that are refined with the flagged ones: exactness against passes
+TOP_SHARE = 0.05  # of the data
+FEWEST_TOP = 20  # however small the data
 SOLVE = "solve"
 METHODS = (SOLVE, "retrain")
 

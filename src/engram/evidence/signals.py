@@ -28,8 +28,7 @@ from engram.sensitivity.effects import effect
 from engram.sensitivity.exact_steps import solve_without
 from engram.sensitivity.result import Result
 
-#: Relative residual at which the steps of the second opinion end, in the norm of S^-1.
-TOLERANCE = 1e-3
+TOLERANCE = 1e-3  # relative residual, in the norm of S^-1, at which exact steps end before `rounds`
 
 
 class Objective:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from engram.core.dtypes import SMALLEST_DIVISOR
 from engram.core.storage.kinds import Kind, check_that, checked, numbers, positions, stored
 from engram.evidence.correlation import Agreement, Interval
 from engram.retraining.result import Retraining
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STRATA = ("top", "middle", "bottom")  # of the estimated scores, from which a sample is drawn
-# where the sentence turns from one judgement to the next
-NOISY = 0.1  # noise floor over the median true score: above it the truth ranks nothing
-DRIFTED = 0.5  # way from the given model to its refit, likewise: above it, said as a caveat
-REPEATABLE = 0.01  # noise of the same training twice, likewise: up to it, deterministic
+# Where the sentence turns from one judgement to the next. Shares are of the median true score.
+NOISY = 0.1  # share of the noise floor; above it the truth ranks nothing
+DRIFTED = 0.5  # share that the refit moves predictions by; above it, a caveat is added
+REPEATABLE = 0.01  # share that training twice differs by; up to it, it counts as deterministic
 RANKED, ROUGHLY = 0.95, 0.7  # Spearman correlation: from here they rank, or roughly rank
 SIZED = 1.25  # factor between true and estimated loss increases that still counts as right
 
@@ -46,15 +47,19 @@ class Verification:
     truth: Retraining = field(repr=False)
 
     @property
+    def _typical_score(self) -> float:
+        """The median true score; never 0."""
+        return max(float(self.truth.score.median()), SMALLEST_DIVISOR)
+
+    @property
     def noise_share(self) -> float:
         """Noise floor over the median true score."""
-        return self.truth.noise_floor.level / max(float(self.truth.score.median()), 1e-300)
+        return self.truth.noise_floor.level / self._typical_score
 
     @property
     def deterministic(self) -> bool:
         """Whether the same training twice gave nearly the same predictions."""
-        typical = float(self.truth.score.median())
-        return self.truth.noise_floor.repeated <= REPEATABLE * max(typical, 1e-300)
+        return self.truth.noise_floor.repeated <= REPEATABLE * self._typical_score
 
     @property
     def sentence(self) -> str:
@@ -112,8 +117,7 @@ class Verification:
 
     def _caveats(self) -> str:
         text = ""
-        typical = max(float(self.truth.score.median()), 1e-300)
-        drift = self.truth.noise_floor.drift / typical
+        drift = self.truth.noise_floor.drift / self._typical_score
         if drift > DRIFTED:
             text += (
                 f"; the model had not converged (training it further moves predictions by "

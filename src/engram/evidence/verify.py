@@ -11,7 +11,7 @@ from engram.core.arguments import seed_number, whole
 from engram.core.data.batches import Batches, Data
 from engram.core.errors import ArgumentError
 from engram.core.parameters import check_module, trainable, uncompiled
-from engram.evidence.correlation import agreement
+from engram.evidence.correlation import SMALLEST_SAMPLE, agreement
 from engram.evidence.matching import check_outputs
 from engram.evidence.verification import Verification
 from engram.retraining.prior import Prior
@@ -19,7 +19,6 @@ from engram.retraining.retrain import Train, retrain
 from engram.sensitivity.result import Result, check_result
 
 OUTER = 0.1  # share of the ranking that counts as its top, and as its bottom
-SMALLEST_SAMPLE = 3
 
 
 def verify(

@@ -26,6 +26,8 @@ from engram.linalg.precision import Precision
 # fields that the digest is taken over, besides the tensors and the likelihood
 FACTS = ("structure", "curvature", "exact", "scale", "prior_precision", "num_data", "prior_by_name")
 
+SAME_PRIOR = 1e-6  # relative difference of two prior precisions that is rounding
+
 
 def check_prior_precision(value: float | str) -> float:
     """Delta must be a positive number."""

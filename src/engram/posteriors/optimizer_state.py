@@ -28,7 +28,7 @@ from engram.likelihoods import Likelihood, resolve
 from engram.optimizers.base import BayesianOptimizer
 from engram.optimizers.structures import FullMatrix
 from engram.posteriors.adapters import Source, blocks_of, kind_of, takes_mean_loss
-from engram.posteriors.gaussian import Posterior, check_prior_precision
+from engram.posteriors.gaussian import SAME_PRIOR, Posterior, check_prior_precision
 from engram.posteriors.tolerance import chosen_tolerance
 
 SECOND_MOMENTS = ("batch", "example", "paper")  # readings of an average of squared gradients
@@ -343,7 +343,8 @@ def _of_group(
 def _replaced(found: Mapping[str, float], source: str, given: float) -> Prior:
     """The argument instead; our own optimizers have delta in their precision already."""
     values = found.values()
-    if source == "optimizer" and not all(math.isclose(v, given, rel_tol=1e-6) for v in values):
+    same = all(math.isclose(value, given, rel_tol=SAME_PRIOR) for value in values)
+    if source == "optimizer" and not same:
         raise ArgumentError(
             f"the prior_precision that the optimizer was made with, {sorted(set(values))}",
             repr(given),

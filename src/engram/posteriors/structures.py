@@ -31,9 +31,9 @@ from engram.linalg.kronecker import KroneckerBlock
 from engram.posteriors.low_rank_fit import fit_low_rank
 from engram.posteriors.tolerance import sampled_share
 
-SPREAD = 256  # examples by which it is decided how much is sampled
+SPREAD = 256  # examples whose outputs decide how many classes are sampled: a better choice or time
+COPIES = 3  # of a dense matrix [P, P] that are held during a fit
 Gradients = Sequence[Tensor | None]
-COPIES = 3  # of a dense matrix that are held during a fit
 FitBlocks = Callable[["Fit"], tuple[Block, ...]]
 QUICKER = 'curvature="fisher" takes one for a batch, with one sampled label per example'
 

@@ -23,8 +23,8 @@ from engram.tracking.history import History
 
 INK, ACCENT, PALE = "#1b1b1b", "#c8553d", "#8a8f98"  # colours of all pictures
 WIDTH, HEIGHT = 6.4, 4.0  # inches
-BINS = 60  # of a histogram of scores
-LOGARITHMIC_ABOVE = 50  # examples in a bin, beside which bins with a few could not be seen
+BINS = 60  # of a histogram of scores: finer against steadier counts
+LOGARITHMIC_ABOVE = 50  # examples in a bin; beside it bins with one example are only seen in logs
 
 
 def _axes(title: str, x: str, y: str, height: float = HEIGHT) -> tuple[Figure, Axes]:

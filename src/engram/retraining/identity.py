@@ -28,11 +28,10 @@ from engram.core.selection import spread
 from engram.engine.prepare import training_layers
 from engram.retraining.prior import Prior
 from engram.retraining.recipes import Recipe
-from engram.retraining.selection import Task
+from engram.retraining.selection import EXAMPLES_AT_ONCE, Task
 
 MOST_NAMED = 5  # things that cannot be compared, in an error
 SAMPLE = 256  # examples of a Dataset read to see whether it has changed: trust against time
-EXAMPLES_AT_ONCE = 256  # held in memory while all of them are read
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,11 @@ from engram.core.dtypes import wide
 from engram.linalg.lbfgs import Base, LBFGSMemory
 from engram.retraining.stack import Objective
 
-SUFFICIENT = 1e-4  # share of the linear decrease that a step must reach
+# The line search, with the constants that textbooks have
+SUFFICIENT = 1e-4  # share of the linear decrease that a step must reach (Armijo)
 TRIALS = 12  # lengths of one step that are tried before the copy counts as stuck
+SHORTEST, LONGEST = 0.1, 0.5  # shares of a refused length that the next one may have
+VALUE_ROUNDINGS = 20  # machine epsilons of an objective's value by which its sum is uncertain
 
 
 @dataclass
@@ -141,7 +144,7 @@ def _search(
     length = torch.ones_like(slope)
     waiting = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
     steps, changes = torch.zeros_like(direction), torch.zeros_like(direction)
-    rounding = 20 * torch.finfo(direction.dtype).eps
+    rounding = VALUE_ROUNDINGS * torch.finfo(direction.dtype).eps
     for _ in range(TRIALS):
         left = waiting.nonzero()[:, 0]
         if len(left) == 0:
@@ -165,7 +168,8 @@ def _search(
         state.gradient[done] = gradient[good]
         waiting[taken] = False
         curved = final[~good] - first[~good]
-        shorter = torch.where(curved > 0, -first[~good] / curved, 0.5).clamp(0.1, 0.5)
-        length[left[~good]] *= torch.where(torch.isfinite(shorter), shorter, 0.1)
+        shorter = torch.where(curved > 0, -first[~good] / curved, LONGEST)
+        shorter = shorter.clamp(SHORTEST, LONGEST)
+        length[left[~good]] *= torch.where(torch.isfinite(shorter), shorter, SHORTEST)
     advanced = ~waiting
     return steps[advanced], changes[advanced], advanced

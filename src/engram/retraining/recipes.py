@@ -19,25 +19,28 @@ from torch import Tensor, nn
 from engram.core.arguments import AUTO, is_auto, is_number, positive, shown, whole
 from engram.core.dtypes import wide
 from engram.core.errors import ArgumentError
-from engram.core.memory import backing_off
 from engram.core.selection import spread
-from engram.linalg.lbfgs import IDENTITY, Apply, Base, LBFGSMemory
-from engram.posteriors.gaussian import Posterior, check_prior_precision
-from engram.posteriors.laplace import fitted
+from engram.linalg.lbfgs import IDENTITY, Base, LBFGSMemory
+from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace_torch import as_posterior
 from engram.problem import Opener
-from engram.retraining.newton import Pairs, simplified_newton
+from engram.retraining.newton import (
+    Pairs,
+    fitted_preconditioner,
+    preconditioner,
+    simplified_newton,
+)
 from engram.retraining.quasi_newton import begin, minimise
-from engram.retraining.stack import Objective, Stack
+from engram.retraining.stack import Objective
 
 __all__ = ["LBFGS", "NAMED", "SGD", "Adam", "Newton", "Recipe"]
 
 Report = Callable[[float], None]
 Update = Callable[[Tensor, int, float], Tensor]
 
+# When a copy counts as converged
 TYPICAL_EXAMPLES = 64  # whose median gradient norm is the unit for a refit with everything
-ROUNDINGS = 64  # of the regulariser's gradient: what a sum over many examples cannot resolve
-DENSE_PARAMETERS = 2500  # up to here Newton fits a full precision, beyond a Kronecker one
+ROUNDINGS = 64  # machine epsilons of the regulariser's gradient, below which sums are rounding
 
 
 @dataclass(frozen=True)
@@ -192,17 +195,19 @@ class Newton(Recipe):
             posterior = as_posterior(self.posterior, model)
             posterior.check_likelihood(opener.likelihood)
             return replace(self, posterior=posterior)
-        return replace(self, posterior=_fitted(model, opener, prior, progress=progress))
+        return replace(
+            self, posterior=fitted_preconditioner(model, opener, prior, progress=progress)
+        )
 
     def rebind(self, model: nn.Module, opener: Opener, prior: float) -> Newton:
         if isinstance(self.posterior, Posterior) and self.posterior.structure == "low_rank":
             return self  # dear to fit, and as good a preconditioner a small step away
-        return replace(self, posterior=_fitted(model, opener, prior, progress=False))
+        return replace(self, posterior=fitted_preconditioner(model, opener, prior, progress=False))
 
     def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
         assert isinstance(self.posterior, Posterior)
         wanted = _wanted_norms(objective, start, self.relative_gradient)
-        solve, state = _covariance(self.posterior, objective.stack), begin(objective, start)
+        solve, state = preconditioner(self.posterior, objective.stack), begin(objective, start)
         pairs: Pairs = []
         if objective.shareable:
             try:
@@ -264,43 +269,6 @@ def _wanted_norms(objective: Objective, start: Tensor, tolerance: float) -> Tens
     regulariser = wide(stack.prior_precision * start).norm(dim=1).cpu()
     rounding = ROUNDINGS * torch.finfo(start.dtype).eps * regulariser
     return torch.maximum(tolerance * norms, rounding)
-
-
-@backing_off
-def _fitted(
-    model: nn.Module,
-    opener: Opener,
-    prior: float,
-    *,
-    batch_size: int | str = AUTO,
-    progress: bool = True,
-) -> Posterior:
-    entries = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    structure = "full" if entries <= DENSE_PARAMETERS else "kronecker"
-    with opener.session(model, batch_size, progress) as opened:
-        return fitted(opened, structure, check_prior_precision(prior))
-
-
-def _covariance(posterior: Posterior, stack: Stack) -> Apply:
-    """S^-1 v for rows [A, P]; the prior's where the posterior has no precision of a parameter."""
-    block = posterior.blocks[0] if posterior.blocks else None
-    if block is not None and block.names == stack.layout.names:
-        # one product with the inverse takes a tenth of the time of two triangular solves
-        inverse = block.dense_inverse()
-        if inverse is not None:
-            matrix = inverse.to(stack.start)
-            return lambda rows: rows.to(matrix) @ matrix
-    covered = posterior.block_of
-
-    def solve(rows: Tensor) -> Tensor:
-        vectors = stack.layout.unflatten(rows)
-        solved = posterior.solve(vectors)
-        for name in vectors:
-            if name not in covered:
-                solved[name] = vectors[name] / posterior.prior_precision
-        return stack.layout.flatten(solved)
-
-    return solve
 
 
 def _descend(

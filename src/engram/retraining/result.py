@@ -28,7 +28,7 @@ from engram.core.storage.kinds import (
 from engram.likelihoods import Likelihood
 from engram.retraining.identity import Identity
 from engram.retraining.run_folder import Part, RunFolder
-from engram.retraining.selection import Task
+from engram.retraining.selection import EXAMPLES_AT_ONCE, Task
 from engram.retraining.user_function import with_state
 from engram.sensitivity.provenance import provenance
 
@@ -264,7 +264,7 @@ def assemble(
     indices = torch.cat(members)
     sizes = torch.tensor([len(chosen) for chosen in members])
     owners = torch.arange(len(members)).repeat_interleave(sizes)
-    targets = torch.cat([batch.targets.cpu() for batch in Batches(data, 1024)])[indices]
+    targets = torch.cat([batch.targets.cpu() for batch in Batches(data, EXAMPLES_AT_ONCE)])[indices]
     likelihood = task.likelihood
     repeated = refits["refit_outputs"][:, indices]
     outputs, without = repeated[0], copies["outputs_without"]

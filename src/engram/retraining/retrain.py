@@ -26,7 +26,7 @@ from engram.retraining.prior import Prior, check_prior
 from engram.retraining.recipes import NAMED, Recipe
 from engram.retraining.result import Retraining, assemble
 from engram.retraining.run_folder import Ranks, RunFolder, check_folder, wait_until_done
-from engram.retraining.selection import Indices, Selection, Task, select
+from engram.retraining.selection import EXAMPLES_AT_ONCE, Indices, Selection, Task, select
 from engram.retraining.stack import Stack, open_stack
 from engram.retraining.user_function import check_arguments, private_copy, training_copies
 from engram.retraining.workers import FunctionWorker, RecipeWorker
@@ -114,7 +114,7 @@ def retrain(
     ranks.check_folder(folder)
     check_folder(folder)
     with locked(model), kept_surroundings(), torch.inference_mode(False):
-        selection = select(Batches(data, 256), indices, groups, classes)
+        selection = select(Batches(data, EXAMPLES_AT_ONCE), indices, groups, classes)
         task = Task(selection, chosen, evaluate_on, refits, keep_models, seed)
         identity = identify(model, data, ways, task, delta)
         identity.check_seen(folder, trust_folder, ranks.world_size)
@@ -143,7 +143,7 @@ def retrain_examples(
     ways, ranks = _resolve_train(train), Ranks.from_environment()
     ranks.check_folder(None)
     with locked(model), kept_surroundings(), torch.inference_mode(False):
-        selection = select(Batches(opener.data, 256), indices, None, None)
+        selection = select(Batches(opener.data, EXAMPLES_AT_ONCE), indices, None, None)
         task = Task(selection, opener.likelihood, None, FEWEST_REFITS, False, 0)
         identity = identify(model, opener.data, ways, task, delta)
         run = RunFolder(None, identity.fingerprint, identity.settings)

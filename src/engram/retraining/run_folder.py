@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-from engram.core.arguments import path_of
+from engram.core.arguments import path_of, shown
 from engram.core.errors import ArgumentError, FormatError, RunFolderError, StorageError
 from engram.core.identity.digests import joined, of_tensors
 from engram.core.progress import Bar
@@ -317,6 +317,6 @@ def _from_environment(name: str, otherwise: int) -> int:
     except ValueError as error:
         raise ArgumentError(
             f"a whole number in the environment's {name}",
-            repr(text)[:80],
+            shown(text),
             "start the processes with torchrun, or unset it",
         ) from error

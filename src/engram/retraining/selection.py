@@ -17,6 +17,7 @@ from engram.likelihoods import Likelihood
 from engram.sensitivity.groups import class_numbers
 
 Indices = Sequence[int] | Tensor
+EXAMPLES_AT_ONCE = 256  # read together where only outputs, targets or digests are kept
 NOTHING = torch.empty(0, dtype=torch.long)  # what a refit with everything leaves out
 
 

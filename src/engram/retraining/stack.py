@@ -27,13 +27,19 @@ from engram.engine.refusals import named_failures
 from engram.likelihoods import Likelihood
 from engram.retraining.prior import Prior, prior_entries
 
-CACHE_BYTES = 64 * 2**20  # activations of one part of the data, over all copies
-FEWEST_EXAMPLES = 16  # of one part, however large they are: smaller ones leave the processor idle
-MEMORY_SHARE = 0.25  # of what is free that a stack may take
+# Parts of the data that all copies go through together: large enough to keep the processor busy,
+# small enough for its cache
+CACHE_BYTES = 64 * 2**20  # activations of one part, over all copies
+FEWEST_EXAMPLES = 16  # of one part, however large they are
+FEWEST_BYTES = 64  # counted for an example, however little autograd keeps of it
+# Copies that are trained together: they share work, and memory
+MEMORY_SHARE = 0.25  # of the free memory that a stack may take
 LARGEST_STACK = 128  # copies: more share little more, and are lost together when a run is killed
-VECTORS_PER_COPY = 128  # parameters, gradients, curvature pairs and temporaries of a recipe
-SAME_DOUBLE, SAME_SINGLE = 1e-9, 1e-4  # share of an output that vmap may change by rounding
-LARGEST_SHARED_GROUP = 0.05  # of the data; beyond, the copies' curvatures differ too much
+VECTORS_PER_COPY = 128  # [P] each: parameters, gradients, L-BFGS pairs and temporaries
+LARGEST_SHARED_GROUP = 0.05  # of the data left out; beyond, copies' Hessians differ too much
+# Whether vmap runs the model as a loop does
+SAME_DOUBLE, SAME_SINGLE = 1e-9, 1e-4  # share of an output that it may change by rounding
+PERTURBED = 0.1  # share by which weights are moved for a second copy to compare
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,7 +268,7 @@ def _bytes_per_example(stack: Stack) -> int:
     inputs = stack.batch.select(slice(0, 1)).inputs
     own = sum(t.numel() * t.element_size() for t in tensors_of(inputs))
     more = _bytes_kept(stack, positions) - _bytes_kept(stack, positions[:few])
-    return max(64, more // few - own)
+    return max(FEWEST_BYTES, more // few - own)
 
 
 def _bytes_kept(stack: Stack, positions: Tensor) -> int:
@@ -296,7 +302,9 @@ def _prepared_targets(stack: Stack) -> Tensor:
 def _can_vectorise(stack: Stack) -> bool:
     """Whether vmap gives what running the copies one by one gives, on a few examples."""
     few = stack.batch.select(slice(0, 3))
-    noise = torch.linspace(0.9, 1.1, stack.start.numel(), dtype=stack.start.dtype)
+    noise = torch.linspace(
+        1 - PERTURBED, 1 + PERTURBED, stack.start.numel(), dtype=stack.start.dtype
+    )
     pair = torch.stack([stack.start, stack.start * noise.to(stack.start.device)])
     with torch.no_grad():
         expected, again = stack.outputs(pair, few), stack.outputs(pair, few)

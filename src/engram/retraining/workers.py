@@ -26,7 +26,7 @@ from engram.engine.refusals import named_failures
 from engram.problem import Opener
 from engram.retraining.recipes import Recipe, Report, Trained
 from engram.retraining.run_folder import Part
-from engram.retraining.selection import NOTHING, Task
+from engram.retraining.selection import EXAMPLES_AT_ONCE, NOTHING, Task
 from engram.retraining.stack import Objective, Stack
 from engram.retraining.user_function import (
     Watched,
@@ -38,8 +38,8 @@ from engram.retraining.user_function import (
     trained_model,
 )
 
-PERTURBATION = 1e-3  # share of |theta| by which repeated refits of a converging recipe start off
-BASELINE_ROUNDS = 4  # refits with everything, one after the other, until one has converged
+PERTURBATION = 1e-3  # share of |theta| by which the starts of repeated refits differ
+BASELINE_ROUNDS = 4  # refits with everything, each from the last one, until one has converged
 UNCHANGED_ALLOWED = 3  # copies that a function may leave as they were before it is an error
 
 
@@ -267,7 +267,7 @@ class FunctionWorker:
 
     def outputs(self, trained: nn.Module, data: Data, members: Tensor | None) -> Tensor:
         """Outputs of a model on all or some examples, in eval mode."""
-        batches = Batches(data, 256)
+        batches = Batches(data, EXAMPLES_AT_ONCE)
         source = batches if members is None else batches.subset(members)
         with state_preserved(trained), torch.no_grad(), named_failures("on the data"):
             rows = [call(trained, b.to(device_of(trained)).inputs).cpu() for b in source]
@@ -282,7 +282,9 @@ class FunctionWorker:
         if self.task.evaluate_on is None:
             return None
         outputs = self.outputs(trained, self.task.evaluate_on, None)
-        targets = torch.cat([b.targets.cpu() for b in Batches(self.task.evaluate_on, 256)])
+        targets = torch.cat(
+            [b.targets.cpu() for b in Batches(self.task.evaluate_on, EXAMPLES_AT_ONCE)]
+        )
         likelihood = self.task.likelihood
         return likelihood.loss(outputs, likelihood.prepare(outputs, targets))
 
@@ -310,5 +312,5 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.enable_grad():
         torch.manual_seed(seed)
         random.seed(seed)
-        np.random.seed(seed % 2**32)
+        np.random.seed(seed % 2**32)  # numpy's seeds have 32 bits
         yield

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from engram.core.errors import LikelihoodError, ModelMismatchError
 from engram.likelihoods import Likelihood, resolve
 from engram.likelihoods.remembered import Remembered
-from engram.posteriors.gaussian import Posterior
+from engram.posteriors.gaussian import SAME_PRIOR, Posterior
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class Basis:
         names = posterior.mean
         mine = [self.prior_by_name.get(name, self.prior_precision) for name in names]
         theirs = [posterior.prior_of(name) for name in names]
-        if not all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(mine, theirs, strict=True)):
+        if not all(map(partial(math.isclose, rel_tol=SAME_PRIOR), mine, theirs)):
             raise ModelMismatchError(
                 f"a posterior with the prior precision of the result, {self.prior_precision:g}",
                 f"{posterior!r}",

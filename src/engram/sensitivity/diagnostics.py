@@ -24,10 +24,9 @@ LEVERAGE_SAMPLE = 256
 #: Of the examples that a pass could hold at once, one in so many has its leverage computed at a
 #: time: each needs a gradient per output vector at every layer.
 SHARE_OF_LEVERAGES = 32
-#: Outputs up to which the trace is taken over the whole root of Lambda, a backward pass each;
-#: beyond, it is the mean over so many random probes, whose error falls with their root.
-EXACT_RANK = 16
-PROBES = 16
+#: Backward passes for the leverages of a batch: one for each output up to so many outputs; beyond,
+#: so many random probes, whose mean has an error that falls with the root of their number.
+MOST_PASSES = 16
 
 
 @dataclass(frozen=True)
@@ -149,11 +148,11 @@ def _leverage(
 ) -> tuple[Tensor, Tensor]:
     likelihood = session.likelihood
     outputs, targets = observed.outputs, observed.targets
-    if outputs.shape[1] <= EXACT_RANK:
+    if outputs.shape[1] <= MOST_PASSES:
         vectors = likelihood.hessian_factor(outputs, targets)
         eigenvalues = _consistent_eigenvalues(observed, vectors, posterior)
         return eigenvalues.sum(1), eigenvalues.amax(1)
-    draws = [Draws(seed, observed.batch.indices, probe) for probe in range(PROBES)]
+    draws = [Draws(seed, observed.batch.indices, probe) for probe in range(MOST_PASSES)]
     drawn = [likelihood.sampled_residual(outputs, targets, each) for each in draws]
     # at once: what belongs to the layers' inputs is prepared for all probes together
     products = observed.trace.inner_products(torch.stack(drawn, 2), posterior)

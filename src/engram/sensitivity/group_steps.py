@@ -44,13 +44,14 @@ from engram.sensitivity.estimators.corrected import corrected
 from engram.sensitivity.exact_steps import TOLERANCE as OWN_TOLERANCE
 from engram.sensitivity.exact_steps import own_limits, solve_without
 
-OVERDRAWN = 1e-6  # of the largest eigenvalue of a factor
-# of the solves without a group's Gauss-Newton matrix
-LARGEST_ITERATION = 200  # products with it, a pass over the group each
+# Solves without a group's Gauss-Newton matrix, by conjugate gradients
+LARGEST_ITERATION = 200  # products with the matrix, a pass over the group each
 DOUBLE_TOLERANCE = 1e-14  # relative residual at which they end: who uses double wants equality
 TOLERANCE = 10**-4.5  # the same in single precision, or where the precision is known in part
 GOOD_ENOUGH = 1e-3  # relative residual up to which a step that has not ended is not flagged
-SHARE_OF_PRIOR = 0.01  # of the prior's precision, that must remain in every direction
+# What must remain of a precision without a group for its step to be trusted
+SHARE_OF_PRIOR = 0.01  # of the prior's precision, in every direction
+OVERDRAWN = 1e-6  # negative eigenvalue of a factor over its largest: up to here it is rounding
 
 
 class Matrix(str, Enum):

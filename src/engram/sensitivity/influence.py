@@ -17,15 +17,12 @@ from torch import Tensor, nn
 from engram.core.arguments import AUTO
 from engram.core.data.batches import Batches, Data
 from engram.core.data.columns import finite
-from engram.core.memory import backing_off, check_room
+from engram.core.memory import GRADIENT_BYTES, backing_off, check_room
 from engram.core.parameters import Layout, trainable
 from engram.engine.session import Session
 from engram.engine.sites import per_example_gradients
 from engram.posteriors.gaussian import Posterior
 from engram.problem import opened_problem
-
-#: Bytes of per-example gradients that are held at once: less memory against more, smaller products.
-CHUNK_BYTES = 128 * 2**20
 
 
 @backing_off
@@ -75,7 +72,7 @@ def _gradients(opened: Session, data: Data | None, layout: Layout) -> Iterator[T
     names = set(layout.names)
     for observed in source.passes("influence"):
         arranged = observed.trace.arranged(observed.residual)  # no graph hangs on any of these
-        for found in per_example_gradients(observed.trace.sites, arranged, names, CHUNK_BYTES):
+        for found in per_example_gradients(observed.trace.sites, arranged, names, GRADIENT_BYTES):
             lead = len(next(iter(found.values())))
             filled = {
                 name: found[name] if name in found else observed.residual.new_zeros(lead, *shape)

@@ -26,7 +26,7 @@ from engram.tracking.history import Record
 from engram.tracking.training_steps import Training, TrainingStep
 
 HELD_OUT = "the saved state of held-out examples"
-SEED = 0  # of the choice of examples
+SEED = 0  # of the choice of examples, so that a resumed run holds out the same
 LARGEST_SHARE = 0.5  # of the data that may be held out: the twin has to learn what is left
 
 

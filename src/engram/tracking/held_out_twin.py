@@ -34,7 +34,7 @@ from engram.posteriors.optimizer_state import unwrapped
 from engram.tracking.validation import BATCH_SIZE, losses_of
 
 TWIN = "a saved twin"
-ROUNDING = 1e-5  # relative; a gradient whose length changed by less was left alone
+ROUNDING = 1e-5  # relative change of a gradient's norm up to which it was not rescaled (clipped)
 
 
 class HeldOutTwin:

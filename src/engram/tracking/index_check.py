@@ -29,7 +29,7 @@ Indices = Tensor | Sequence[int] | None
 # What a check may cost beside the step itself.
 CHECKED_EVERY = 50  # steps between two checks that read the examples from a dataset once more
 LARGEST_WIDTH = 512  # entries of a row that are hashed, spread over it
-TABLE_ROWS = 4096  # rows that are hashed at a time, when all are
+TABLE_ROWS = 4096  # rows that are hashed at a time where all are: speed against memory
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an entry
 
 

@@ -23,6 +23,7 @@ from engram.core.arguments import AUTO, MANY, is_auto, whole
 from engram.core.data.batches import Batch, Data
 from engram.core.data.columns import Columns
 from engram.core.errors import ArgumentError
+from engram.core.memory import GRADIENT_BYTES
 from engram.core.parameters import Layout, Named, trainable
 from engram.core.state.model import device_of
 from engram.engine.session import Session, session
@@ -35,7 +36,6 @@ from engram.sensitivity.provenance import noted
 from engram.sensitivity.result import Result
 
 GRADIENT, DEVIATION = "gradient", "deviation"
-CHUNK_BYTES = 128 * 2**20  # gradients of some examples, kept while the samples pass by
 
 
 @contextmanager
@@ -196,7 +196,7 @@ def _expected(opened: Session, posterior: Posterior, draws: Draws, parts: Parts)
         opened.batches.take(torch.zeros(1, dtype=torch.long)).to(device_of(opened.model))
     ).outputs
     held = len(parts(outputs)) * layout.num_params * outputs.element_size()
-    size = max(1, min(opened.largest_part, CHUNK_BYTES // max(held, 1)))
+    size = max(1, min(opened.largest_part, GRADIENT_BYTES // max(held, 1)))
     columns = Columns(number)
     for batch in opened.batches.subset(torch.arange(number), size):
         gradients = _expected_gradients(opened, batch, draws, parts, layout)

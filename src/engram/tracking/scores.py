@@ -19,9 +19,9 @@ from engram.core.arguments import path_of
 from engram.core.errors import DataError, StorageError
 from engram.core.storage.files import reason_of, replacing
 
-MEMORY_BYTES = 16 * 2**20  # bytes of rows that are held; beyond them they go to a file
+MEMORY_BYTES = 16 * 2**20  # of rows that are held in memory; beyond, all go to a file
 FILE = "scores.f32"  # single-precision numbers, row after row
-PIECE = 64  # rows that are read at once for a checksum
+PIECE_ROWS = 64  # read at once for a checksum: speed against memory
 _writers: weakref.WeakValueDictionary[Path, ScoreRows] = weakref.WeakValueDictionary()
 
 
@@ -165,8 +165,8 @@ class ScoreRows:
         rows = cls()
         rows.folder, rows.kept = Path(folder), True
         rows.num_rows, rows.width = num_rows, width
-        for start in range(0, num_rows, PIECE):
-            rows._digest.update(rows.matrix()[start : start + PIECE].numpy().data)
+        for start in range(0, num_rows, PIECE_ROWS):
+            rows._digest.update(rows.matrix()[start : start + PIECE_ROWS].numpy().data)
         if rows.digest != digest:
             raise StorageError(
                 f"the {num_rows:,} rows of scores that the run has written to {rows.path}",

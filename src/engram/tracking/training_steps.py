@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from engram.core.arguments import positive
 from engram.core.data.batches import Batches
-from engram.core.dtypes import wide
+from engram.core.dtypes import SMALLEST_DIVISOR, wide
 from engram.core.errors import ArgumentError, EngineError, LikelihoodError
 from engram.core.state.process import end_suspended, of_the_thread, random_states, restored
 from engram.engine.streaming.step import StepRecorder
@@ -29,9 +29,8 @@ from engram.tracking.index_check import IndexCheck, Indices, check_batch_indices
 
 # How far the gradient that arrives may be from the likelihood's residual: beyond rounding, since
 # a loss of the user's own may be computed in half precision or in another order.
-TOLERANCE = 1e-2  # of the residual's length
-ROUNDING = 1e-6  # of one entry, where the residual itself vanishes
-SMALLEST = 1e-300  # keeps a division by a vanished residual finite
+TOLERANCE = 1e-2  # relative, of norms and of the factor between them
+ROUNDING = 1e-6  # absolute, of one entry, where the residual itself vanishes
 
 
 @dataclass(frozen=True)
@@ -218,7 +217,7 @@ def check_loss(gradient: Tensor, residual: Tensor, factor: float, likelihood: Li
     limit = TOLERANCE * length + ROUNDING * residual.numel() ** 0.5
     if float((gradient - factor * residual).norm()) <= abs(factor) * limit:
         return
-    found = float((gradient * residual).sum()) / max(length**2, SMALLEST)
+    found = float((gradient * residual).sum()) / max(length**2, SMALLEST_DIVISOR)
     if float((gradient - found * residual).norm()) > abs(found) * limit:
         raise LikelihoodError(
             f"a loss with the gradients of {likelihood!r} for these examples",
@@ -235,6 +234,8 @@ def check_loss(gradient: Tensor, residual: Tensor, factor: float, likelihood: Li
 
 
 def _meaning(factor: float, count: int) -> str:
-    if abs(factor * count - 1) < 0.01:
+    if abs(factor * count - 1) < TOLERANCE:
         return "the mean over the batch"
-    return "the sum over the batch" if abs(factor - 1) < 0.01 else "neither its mean nor its sum"
+    return (
+        "the sum over the batch" if abs(factor - 1) < TOLERANCE else "neither its mean nor its sum"
+    )

@@ -309,7 +309,7 @@ def _read(content: Any, where: str) -> Tuning:
     found = objects(content, where, tuple(SAVED))
     values = {name: typed(kind, found[name], f"{where}: {name}") for name, kind in SAVED.items()}
     tuning = Tuning(**values)
-    check_that(tuning.best in tuning.trials, "the best among the trials", repr(tuning.best)[:80])
+    check_that(tuning.best in tuning.trials, "the best among the trials", shown(tuning.best))
     return tuning
 
 

@@ -17,7 +17,7 @@ from engram.likelihoods import Likelihood
 from engram.optimizers.ivon import at_mean
 from engram.posteriors.optimizer_state import unwrapped
 
-BATCH_SIZE = 1024  # examples at a time: only outputs are kept
+BATCH_SIZE = 1024  # examples at a time: speed against memory, of which only outputs stay
 
 
 def losses_of(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engram.core.errors import StorageError
-from engram.core.storage.files import LARGEST, read_bytes, replacing, write_text
+from engram.core.storage.files import LARGEST_JSON, read_bytes, replacing, write_text
 from engram.report.pages import Page
 
 
@@ -59,6 +59,6 @@ def test_a_folder_is_no_place_for_a_page(place: str) -> None:
 
 def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "huge.json").open("wb") as file:
-        file.truncate(LARGEST + 1)  # sparse: takes no room
+        file.truncate(LARGEST_JSON + 1)  # sparse: takes no room
     with pytest.raises(StorageError, match="more than"):
         read_bytes(tmp_path / "huge.json", "a description")

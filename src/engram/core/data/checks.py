@@ -22,9 +22,10 @@ from engram.core.selection import spread
 if TYPE_CHECKING:
     from engram.core.data.batches import Batch
 
-ROUNDINGS = 100.0  # eps by which a row of a batch may differ from the same example by itself
-ROWS = 6  # rows of a batch that are compared, its first and last among them; each is read again
-BATCHES = 8  # batches of a pass that are compared, the first and last among them
+# More rows and batches notice rarer mistakes, and read more of the data twice
+ROWS = 6  # of a batch that are compared, its first and last among them
+BATCHES = 8  # of a pass that are compared, the first and last among them
+ROUNDINGS = 100.0  # machine epsilons by which a row may differ from the same example by itself
 Alone = Callable[[int], "Batch"]  #: an example, read and collated by itself
 
 

@@ -27,10 +27,10 @@ from torch import Tensor
 from engram.core.arguments import path_of
 from engram.core.errors import StorageError
 
-LARGEST = 2**28  # bytes of a description in JSON; more is damage, and is not read into memory
+LARGEST_JSON = 2**28  # bytes of a description in JSON; more is damage, and is not read into memory
 PART = ".part"  # ending of what is not in its place yet
-PIECE = 2**20  # bytes of a file that are read at once for its checksum
-STALE_SECONDS = 3600.0  # after which nobody is at work on a file any more, and it may go
+PIECE_BYTES = 2**20  # bytes of a file that are read at once for its checksum
+STALE_SECONDS = 3600.0  # age at which a temporary file counts as left by a killed process
 
 
 @contextmanager
@@ -89,12 +89,12 @@ def read_bytes(path: Path, meant: str) -> bytes:
     try:
         check_file(path)
         with path.open("rb") as file:
-            content = file.read(LARGEST + 1)
+            content = file.read(LARGEST_JSON + 1)
     except OSError as error:
         raise StorageError(meant, f"{path}: {reason_of(error)}", "check the path") from error
-    if len(content) > LARGEST:
+    if len(content) > LARGEST_JSON:
         raise StorageError(
-            meant, f"{path} with more than {LARGEST:,} bytes", "save it again: it is damaged"
+            meant, f"{path} with more than {LARGEST_JSON:,} bytes", "save it again: it is damaged"
         )
     return content
 
@@ -225,6 +225,6 @@ def digest_of(path: Path) -> str:
     check_file(path)
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(PIECE):
+        while piece := file.read(PIECE_BYTES):
             digest.update(piece)
     return digest.hexdigest()

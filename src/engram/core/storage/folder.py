@@ -36,7 +36,7 @@ from engram.core.storage.values import put_together, taken_apart
 
 KEYS = ("engram", "format", "tensors", "content", "sha256")  # of every description
 NAME = r"{kind}-[0-9a-f]{{16}}\.safetensors"  # of files of tensors; others are the user's own
-ATTEMPTS = 20  # to read a folder that others write to: each time it was replaced meanwhile
+READ_ATTEMPTS = 20  # to read a folder that another process replaces meanwhile, before an error
 
 
 def write_folder(folder: str | Path, kind: str, version: int, content: Any) -> Path:
@@ -72,7 +72,7 @@ def read_folder(folder: str | Path, kind: str, version: int, device: str = "cpu"
     path = path_of("folder", folder)
     meant = f"a folder written by {kind}.save"
     try:
-        for _ in range(ATTEMPTS):
+        for _ in range(READ_ATTEMPTS):
             text = read_bytes(path / f"{kind}.json", meant)
             document = _parsed(text, path / f"{kind}.json")
             _check(document, kind, version, path)

@@ -25,9 +25,10 @@ from engram.core.errors import EngramError, StorageError
 
 TENSOR, FLOAT = "tensor", "float"  # keys of objects that stand for what JSON has not
 UNUSUAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-LONGEST = 1024  # bits of a whole number that is written, in records of the user's own
-LARGEST = 2**53  # whole number of a field: those that every reader of JSON agrees on
-DEEPEST = 50  # objects in objects that are written; an endless one ends there
+# Limits of what is written: what lies beyond is no record, and would take long to read or write
+MOST_BITS = 1024  # of a whole number, in records of the user's own
+LARGEST_INTEGER = 2**53  # of a field: up to here every reader of JSON agrees
+DEEPEST_NESTING = 50  # objects in objects; one that contains itself ends there
 VARIANT = "kind"  # key of the name that tells which of several classes an object is of
 Reader = Callable[[Any, str], Any]  #: of a value and the words for where it stood
 WRITERS: dict[type, Callable[[Any], Any]] = {}  # plain values of classes that are no dataclasses
@@ -67,8 +68,8 @@ def as_read(value: Any) -> Any:
 
 
 def _plain(value: Any, place: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
-    if len(place) > DEEPEST:
-        raise _unsaved(place, f"more than {DEEPEST} objects in each other")
+    if len(place) > DEEPEST_NESTING:
+        raise _unsaved(place, f"more than {DEEPEST_NESTING} objects in each other")
     if isinstance(value, Tensor):
         if value.layout is not torch.strided or value.is_meta or value.is_quantized:
             raise _unsaved(place, f"a tensor that is {value.layout} on {value.device}")
@@ -84,7 +85,7 @@ def _plain(value: Any, place: tuple[str, ...], tensors: dict[str, Tensor]) -> An
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
-        if value.bit_length() > LONGEST:
+        if value.bit_length() > MOST_BITS:
             raise _unsaved(place, f"a whole number of {value.bit_length():,} bits")
         return int(value)
     if isinstance(value, float):
@@ -219,7 +220,7 @@ def typed(kind: Any, value: Any, where: str) -> Any:
 
 
 def _whole(value: Any, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > LARGEST:
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > LARGEST_INTEGER:
         raise wrong(where, "a whole number", value)
     return value
 
@@ -227,7 +228,7 @@ def _whole(value: Any, where: str) -> int:
 def _number(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise wrong(where, "a number", value)
-    if isinstance(value, int) and abs(value) > LARGEST:
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
         raise wrong(where, "a number", value)
     return float(value)
 

@@ -35,7 +35,8 @@ from engram.sensitivity.estimators.corrected import corrected
 from engram.sensitivity.estimators.linear import linear
 from engram.sensitivity.exact_steps import TOLERANCE, own_limits, solve_without
 
-LARGEST_GAIN = 2.0  # of a step over that of `corrected`; beyond, S - H_i is all but singular
+# When the cautious step of `corrected` is taken instead (measured: docs/decisions.md)
+LARGEST_GAIN = 2.0  # length of a step over that of `corrected`; beyond, S - H_i is nearly singular
 MOSTLY_OWN = 0.5  # share of the curvature along the cautious step that is the example's own
 
 
