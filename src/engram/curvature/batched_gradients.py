@@ -7,6 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+# Machine epsilons, of the gradients by all inputs together, that two ways of summing may be apart;
+# what a derivative gets wrong is far above
+ROUNDINGS_OF_ALL = 100
+
 
 def many_gradients(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], seeds: Sequence[Tensor], count: int
@@ -70,6 +74,6 @@ def _agree(found: Sequence[Tensor], weights: Tensor, expected: Sequence[Tensor])
     for gradient, size, wanted in zip(found, sizes, expected, strict=True):
         rounding = torch.finfo(gradient.dtype).eps
         difference = float((_summed(gradient.detach(), weights) - wanted.detach()).norm())
-        if difference > rounding**0.5 * size + 100 * rounding * total:
+        if difference > rounding**0.5 * size + ROUNDINGS_OF_ALL * rounding * total:
             return False
     return True

@@ -19,7 +19,8 @@ from engram.engine.rules.base import CHUNK_BYTES
 from engram.engine.sites import Site, per_example_gradients
 from engram.linalg.kronecker import KroneckerBlock
 
-ROWS_BYTES = 256 * 2**20  # gradients held at once: enough for one efficient product
+# Bytes of gradients held at once: long enough for one efficient product, and no more memory
+ROWS_BYTES = 256 * 2**20
 
 
 def _uses(sites: Sequence[Site]) -> Counter[str]:

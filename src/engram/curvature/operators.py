@@ -27,8 +27,9 @@ from engram.curvature.batched_gradients import many_gradients
 from engram.curvature.kinds import Curvature, check_exact
 from engram.engine.session import Session
 
-VECTORS_AT_ONCE = 64  # rows multiplied in one batched backward pass, where memory holds them
-ROWS_AT_ONCE = 64  # rows of a whole Hessian found in one batched backward pass
+# Rows of one batched backward pass, where memory holds them: more share its cost, and take memory
+VECTORS_AT_ONCE = 64  # vectors multiplied with a curvature
+ROWS_AT_ONCE = 64  # rows of a whole Hessian
 
 
 @dataclass(frozen=True)

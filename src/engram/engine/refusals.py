@@ -21,7 +21,7 @@ from engram.engine.rules.base import Function
 # How far apart rounding may bring outputs that must be equal. Two runs of one batch differ by the
 # order of sums at most; batches of other sizes take other kernels, and far coarser ones below
 # double precision.
-SAME_BATCH = (1e-3, 1e-6)  # relative and absolute
+SAME_BATCH = (1e-3, 1e-6)  # relative to an output, and absolute
 OTHER_BATCH_DOUBLE, OTHER_BATCH = 1e-8, 2e-2  # relative, also to the largest output
 
 # words of an error, what was expected, what came, what to do

@@ -30,12 +30,16 @@ from engram.engine.refusals import coarsest, pass_on
 # where that vanishes, to a share of the longest of all parameters' gradients.
 ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-3}
 COARSE_ROUNDING = 5e-2  # half precision
-SHARE_OF_LONGEST = 1e-3
-LARGEST_WALK = 100_000  # nodes of a graph that are looked at for a name
+SHARE_OF_LONGEST = 1e-3  # of that length, in place of one that vanishes
+TWICE = 10  # such roundings that a pass through the backward pass, with more sums, may be off by
+LARGEST_WALK = (
+    100_000  # nodes of a graph that are looked at for a name; a larger one is named less well
+)
 # Differences of gradients in double precision: a smaller step shows rounding, a larger one
 # curvature; what a Hessian lacks is far above what either leaves.
 DIFFERENCE_STEP = 1e-5  # of the parameters, along a random direction
 DIFFERENCE_TOLERANCE = 1e-3  # of the length of the derivative
+SHORTEST_DERIVATIVE = 1e-6  # added to that length: a derivative of zero has rounding all the same
 # PyTorch's own whose derivative takes the norms of the weights for constants
 LACKING = {"WeightNormInterfaceBackward0": "weight_norm of torch"}
 
@@ -134,7 +138,7 @@ def _check_second_derivative(recorded: Trace, ours: Named, expected: Expected) -
     pulled = torch.stack(
         [(g * direction[name]).reshape(len(g), -1).sum(1) for name, g in ours.items()]
     )
-    limit = 10 * expected.tolerance * (1 + pulled.abs().sum(0))
+    limit = TWICE * expected.tolerance * (1 + pulled.abs().sum(0))
     if bool(((pushed - pulled.sum(0)).abs() <= limit).all()):
         return
     raise no_second_derivative(expected.functions)
@@ -217,7 +221,7 @@ def has_true_hessian(model: nn.Module, probe: Batch, expected: Expected) -> bool
         return False
     triples = zip(found, upper, lower, strict=True)
     difference = torch.cat([(f - (u - w) / (2 * DIFFERENCE_STEP)).flatten() for f, u, w in triples])
-    size = torch.cat([f.flatten() for f in found]).norm() + 1e-6
+    size = torch.cat([f.flatten() for f in found]).norm() + SHORTEST_DERIVATIVE
     return bool(difference.norm() <= DIFFERENCE_TOLERANCE * size)
 
 

@@ -22,8 +22,9 @@ from engram.engine.interception import Forward, Substitution
 if TYPE_CHECKING:
     from engram.engine.interception import Interceptor
 
-# How far rounding may bring apart a module's rows in one order and in the other.
-SAME_ROWS = (1e-3, 1e-5)  # relative and absolute
+# How far rounding may bring apart a module's rows in one order and in the other; a module that
+# mixes rows differs by far more.
+SAME_ROWS = (1e-3, 1e-5)  # relative to an entry, and absolute
 
 CopyOf = Callable[[str], Tensor]
 Single = Callable[..., tuple[Tensor, ...]]

@@ -25,9 +25,11 @@ from engram.core.errors import PosteriorError
 from engram.core.parameters import Layout, Named
 from engram.linalg.cg import ApplyTo, Limits, Solution, conjugate_gradients
 
-# of the short ways through wide layers
-SMALLEST_SIDE = 64  # rows or columns of a matrix, below which there is little to gain
-ANY_DIRECTION = 10.0  # tolerances that an error may have for vectors unlike the data's
+# Short ways through wide layers: what they approximate, and from where on they pay
+SMALLEST_SIDE = 64  # rows or columns of a matrix; in narrower ones there is little to gain
+# Tolerances that an error may have for vectors unlike the data's. Without a bound there, variances
+# of unlike inputs came out at a third; a tighter one merges less (docs/decisions.md).
+ANY_DIRECTION = 10.0
 
 
 class Block(ABC):

@@ -34,7 +34,9 @@ from torch import Tensor
 
 from engram.linalg.block import ANY_DIRECTION, SMALLEST_SIDE
 
-LARGEST_SHARE = 0.75  # of directions kept, above which merging does not pay
+# Share of the directions that may be kept: with more, the products with what is kept and with what
+# is merged take longer together than one rotation of all
+LARGEST_SHARE = 0.75
 
 
 def rotated(columns: Tensor, basis: Tensor) -> Tensor:

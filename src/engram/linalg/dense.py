@@ -15,7 +15,8 @@ from engram.core.parameters import Layout, Named
 from engram.core.storage.kinds import check_numbers, check_that
 from engram.linalg.block import Block
 
-ROUNDING = 1e-6  # of the largest eigenvalue, where passes are in single precision
+# Of the largest eigenvalue: a smallest one below this may be rounding of passes in single precision
+ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)

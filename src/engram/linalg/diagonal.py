@@ -31,11 +31,12 @@ from engram.linalg.block import (
     check_positive,
 )
 
-# of the factorised diagonal
-LARGEST_SHARE = 0.25  # terms over the shorter side of the table: more do not pay
-FIRST = 32  # terms that are tried first, where the layer is wide enough
-FEWEST = 16  # terms that are tried first elsewhere
-SEED = 0  # of the random directions that the terms are found from
+# Terms of the factorised diagonal: every number that is tried takes a decomposition, and every
+# term that is kept two products a pass
+LARGEST_SHARE = 0.25  # terms over the shorter side of the table: more take longer than the table
+FIRST = 32  # terms that are tried first, where so many can pay; then twice as many, and so on
+FEWEST = 16  # terms that are tried first in narrower layers
+SEED = 0  # of the random directions that the terms are found from: the same table, the same terms
 
 
 @dataclass(frozen=True)

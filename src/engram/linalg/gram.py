@@ -12,8 +12,13 @@ from torch import Tensor
 
 from engram.core.dtypes import widest
 
-LEAF = 200  # narrower blocks are not worth splitting: measured
-GATHERED = 8192  # vectors summed in their own precision before they are added to the total
+# Ways of summing, each where it was measured to be the quicker one
+LEAF = 200  # columns of a block; narrower ones are not worth splitting for half of the products
+COPIED_WIDTH = 128  # columns; wider vectors with positions last are copied for one large product
+
+# Vectors summed in their own precision before they are added to the total: more cost accuracy,
+# fewer the time of adding a large matrix in double precision
+GATHERED = 8192
 
 
 class GramSum:
@@ -37,7 +42,7 @@ class GramSum:
             flat = vectors.transpose(0, 1).flatten(1, 2)
             self._recent.baddbmm_(flat.mT, flat)
         # patches come with positions last; above this width a copy is cheaper than a product each
-        elif positions == 1 or vectors.stride(-1) == 1 or width >= 128:
+        elif positions == 1 or vectors.stride(-1) == 1 or width >= COPIED_WIDTH:
             _add_upper(self._recent[0], vectors.reshape(-1, width))
         else:
             self._recent += torch.bmm(vectors[:, 0].mT, vectors[:, 0]).sum(0, keepdim=True)

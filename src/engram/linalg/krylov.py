@@ -15,8 +15,8 @@ from engram.core.dtypes import eigh
 from engram.core.progress import Bar
 
 Apply = Callable[[Tensor], Tensor]
-NOTHING_NEW = 1e-6  # share of a direction outside the basis, below which it is rounding
-WIDTH = 64  # given directions that are added at a time
+NOTHING_NEW = 1e-6  # share of a direction outside the basis; below, it is rounding and dropped
+WIDTH = 64  # given directions taken in at a time: enough for efficient products, little memory
 
 
 class BlockKrylov:

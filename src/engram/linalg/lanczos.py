@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-#: Length of a new vector over the largest curvature below which it is rounding.
+# Length of a new vector over the largest curvature; below, it is rounding, and the space is whole
 BREAKDOWN = 1e-10
 Apply = Callable[[Tensor], Tensor]
 

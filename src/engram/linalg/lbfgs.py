@@ -22,7 +22,9 @@ from torch import Tensor
 from engram.core.dtypes import wide, widest
 
 Apply = Callable[[Tensor], Tensor]
-CURVED = 1e-8  # s'y over |s| |y|, from which on a pair counts
+# Pairs of a step s and the change y of the gradient along it
+CURVED = 1e-8  # s'y over |s| |y|; a pair with less is rounding, or not convex, and is left out
+MEMORY = 20  # pairs kept; each takes the memory of two vectors of a copy
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Base:
 
     apply: Apply
     known: bool = True
-    memory: int = 20
+    memory: int = MEMORY
 
 
 IDENTITY = Base(torch.clone, known=False, memory=1)

@@ -36,7 +36,9 @@ from engram.core.storage.kinds import check_numbers, check_that
 from engram.linalg.block import Block
 from engram.linalg.cg import ApplyTo, Limits, Solution, conjugate_gradients
 
-CORRECTION = 3e-2  # relative residual of what the outside gives back, a part of the step
+# Relative residual of the second solve, for what the outside gives back: a small part of the step,
+# which need not be known better
+CORRECTION = 3e-2
 
 
 def check_definite(lowest: float) -> None:

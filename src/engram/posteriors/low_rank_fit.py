@@ -29,12 +29,15 @@ from engram.engine.session import LARGEST_BATCH, Observed, Session
 from engram.linalg.krylov import BlockKrylov
 from engram.linalg.low_rank import LowRankBlock, check_definite
 
+# Directions that are explored: a product with the curvature of all data each. With these the mean
+# loss increase was 1.02 to 1.09 of the true one on three trainings (docs/decisions.md).
 WHOLE = 512  # parameters up to which every direction is explored
 LEADING = 256  # directions of the Krylov space
-PROBES = 16  # random directions that it starts from, and as many that the rest is estimated with
-VECTORS = 32  # multiplied at a time
 MOST_OWN = 950  # examples with a direction of their own
 SMALLEST_OWN = 0.4  # curvature of an example that is not explored yet, over the prior's
+
+PROBES = 16  # random directions that it starts from, and as many that the rest is estimated with
+VECTORS = 32  # multiplied in one batched pass: more share its cost, and take memory
 
 
 def fit_low_rank(

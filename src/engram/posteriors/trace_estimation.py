@@ -31,6 +31,8 @@ from engram.likelihoods import Likelihood
 from engram.linalg.cg import Limits, conjugate_gradients
 from engram.posteriors.gaussian import Posterior
 
+# Products with the exact curvature, a pass over the data each; unsolved systems are told by their
+# residual
 LARGEST_ITERATION = 500
 
 

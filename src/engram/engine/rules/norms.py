@@ -21,6 +21,8 @@ from engram.engine.rules.base import (
     sum_positions,
 )
 
+TORCH_EPS = 1e-5  # what torch adds to a variance in layer_norm, where the call names none
+
 
 class AffineRule(Rule):
     """y = normalised(x) * weight + bias: what normalises has no parameters of its own."""
@@ -87,7 +89,7 @@ class TrailingNorm(AffineRule):
             s = call.options
             if s["function"] is functional.rms_norm:
                 return functional.rms_norm(call.input, s["shape"], eps=s["eps"])
-            eps = 1e-5 if s["eps"] is None else s["eps"]
+            eps = TORCH_EPS if s["eps"] is None else s["eps"]
             return functional.layer_norm(call.input, s["shape"], eps=eps)
 
         return call.keep("normalised", make)
