@@ -64,7 +64,7 @@ def fraction(name: str, value: Any, remedy: str | None = None) -> float:
 
 
 def truth(name: str, value: Any) -> bool:
-    """True or False, and nothing that only counts as one of them.
+    """A bool; 0, 1 and other values that only convert to one are refused.
 
     Example:
         >>> import numpy as np
@@ -89,14 +89,14 @@ def one_of(name: str, value: Any, names: Collection[str], remedy: str) -> str:
 
 
 def path_of(kind: str, value: Any) -> Path:
-    """The path of a folder or a file, given as words or as a path."""
+    """The path of a folder or a file, given as a string or a ``Path``."""
     if isinstance(value, str | Path) and value != "" and "\0" not in str(value):
         return Path(value)
     raise ArgumentError(f"the name of a {kind}", shown(value), 'use "run"')
 
 
 def usable_device(value: Any) -> torch.device:
-    """A device that tensors can be put on here."""
+    """A ``torch.device`` that exists on this machine."""
     try:
         device = torch.device(value)
         torch.empty(0, device=device)
@@ -111,7 +111,7 @@ def usable_device(value: Any) -> torch.device:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a real number, NaN and infinity among them; truth values are none."""
+    """Whether it is a real number, NaN and infinity included; bools are not numbers."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 

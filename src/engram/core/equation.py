@@ -1,4 +1,4 @@
-r"""The memory-perturbation equation, once.
+r"""The memory-perturbation equation; every use of it in engram calls this module.
 
 .. math:: \lambda^{\setminus M} - \lambda = \rho \sum_{j \in M} \epsilon_j \tilde g_j(\lambda)
 

@@ -1,4 +1,4 @@
-"""How much memory is free, and what to say and do where it is not enough."""
+"""Free memory, errors where it is not enough, and repeating a call with smaller batches."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def in_words(size: float) -> str:
-    """A number of bytes.
+    """A number of bytes as text, in GB.
 
     Example:
         >>> in_words(102.4e9), in_words(5e6)

@@ -1,10 +1,10 @@
-"""Words from a file or a user, for a line of a terminal."""
+"""Text from a file or a user, made safe for a terminal."""
 
 from __future__ import annotations
 
 
 def printable(words: object) -> str:
-    r"""The words with everything that a terminal would act on written out.
+    r"""The text with control characters escaped.
 
     What was saved may come from anywhere. An escape sequence in it would colour, move or forge
     lines, and so would a line break; marks that turn the direction of writing are written out too.

@@ -1,4 +1,4 @@
-"""Processes that share one model and its data, such as those of DDP: who is who, and meetings."""
+"""Processes that train one model together, as those of DDP do: ranks, barriers and collectives."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Processes:
 
 
 def _place() -> torch.device:
-    """Where the backend can read tensors."""
+    """The device that the backend communicates from."""
     if dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

@@ -41,13 +41,13 @@ class Bar:
         self._bar: Any = None
 
     def describe(self, description: str) -> None:
-        """What is going on now."""
+        """Change the words beside the bar."""
         self.description = description
         if self._bar is not None:
             self._bar.set_description_str(description, refresh=False)
 
     def update(self, count: float = 1) -> None:
-        """So much more is done."""
+        """Add to the count of what is done."""
         self.count += count
         if self._bar is not None:
             self._bar.update(count)
@@ -60,7 +60,7 @@ class Bar:
         self._bar.update(self.count)
 
     def close(self) -> None:
-        """Take it away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.close()
 
@@ -116,7 +116,7 @@ class Pace:
         self.begun, self.done, self.told = clock(), 0, False
 
     def step(self) -> None:
-        """One more is done."""
+        """Count one step."""
         self.done += 1
         passed = self.clock() - self.begun
         if self.told or passed < PACE_KNOWN:

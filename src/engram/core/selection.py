@@ -1,4 +1,4 @@
-"""Which examples: those left out, checked once wherever they enter, or some for a look."""
+"""Indices of examples: checks of those that a caller names, and evenly spread samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engram.core.errors import ArgumentError
 
 
 def spread(count: int, most: int) -> Tensor:
-    """Positions spread over so many, both ends among them.
+    """At most ``most`` positions spread evenly over ``count``, both ends among them.
 
     Example:
         >>> spread(9, 3), spread(2, 3)
@@ -78,7 +78,7 @@ def check_indices(
         raise ArgumentError(
             "a list of integer indices",
             f"{chosen.dtype} of shape {tuple(chosen.shape)}",
-            "check it",
+            "pass whole numbers in one list, such as [0, 5, 7]",
         )
     chosen = chosen.long()  # torch compares no large unsigned numbers
     outside = (chosen < 0) | (chosen >= num_data)

@@ -1,1 +1,1 @@
-"""More certainty than a result has by itself: assessed, refined, held against the truth."""
+"""More certainty about a result: assess it, refine some examples, verify it by retraining."""

@@ -1,4 +1,4 @@
-"""The verdict on a result, refined by signals that cost some passes over the data."""
+"""Assess a result: a verdict from signals that cost some passes over the data."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _worst_if_nan(value: float) -> float:
 
 
 def _comparable(signals: Signals) -> Tensor:
-    """Where both scores are numbers, [n]."""
+    """Where both scores are finite, [n]."""
     return torch.isfinite(signals.score) & torch.isfinite(signals.second_score)
 
 

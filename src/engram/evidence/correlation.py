@@ -1,4 +1,4 @@
-"""How well estimates agree with the truth: ranks, values and size, each with an interval."""
+"""Agreement of estimates with the truth: Spearman, Pearson and slope, with bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of estimated with true values.
+    """Correlations and slope between estimated and true values.
 
     Args:
         spearman: correlation of the ranks.

@@ -1,4 +1,4 @@
-"""Whether a result is about the model and the data that come with it."""
+"""Check that a result belongs to the model and the data that are passed with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Some examples of a result again, by exact solves or by training without them."""
+"""Replace some examples' estimates in a result by exact solves or by retraining without them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def refine(
     batch_size: int | str = AUTO,
     progress: bool = True,
 ) -> Result:
-    r"""Obtain some examples of a result again, exactly, and merge them into it.
+    r"""Compute some examples of a result again, exactly, and merge them into it.
 
     .. math:: d_i = J_i (H + \delta - H_i)^{-1} \nabla \ell_i
 
@@ -105,7 +105,7 @@ def refine(
 
 @dataclass(frozen=True)
 class Request:
-    """Which examples, and how exactly."""
+    """Which examples to refine, and to which residual."""
 
     posterior: Posterior
     chosen: Tensor

@@ -1,4 +1,4 @@
-r"""The signals that cost some passes over the data: curvature, tangent and a second opinion.
+r"""Signals of an assessment, from passes over the data: curvature, linearisation, exact steps.
 
 - *curvature*: how well S stands in for the Hessian H, by the ends of the spectrum of
   :math:`S^{-1} H`. All of it is 1 where S is H; below 0 H is indefinite: the parameters are at a

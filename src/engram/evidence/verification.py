@@ -1,4 +1,4 @@
-"""Estimates beside the truth: the numbers, the picture and the sentence."""
+"""The result of verifying estimates by retraining: correlations, a figure and a sentence."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Verification:
 
     @property
     def sentence(self) -> str:
-        """What came of it, in plain words."""
+        """The outcome of the verification in one sentence."""
         count, ranks = len(self.strata), self.score.spearman
         start = f"Trained again without each of {count} examples: "
         lost = int((~self._comparable()).sum())
@@ -83,7 +83,7 @@ class Verification:
         return start + self._ranking(ranks) + "; " + self._size() + self._caveats() + "."
 
     def _comparable(self) -> Tensor:
-        """Where estimate and truth are both numbers, [n]."""
+        """Where estimate and truth are both finite, [n]."""
         pairs = (self.estimated_score, self.estimated_increase, self.truth.score)
         return torch.stack([torch.isfinite(v.double()) for v in pairs]).all(0)
 

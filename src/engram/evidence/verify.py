@@ -1,4 +1,4 @@
-"""Hold a result against the truth, on a sample of its examples."""
+"""Compare a result with true retraining, on a sample of its examples."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def verify(
 
 
 def _prior(result: Result, model: nn.Module) -> Prior:
-    """The result's, by name where parameters have different ones."""
+    """The prior precision of the result, by name where parameters have different ones."""
     mean, by_name = result.basis.prior_precision, result.basis.prior_by_name
     if mean is None:
         return 1.0

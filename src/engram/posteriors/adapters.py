@@ -104,7 +104,7 @@ def _own(reading: Reading) -> Tensor:
 
 @dataclass(frozen=True)
 class Source:
-    """An optimizer whose precision is asked for.
+    """An optimizer with the scale and priors that turn its state into a precision.
 
     Args:
         optimizer: as it is now.
@@ -150,7 +150,7 @@ def takes_mean_loss(optimizer: Optimizer) -> bool:
 
 
 def kind_of(optimizer: Optimizer) -> Kind:
-    """How such an optimizer is read; PosteriorError where nobody has said it."""
+    """The adapter of an optimizer; PosteriorError where there is none for its class."""
     for base in type(optimizer).__mro__:
         if base.__name__ in OPTIMIZERS:
             return OPTIMIZERS[base.__name__]

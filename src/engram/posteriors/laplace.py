@@ -155,7 +155,7 @@ def fitted(
 
 
 def _check_combination(structure: str, curvature: str) -> None:
-    """Some structures have the Hessian, and one has nothing but exact products."""
+    """ArgumentError for a structure that the curvature does not exist for."""
     if curvature == "hessian" and structure not in (AUTO, "full", "last_layer", "low_rank"):
         raise ArgumentError(
             'structure "full", "last_layer" or "low_rank" with curvature="hessian"',
@@ -200,7 +200,7 @@ def check_curved(opened: Session, posterior: Posterior) -> None:
 
 
 def _looks_like_prior(posterior: Posterior) -> bool:
-    """Whether no block is unlike it; the smallest first, since one is enough to tell."""
+    """Whether every block equals the prior; the smallest first, since one that differs decides."""
     mean = posterior.mean
     for block in sorted(posterior.blocks, key=lambda b: sum(mean[n].numel() for n in b.names)):
         ones: dict[str, Tensor] = {name: torch.ones_like(mean[name]) for name in block.names}

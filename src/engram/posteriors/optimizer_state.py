@@ -216,7 +216,7 @@ def _root(optimizer: Optimizer, second_moment: str, batch_size: int | None, num_
 
 
 def check_second_moment(second_moment: str) -> None:
-    """ArgumentError for a reading that is not known."""
+    """ArgumentError for an unknown ``second_moment``."""
     one_of("second_moment", second_moment, SECOND_MOMENTS, 'use "batch"')
 
 
@@ -238,7 +238,7 @@ def _check_owner(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> None
 def _settings(
     optimizer: Optimizer, prior: Prior, reduction: str, batch_size: int | None
 ) -> dict[str, Any]:
-    """How it was made, for the record of every result."""
+    """The settings that go into the provenance of every result."""
     settings: dict[str, Any] = {
         "method": "optimizer",
         "optimizer": type(optimizer).__name__,
@@ -341,7 +341,7 @@ def _of_group(
 
 
 def _replaced(found: Mapping[str, float], source: str, given: float) -> Prior:
-    """The argument instead; our own optimizers have delta in their precision already."""
+    """The prior of the argument; our own optimizers have theirs in the precision already."""
     values = found.values()
     same = all(math.isclose(value, given, rel_tol=SAME_PRIOR) for value in values)
     if source == "optimizer" and not same:

@@ -39,7 +39,7 @@ QUICKER = 'curvature="fisher" takes one for a batch, with one sampled label per 
 
 
 class Fit:
-    """One fit under way: the session and its settings."""
+    """The session and the settings of one fit, which its structure's function is given."""
 
     def __init__(
         self, session: Session, delta: float, curvature: str, seed: int, tolerance: float = 0.0

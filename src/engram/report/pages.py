@@ -70,12 +70,12 @@ footer { margin-top: 3rem; color: #5d636d; font-size: .85rem; }
 
 
 def escape(words: object) -> str:
-    """The words as HTML shows them, also marks that would turn the direction of writing."""
+    """The text escaped for HTML, control characters and marks of writing direction included."""
     return escaped(printable(words), quote=True)
 
 
 class Page:
-    """HTML with everything that comes from outside escaped.
+    """A page of HTML, built from top to bottom; all text is escaped.
 
     Example:
         >>> page = Page("a < b").text("1 & 2")
@@ -88,7 +88,7 @@ class Page:
         self._parts: list[str] = []
 
     def heading(self, text: str) -> Page:
-        """A section begins."""
+        """Begin a section."""
         return self._add(f"<h2>{escape(text)}</h2>")
 
     def text(self, text: str) -> Page:
@@ -96,7 +96,7 @@ class Page:
         return self._add(f"<p>{escape(text)}</p>")
 
     def facts(self, values: Mapping[str, object]) -> Page:
-        """Names with one value each."""
+        """A list of names with one value each."""
         rows = (f"<dt>{escape(k)}</dt><dd>{escape(shown(v))}</dd>" for k, v in values.items())
         return self._add(f"<dl>{''.join(rows)}</dl>")
 
@@ -114,7 +114,7 @@ class Page:
         )
 
     def figure(self, figure: Figure, caption: str) -> Page:
-        """A picture, held in the page itself."""
+        """A figure with its caption, embedded as PNG."""
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=RESOLUTION)
         width = round(CSS_PIXELS_PER_INCH * figure.get_figwidth())
@@ -204,7 +204,7 @@ def training_page(
     count: int,
     path: Path,
 ) -> Path:
-    """Write the page.
+    """Write the page of a training run.
 
     Args:
         history: with at least one update.

@@ -1,1 +1,1 @@
-"""The truth: models trained again without some examples, and estimates held against them."""
+"""Retraining without some examples: the truth that estimates are compared with."""

@@ -1,4 +1,4 @@
-"""What decides what a run gives: by this a folder of an earlier run is known for the same one.
+"""The fingerprint of a run: model, data and settings, so that a folder is only resumed by its own.
 
 Everything that matters has a fingerprint, equal only for equal things; what cannot be compared
 (code that cannot be read, data that differs each time) is named in ``unseen``.
@@ -52,11 +52,11 @@ class Identity:
 
     @property
     def fingerprint(self) -> str:
-        """Of all settings."""
+        """A digest of all settings."""
         return settings_fingerprint(self.settings)
 
     def check_seen(self, folder: str | Path | None, trusted: bool, processes: int) -> None:
-        """Raise where a folder would be gone on with that may be of another run.
+        """RunFolderError where a folder would be resumed that may be of another run.
 
         Several processes cannot tell an earlier run's folder from one that they share.
         """
@@ -82,7 +82,7 @@ class Identity:
 def identify(
     model: nn.Module, data: Data, train: Any, task: Task, prior_precision: Prior
 ) -> Identity:
-    """Of a run with these arguments, checked before."""
+    """The identity of a run with these arguments, which are checked already."""
     described = Description()
     own = isinstance(train, Recipe)
     groups = {str(n): m for n, m in enumerate(task.selection.members)}
@@ -125,18 +125,18 @@ def _names_in(train: Any, described: Description) -> dict[str, str]:
 
 
 def model_fingerprint(model: nn.Module, described: Description) -> str:
-    """Of its code, the settings of its layers, and all its weights and buffers."""
+    """A digest of the model's code, the settings of its layers, and all its weights and buffers."""
     tied = [name for name, _ in model.named_parameters()]  # a shared one has one name only
     return _of_text(json.dumps(tied) + described.of(model, "model"))
 
 
 def modes_fingerprint(model: nn.Module) -> str:
-    """Of which layers are in training mode."""
+    """A digest of which layers are in training mode."""
     return _of_text(json.dumps([module.training for module in model.modules()]))
 
 
 def data_fingerprint(data: Data, described: Description, place: str) -> str:
-    """Of every example, inputs and targets, and of how a loader makes batches of them."""
+    """A digest of every example, inputs and targets, and of how a loader makes batches of them."""
     if isinstance(data, DataLoader):
         parts = described.of((data.collate_fn, data.batch_size), f"{place}.collate_fn")
         return _of_text(data_fingerprint(data.dataset, described, place) + parts)
@@ -149,7 +149,7 @@ def data_fingerprint(data: Data, described: Description, place: str) -> str:
 
 
 def sample_fingerprint(data: Data) -> str:
-    """Of tensors whole; of a Dataset from examples spread over it."""
+    """A digest of whole tensors; of a Dataset, of a sample of examples spread over it."""
     inner = data.dataset if isinstance(data, DataLoader) else data
     whole = None if isinstance(inner, Subset) else _tensors_of(inner)
     if whole is not None:
@@ -163,12 +163,12 @@ def is_steady(data: Data) -> bool:
 
 
 def name_of(function: Any) -> str:
-    """What a person calls it."""
+    """The name of a function or recipe for people to read."""
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def settings_fingerprint(settings: Mapping[str, Any]) -> str:
-    """Of plain values by name."""
+    """A digest of plain values by name."""
     return _of_text(json.dumps(settings, sort_keys=True))
 
 
@@ -188,7 +188,7 @@ def _tensors_of(data: Data) -> dict[str, Tensor] | None:
 
 
 def _of_examples(data: Data, chosen: Tensor) -> str:
-    """Of some examples as they are read, with torch's random numbers from one seed."""
+    """A digest of some examples as they are read, with torch's random numbers from one seed."""
     batches, digests = Batches(data, EXAMPLES_AT_ONCE), []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

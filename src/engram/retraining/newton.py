@@ -139,7 +139,7 @@ def _derivatives(graph: Graph, vectors: Tensor) -> Tensor:
 
 
 class _AndersonMixing:
-    """Moves of each copy, and how its gradient changed along them.
+    """Anderson mixing: steps of each copy, and how its gradient changed along them.
 
     Args:
         like: the copies' parameters, [C, P].
@@ -178,7 +178,7 @@ def simplified_newton(
     precondition: Apply,
     report: Callable[[int], None],
 ) -> Pairs:
-    """Move the copies until their gradient norms are below their targets, or steps do not pay.
+    """Step until the copies' gradient norms are below their targets, or steps make no progress.
 
     Args:
         objective: of the copies.
@@ -219,7 +219,7 @@ def simplified_newton(
 
 
 def _solver(stack: Stack, start: Tensor, precondition: Apply) -> BlockGCR:
-    """Of systems with the Hessian where all copies start."""
+    """The solver of systems with the Hessian where all copies start."""
     hessian = SharedHessian(stack, start[0].clone(), min(WIDTH, len(start)))
     allowed = max(PRODUCTS_PER_COPY * len(start), FEWEST_PRODUCTS)
     return BlockGCR(precondition, hessian.times, start, min(allowed, start.shape[1]))

@@ -27,7 +27,7 @@ VALUE_ROUNDINGS = 20  # machine epsilons of an objective's value by which its su
 
 @dataclass
 class Progress:
-    """Where the copies are: parameters, values, gradients, and who is still moving."""
+    """State of the minimisation of many copies: parameters, values, gradients, which still step."""
 
     flat: Tensor
     value: Tensor
@@ -41,7 +41,7 @@ class Progress:
         return wide(self.gradient).norm(dim=1)
 
     def only(self, rows: Tensor) -> Progress:
-        """Where some of the copies are."""
+        """The state of some of the copies."""
         here, there = rows.to(self.flat.device), rows.cpu()
         return Progress(
             *(part[here] for part in (self.flat, self.value, self.gradient)),
@@ -49,14 +49,14 @@ class Progress:
         )
 
     def take(self, rows: Tensor, part: Progress) -> None:
-        """Put some of the copies where they have gone."""
+        """Write the state of some of the copies back."""
         here, there = rows.to(self.flat.device), rows.cpu()
         self.flat[here], self.value[here] = part.flat, part.value
         self.gradient[here] = part.gradient
         self.moving[there], self.evaluations[there] = part.moving, part.evaluations
 
     def settle(self, targets: Tensor) -> int:
-        """Let copies rest that have reached their gradient norms; how many these are."""
+        """Stop the copies that have reached their gradient norms; how many these are."""
         finished = self.moving & (self.norm <= targets.to(self.gradient.device)).cpu()
         self.moving &= ~finished
         return int(finished.sum())

@@ -45,7 +45,7 @@ ROUNDINGS = 64  # machine epsilons of the regulariser's gradient, below which su
 
 @dataclass(frozen=True)
 class Trained:
-    """A stack after training.
+    """The parameters of a stack of copies after training, and whether they converged.
 
     Args:
         flat: parameters, [C, P].

@@ -57,7 +57,7 @@ class NoiseFloor:
 
     @property
     def level(self) -> float:
-        """The larger of the two that speak of noise."""
+        """The larger of the two measures of noise."""
         return max(self.repeated, self.reseeded)
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ def reached(gradient_norm: Tensor, wanted_norm: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Retraining:
-    """What really happened without each example, group or class; R rows, C copies, K outputs.
+    """The true change without each example, group or class; R rows, C copies, K outputs.
 
     Names, signs and units are those of :class:`engram.Result`: a deviation is *without the example
     minus with it*, where "with it" is the refit with everything.

@@ -55,7 +55,7 @@ def retrain(
     seed: int = 0,
     progress: bool = True,
 ) -> Retraining:
-    r"""The truth about leaving examples out: train again without them, from the trained model.
+    r"""True leave-out effects: train again without the examples, from the trained model.
 
     .. math:: \theta^{\setminus M} = \arg\min_\theta
         \sum_{i \notin M} \ell_i(\theta) + \frac{\delta}{2} |\theta|^2
@@ -131,7 +131,7 @@ def retrain_examples(
     prior_precision: Prior,
     progress: bool = True,
 ) -> Retraining:
-    """The truth about each of some examples of a model that was opened before.
+    """True leave-one-out effects of some examples, for a model that is open already.
 
     Args:
         model: trained; it is not changed.
@@ -152,7 +152,7 @@ def retrain_examples(
 
 @dataclass(frozen=True)
 class Way:
-    """How, what and with which prior is trained, and by what the same run is known again."""
+    """How and what is trained, with which prior, and the run's fingerprint."""
 
     train: Recipe | Function
     task: Task
@@ -226,7 +226,11 @@ def _evaluation(stack: Stack, task: Task) -> tuple[Batch, Tensor] | None:
         rows = [stack.outputs(stack.start[None], part)[0] for part in stack.parts(batch, 1)]
     outputs = torch.cat(rows)
     if not torch.isfinite(outputs).all():
-        raise NonFiniteError("finite outputs", "NaN or infinity on evaluate_on", "clean the data")
+        raise NonFiniteError(
+            "finite outputs",
+            "NaN or infinity on evaluate_on",
+            "look for NaN or infinity in its inputs, and remove those examples",
+        )
     return batch, task.likelihood.prepare(outputs, batch.targets)
 
 

@@ -75,7 +75,9 @@ class RunFolder:
                 self.refresh()
             except OSError as error:
                 raise StorageError(
-                    "a folder that can be read", f"{path}: {reason_of(error)}", "check its rights"
+                    "a folder that can be read and written",
+                    f"{path}: {reason_of(error)}",
+                    "change its permissions, or give another folder",
                 ) from error
 
     def of_kind(self, kind: str) -> list[Part]:
@@ -216,7 +218,7 @@ class Ranks:
         return cls(_from_environment("RANK", 0), size)
 
     def check_folder(self, folder: object) -> None:
-        """Several processes find each other's copies through a folder."""
+        """ArgumentError where several processes have no folder to find each other's copies in."""
         if self.world_size > 1 and folder is None:
             raise ArgumentError(
                 "folder=, which all processes can read and write",
@@ -234,7 +236,7 @@ class Ranks:
 
     @contextmanager
     def taking_part(self, run: RunFolder) -> Iterator[None]:
-        """A sign in the folder while this process is at work: the others wait longer for it."""
+        """A marker file while this process is at work, so that the others wait longer for it."""
         if self.world_size == 1 or run.path is None:
             yield
             return
@@ -246,7 +248,7 @@ class Ranks:
             sign.unlink(missing_ok=True)
 
     def absent(self, run: RunFolder, ranks: Sequence[int]) -> list[int]:
-        """Those that have left no sign."""
+        """The ranks that have not joined."""
         if run.path is None:
             return []
         return [rank for rank in ranks if not (run.path / self._sign(rank)).exists()]
@@ -257,7 +259,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds to wait for others: for a sign of them, and for anything new from them."""
+    """Seconds to wait for other processes: until they join, and between two of their results."""
 
     join: float = JOIN_SECONDS
     silence: float = PATIENCE_SECONDS

@@ -1,4 +1,4 @@
-"""What a run is asked for: which examples, groups or classes are left out, one copy for each."""
+"""Which examples, groups or classes a run leaves out, one copy of the model for each."""
 
 from __future__ import annotations
 
@@ -111,13 +111,13 @@ def _check_some_remain(
             raise ArgumentError(
                 "groups that leave some examples to train on",
                 f"{label!r} with all {num_data} of them",
-                "leave out fewer",
+                "leave some examples out of the group, or drop the group",
             )
 
 
 @dataclass(frozen=True)
 class Task:
-    """What both workers need.
+    """A retraining run, for whichever worker trains it.
 
     Args:
         selection: which examples each copy leaves out.

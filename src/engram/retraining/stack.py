@@ -75,7 +75,7 @@ class Stack:
 
     @property
     def mean_prior(self) -> float:
-        """Of delta, over the entries."""
+        """Mean of delta over the entries."""
         return float(wide(self.prior_precision).mean())
 
     def copies_at_once(self) -> int:
@@ -221,7 +221,7 @@ class Objective:
 
     @property
     def shareable(self) -> bool:
-        """Whether there are groups, small enough for the copies to share their curvature."""
+        """Whether something is left out, and little enough for the copies to share one Hessian."""
         longest = max(len(chosen) for chosen in self.members)
         return 0 < longest <= max(1.0, LARGEST_SHARED_GROUP * self.stack.num_data)
 
@@ -293,7 +293,9 @@ def _prepared_targets(stack: Stack) -> Tensor:
         check_output_rows(outputs, len(part))
         if not torch.isfinite(outputs).all():
             raise NonFiniteError(
-                "finite outputs", "NaN or infinity on the training data", "clean the data"
+                "finite outputs",
+                "NaN or infinity on the training data",
+                "look for NaN or infinity in its inputs, and remove those examples",
             )
         prepared.append(stack.likelihood.prepare(outputs, part.targets))
     return torch.cat(prepared)

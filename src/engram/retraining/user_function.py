@@ -1,4 +1,4 @@
-"""A training function of the user's: it trains the copy it is given and leaves all else alone.
+"""The user's training function: checks that it trains the copy it is given and nothing else.
 
 What it returns, or has made of its copy, must be a model with the same parameters; the caller's
 own model and the data must be as before.
@@ -36,7 +36,7 @@ def check_arguments(function: Callable[..., Any], form: str) -> None:
 
 
 def private_copy(model: nn.Module) -> nn.Module:
-    """A copy that nobody else has; results that modules keep as attributes lose their graph."""
+    """A deep copy of a model; results that modules keep as attributes lose their graph."""
     kept = [v for module in model.modules() for v in vars(module).values()]
     results = [v for v in kept if isinstance(v, Tensor) and (_in_transform(v) or not v.is_leaf)]
     memo: dict[int, Any] = {id(v): _free(v) for v in results}
@@ -189,7 +189,7 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Watched:
-    """Data sets and what they were like.
+    """Data sets with digests of their content, to notice that a training function changed them.
 
     Args:
         data: that reads the same each time; other data cannot be watched.
@@ -201,11 +201,11 @@ class Watched:
 
     @classmethod
     def of(cls, *data: Data) -> Watched:
-        """Data as it is now."""
+        """Digests of the present content."""
         return cls(data, tuple(map(sample_fingerprint, data)))
 
     def check(self) -> None:
-        """Raise where it has changed since."""
+        """TrainingError where the content has changed since."""
         if self.before != tuple(map(sample_fingerprint, self.data)):
             raise TrainingError(
                 "a training function that leaves the data as it is",

@@ -1,4 +1,4 @@
-"""Who trains the copies: a recipe, a stack of them at a time, or the user's function, one by one.
+"""Workers that train the copies: a recipe for a stack at a time, or the user's function one by one.
 
 Both give the same parts of a run: the refits with nothing left out, then the left-out copies.
 """

@@ -1,4 +1,4 @@
-"""What a result rests on: the facts about its posterior and likelihood that decide later."""
+"""How a result was computed: the facts about posterior and likelihood that later calls need."""
 
 from __future__ import annotations
 

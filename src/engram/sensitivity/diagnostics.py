@@ -1,4 +1,4 @@
-"""What a result says about itself: leverages, convergence and coverage."""
+"""Diagnostics of a result that need no retraining: leverages, convergence and coverage."""
 
 from __future__ import annotations
 

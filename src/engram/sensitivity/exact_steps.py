@@ -139,7 +139,7 @@ REMAINING = {
 def solve_left_out(
     opened: Session, posterior: Posterior, chosen: Tensor, curvature: str, tolerance: float
 ) -> Solved:
-    """Solve for every chosen example; again, more cautiously, where it was not definite.
+    """Solve for every chosen example; again with a safer curvature where a step is refused.
 
     Args:
         posterior: preconditions the solves and gives the prior.
@@ -171,7 +171,7 @@ def _solve_as(
     tolerance: float,
     objective: Agreement,
 ) -> Solved:
-    """Block by block."""
+    """Solve in blocks of examples with one choice of curvatures."""
     layout, limits = objective.layout, Limits(tolerance, MOST_PRODUCTS)
     exact = exact_curvature(remaining.whole, opened, layout, posterior.prior_vector)
     deviations, found, refused = [], [], []
@@ -210,7 +210,7 @@ def _examples_at_once(opened: Session, layout: Layout) -> int:
 
 
 class Agreement:
-    """The objective at the model's weights, to compare steps with."""
+    """Actual over predicted decrease of the objective without an example, for a step."""
 
     def __init__(self, opened: Session, posterior: Posterior, layout: Layout) -> None:
         self.opened, self.layout = opened, layout

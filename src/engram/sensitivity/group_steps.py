@@ -55,7 +55,7 @@ OVERDRAWN = 1e-6  # negative eigenvalue of a factor over its largest: up to here
 
 
 class Matrix(str, Enum):
-    """M, in words."""
+    """The matrix M that a step was taken with, as results print it."""
 
     ALL = "precision of all data"
     WITHOUT_GAUSS_NEWTON = "precision without the group's Gauss-Newton matrix"
@@ -100,7 +100,7 @@ class Group:
 
     @property
     def largest_share(self) -> float:
-        """Of the examples, as much as is taken out of any."""
+        """The largest weight eps of any example of the group."""
         return max(self.weight_of.values())
 
     def outweighs(self, step: Named, gradient: Named) -> bool:

@@ -1,4 +1,4 @@
-r"""What happens when a whole group is left out: one step of the parameters, with all cross terms.
+r"""The effect of leaving a whole group out: one step of the parameters, with all cross terms.
 
 .. math:: \Delta\theta = M^{-1} \sum_j \epsilon_j \nabla \ell_j
 

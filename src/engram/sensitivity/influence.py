@@ -1,4 +1,4 @@
-r"""Which training example pulls on which test example.
+r"""The influence of each training example on the loss of each test example.
 
 .. math:: \nabla \ell_j' \, S^{-1} \, \nabla \ell_i
 

@@ -107,7 +107,7 @@ def left_out(
 def _settings(
     problem: Problem, estimator: str, rounds: int, seed: int, peers: Processes
 ) -> dict[str, Any]:
-    """How the result was made, for the record."""
+    """The settings that go into the result's provenance."""
     posterior = problem.posterior
     return {
         "estimator": estimator,

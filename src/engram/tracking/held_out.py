@@ -1,4 +1,4 @@
-r"""What a training would know of some examples had they never been in it, along the way.
+r"""Held-out estimate: losses of some examples at the weights of a twin that trains without them.
 
 What a model has memorised leaves no trace at its present weights: the residual vanishes, and the
 curvature with it. What the example did to the weights on the way is still in them. The

@@ -1,4 +1,4 @@
-"""What was seen at each update: losses over time, and every example's sensitivity over time."""
+"""The history of a training: losses and every example's score at each update."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Record:
 
     @classmethod
     def of_result(cls, step: int, result: Result, validation: float, ranks: int) -> Record:
-        """What an update keeps of its result."""
+        """The record of a result."""
         known = result.leverage[~result.leverage.isnan()].double()
         quantiles = known.quantile(torch.tensor(QUANTILES, dtype=torch.float64)).tolist()
         losses = (result.train_nll, result.loo_nll, validation)
@@ -123,7 +123,7 @@ class History:
         return self.records[0 if self.best is None else self._index(self.best) + 1 :]
 
     def standstill(self) -> str:
-        """What came after the best update, in words."""
+        """Why training stands still since the best update, in words."""
         best, since = self.best, self.updates_since_best()
         lost = sum(record.diverged for record in self._after_best())
         level = "" if best is None else f" than {best.estimate:.4g} nats at step {best.step}"

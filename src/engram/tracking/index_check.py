@@ -89,7 +89,7 @@ class IndexCheck:
     def targets(
         self, seen: StepRecorder, chosen: Tensor, given: Tensor | None, step: int
     ) -> Tensor:
-        """The targets of a step, after a look at its inputs.
+        """The targets of a step, after its inputs are compared with the examples'.
 
         Args:
             seen: the model's call.
@@ -144,7 +144,7 @@ class IndexCheck:
 
 
 class Known:
-    """Examples by the hash of their inputs.
+    """A lookup table from the hash of an example's inputs to its index.
 
     Args:
         hashes: one an example.

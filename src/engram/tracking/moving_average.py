@@ -1,4 +1,4 @@
-r"""A curvature that is averaged while the model trains.
+r"""An exponential moving average of the curvature while the model trains.
 
 .. math:: C_t = \beta\, C_{t-1} + (1 - \beta)\, C(\theta_t), \qquad
     S_t = C_t / (1 - \beta^t) + \delta I
@@ -68,7 +68,7 @@ class MovingAverageCurvature:
         self.sums: dict[str, Tensor] = {}
 
     def update(self, model: nn.Module, data: Data, likelihood: str | Likelihood) -> Posterior:
-        """Look at the curvature of the moment and give the posterior with the averaged one.
+        """Add the present curvature to the average and return the posterior with it.
 
         Where the fit fails, nothing is counted.
         """

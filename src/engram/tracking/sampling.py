@@ -66,7 +66,7 @@ class Sampling:
 
     @classmethod
     def checked(cls, samples: int, expectation: str) -> Sampling:
-        """ArgumentError for what means nothing."""
+        """The settings; ArgumentError where they have no meaning."""
         if expectation not in (GRADIENT, DEVIATION):
             raise ArgumentError(
                 f'expectation "{GRADIENT}" or "{DEVIATION}"', repr(expectation), "leave it out"

@@ -1,4 +1,4 @@
-"""What a tracker needs to go on after a restart: its history and all its parts, as one thing."""
+"""Checkpoints of a tracker: the state of its history and all its parts, to resume from."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Resumable(ABC):
 
     @abstractmethod
     def _forget_latest(self) -> None:
-        """What was made before a state was loaded is no part of it."""
+        """Drop results from before a state was loaded."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on, in plain values and tensors, for a torch checkpoint."""
@@ -65,7 +65,7 @@ class Resumable(ABC):
         return KIND.write({"history": self.history.whole_state()} | self._parts(), folder)
 
     def resume(self, folder: str | Path) -> None:
-        """Go on with what was saved, for instance beside a checkpoint."""
+        """Resume from what :meth:`save` wrote, for instance beside a checkpoint."""
         self.load_state_dict(KIND.read(folder))
 
     def _parts(self) -> dict[str, Any]:

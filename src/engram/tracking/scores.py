@@ -83,11 +83,11 @@ class ScoreRows:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all rows, by which a file of them is known again."""
+        """SHA-256 of all rows, to recognise a file of them."""
         return self._digest.hexdigest()
 
     def take_over(self) -> None:
-        """Be the one that writes the file from now on, in place of who did so before."""
+        """Become the one writer of the file, in place of an earlier one."""
         if self.path is not None:
             _writers[self.path.resolve()] = self
 

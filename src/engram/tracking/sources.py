@@ -1,4 +1,4 @@
-"""Where a tracker's posterior comes from: the optimizer's state, or the curvature of the moment."""
+"""Where a tracker's posterior comes from: the optimizer's state, or curvature fitted anew."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Source(ABC):
 
     @abstractmethod
     def posterior(self) -> Posterior:
-        """For an update."""
+        """The posterior for an update over all data."""
 
     @abstractmethod
     def begin_epoch(self) -> None:
@@ -276,7 +276,7 @@ def source_of(
 
 
 def watched(model: nn.Module, optimizer: Optimizer) -> Iterator[Tensor]:
-    """Weights and optimizer state, wherever training may have lost its way."""
+    """Weights and optimizer state, in which a diverged training shows NaN or infinity."""
     yield from model.parameters()
     for state in optimizer.state.values():
         if isinstance(state, dict):
@@ -286,13 +286,13 @@ def watched(model: nn.Module, optimizer: Optimizer) -> Iterator[Tensor]:
 
 
 def all_finite(model: nn.Module, optimizer: Optimizer) -> bool:
-    """Whether training is still on its way."""
+    """Whether weights and optimizer state are finite."""
     floats = (t for t in watched(model, optimizer) if t.is_floating_point())
     return all(bool(torch.isfinite(t).all()) for t in floats)
 
 
 def training_lost(error: Exception, model: nn.Module, optimizer: Optimizer) -> bool:
-    """Whether an error only says that training has left the finite numbers."""
+    """Whether an error only says that training has diverged to NaN or infinity."""
     if isinstance(error, NonFiniteError) and error.expected != "finite inputs":
         return True
     return not all_finite(model, optimizer)

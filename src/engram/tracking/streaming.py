@@ -48,7 +48,7 @@ Identity = tuple[str, int, torch.dtype]  # of a parameter: its name, which one, 
 
 @dataclass(frozen=True)
 class Visit:
-    """What one step says about its examples, each [B]; NaN where there was no posterior yet."""
+    """Estimates of one step for its examples, each [B]; NaN where there was no posterior yet."""
 
     loss: Tensor
     loo_loss: Tensor
@@ -266,11 +266,11 @@ class Stream:
         return self._engine
 
     def begin_epoch(self) -> None:
-        """A new epoch, of which nothing is known."""
+        """Begin a new, empty epoch."""
         self.epoch = Epoch.empty(self.training.batches.num_data)
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch under way."""
+        """The state of the unfinished epoch."""
         return {"epoch": self.epoch.state(), "steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -292,7 +292,7 @@ def _changed(known: Sequence[Identity], found: Sequence[Identity]) -> ModelMisma
 
 
 def check_streamable(optimizer: Optimizer, estimator: str, samples: int) -> None:
-    """ArgumentError for what only an update can do."""
+    """ArgumentError for settings that need :meth:`Tracker.update`."""
     if isinstance(unwrapped(optimizer), BayesianOptimizer):
         raise ArgumentError(
             "an optimizer whose step comes after the backward pass",

@@ -34,7 +34,7 @@ from engram.tracking.validation import validation_loss
 
 
 class Tracker(Resumable):
-    """Sensitivities of the training data at chosen times or streamed, and what follows from them.
+    """Sensitivities and an estimate of the test loss during training, from training data alone.
 
     Args:
         model, optimizer: in training; the optimizer's state gives the posterior.

@@ -35,7 +35,7 @@ ROUNDING = 1e-6  # absolute, of one entry, where the residual itself vanishes
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained, and on what.
+    """The model, optimizer, data and likelihood of a training.
 
     Args:
         model, optimizer: in training.
@@ -73,7 +73,7 @@ class TrainingStep:
 
 
 class Listener(Protocol):
-    """Whoever takes the steps of a training."""
+    """An observer of training steps: the stream, or the held-out twin."""
 
     def begin_step(self) -> None:
         """Before the forward pass."""

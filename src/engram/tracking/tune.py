@@ -274,7 +274,9 @@ class _Fit:
             held_out = mean_loss(self.model, validation, self.opener.likelihood)
             if not math.isfinite(held_out):
                 raise NonFiniteError(
-                    "a finite loss on the validation data", f"{held_out}", "clean the data"
+                    "a finite loss on the validation data",
+                    f"{held_out}",
+                    "look for NaN or infinity in its inputs and targets, and remove those examples",
                 )
         level = str(result.verdict.level)
         return Trial(self.prior_precision, result.train_nll, result.loo_nll, held_out, level)

@@ -54,7 +54,7 @@ def mean_loss(model: nn.Module, data: Data, likelihood: Likelihood) -> float:
 def validation_loss(
     model: nn.Module, optimizer: Optimizer, data: Data | None, likelihood: Likelihood
 ) -> float:
-    """The same at the mean, also while IVON's weights are a draw; NaN without data."""
+    """Mean validation loss, at IVON's mean where its weights are a draw; NaN without data."""
     if data is None:
         return math.nan
     with at_mean(unwrapped(optimizer)):

@@ -47,7 +47,7 @@ class Figures(Protocol):
 
 
 class Foundation(Protocol):
-    """What a result rests on."""
+    """The part of :class:`engram.sensitivity.basis.Basis` that a verdict needs."""
 
     @property
     def whole_matrix(self) -> bool: ...
@@ -82,7 +82,7 @@ def not_finite(result: Judged) -> Tensor:
 
 
 def lost_examples(result: Judged) -> list[Reason]:
-    """That some numbers are no numbers: the means over all examples are none either."""
+    """The reason for NaN or infinity in some examples: means over all examples are then useless."""
     count = max(int(not_finite(result).sum()), result.diagnostics.leverages_lost)
     if count == 0:
         return []
@@ -126,7 +126,7 @@ def rules_of(result: Judged) -> tuple[Rule, ...]:
 
 
 def own_levels(result: Judged) -> Tensor:
-    """What speaks against single examples, whatever the run: leverage, guard, no numbers."""
+    """Levels of single examples by their own leverage, guard flag and finiteness, [N]."""
     levels = LEVERAGE.levels(result.leverage)
     if not _linearised(result):
         levels = torch.zeros_like(levels)

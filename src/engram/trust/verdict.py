@@ -18,7 +18,7 @@ GOOD, CAUTION, UNRELIABLE = range(3)
 
 @dataclass(frozen=True)
 class Reason:
-    """One signal that speaks against a result.
+    """A signal beyond its threshold, with what it means and what to do about it.
 
     Args:
         signal: its name.

@@ -1,1 +1,1 @@
-"""Data as it comes, checked and cut into batches that know which examples they hold."""
+"""Datasets, tensors and loaders, checked and cut into batches that know their examples' indices."""

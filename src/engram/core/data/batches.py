@@ -39,7 +39,7 @@ from engram.core.selection import spread
 
 @dataclass(frozen=True)
 class Batch:
-    """Some examples: which ones, what goes into the model, what should come out."""
+    """A batch of examples: their indices, inputs and targets."""
 
     indices: Tensor
     inputs: tuple[Any, ...] | dict[str, Any]
@@ -69,7 +69,7 @@ def call(model: nn.Module, inputs: Inputs) -> Tensor:
 
 
 def logits_of(output: Any) -> Any:
-    """The outputs inside of what a model returned: its ``logits`` where it has some."""
+    """What a model returned, or its ``logits`` where it is an object or dict that has some."""
     if isinstance(output, Mapping) and "logits" in output:
         return output["logits"]
     return getattr(output, "logits", output)
@@ -173,7 +173,7 @@ class Batches:
             yield batch
 
     def _loaded(self) -> Iterator[Batch]:
-        """What the loader gives, counted and compared with the data set."""
+        """The batches of a loader, counted and compared with the data set."""
         with torch.random.fork_rng(devices=[]):  # every iterator draws a seed for its workers
             source = own_pass(self.data)
         compared = {n * self._loader_batch() for n in spread(len(self.data), BATCHES).tolist()}
@@ -277,12 +277,12 @@ class Batches:
         return self._batch(item, indices)
 
     def _rows(self, positions: Tensor | slice, indices: Tensor) -> Batch:
-        """Of tensors with a row per example."""
+        """A batch of rows of tensors in memory."""
         inputs, targets = self._columns
         return Batch(indices, mapped(inputs, lambda t: t[positions]), targets[positions])
 
     def _batch(self, item: Any, indices: Tensor | None, start: int = 0) -> Batch:
-        """Of what was read; without indices they count from ``start``."""
+        """A batch of examples that were read; without indices they are numbered from ``start``."""
         inputs, targets = _columns(item, self.labelled)
         if indices is None:
             indices = torch.arange(start, start + len(targets))

@@ -1,4 +1,4 @@
-"""Whether batches are the examples of their data set: each one, once, in order, and the same again.
+"""Checks that batches hold every example of the data set once, in order, and the same every time.
 
 A loader's samplers tell most of it without reading anything. The rest is compared on a sample of
 batches and rows, because reading everything twice would double the cost of every pass.
@@ -59,7 +59,7 @@ def check_repeatable(alone: Alone, num_data: int) -> None:
 
 
 def not_repeatable(how: str) -> DataError:
-    """The error for data that is drawn anew."""
+    """The error for data that differs from one reading to the next."""
     return DataError(
         "data that is deterministic: the same examples each time they are read",
         f"{how}, as with random augmentation",
@@ -133,7 +133,7 @@ def check_loader(loader: DataLoader[Any]) -> None:
 
 
 def own_pass(loader: DataLoader[Any]) -> Iterator[Any]:
-    """A pass that is not the caller's.
+    """An iterator over a loader that leaves the caller's own iteration and generator alone.
 
     Persistent workers serve one pass at a time: another begins theirs anew, also where they are in
     the midst of it. And every pass draws a seed from the loader's generator.
@@ -149,7 +149,7 @@ def own_pass(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 def _check_order(indices: Iterable[int], num_data: int, sampler: Any) -> None:
-    """What a sampler of the user's own gives; no example is read for it."""
+    """Check the indices of a custom sampler; no example is read for it."""
     found = list(islice(indices, num_data + 1))
     if len(found) != num_data:
         more = "more than " if len(found) > num_data else ""

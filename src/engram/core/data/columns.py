@@ -1,4 +1,4 @@
-"""Batches put together into columns of N rows, written in place as they come."""
+"""Columns of N rows, collected batch by batch in preallocated tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HALVES = (torch.bfloat16, torch.float16)  # too coarse for losses, and unknown t
 
 
 def finite(what: str, rows: Tensor) -> Tensor:
-    """The rows, or an error that names the first one that has no numbers."""
+    """The rows; NonFiniteError that names the first one with NaN or infinity."""
     bad = ~rows.reshape(len(rows), -1).isfinite().all(1)
     if bad.any():
         raise NonFiniteError(
@@ -56,7 +56,7 @@ class Columns:
         self.filled += count
 
     def _check_room(self, rows: Mapping[str, Tensor]) -> None:
-        """Before anything is computed for nothing: the columns must fit into memory."""
+        """MemoryLimitError before anything is computed where the columns do not fit into memory."""
         size = self.num_rows * sum(t[0].numel() * t.element_size() for t in rows.values())
         largest = max(rows.values(), key=lambda t: t[0].numel())
         shape = " x ".join(f"{n:,}" for n in (self.num_rows, *largest.shape[1:]))
@@ -64,7 +64,7 @@ class Columns:
         check_room(size, torch.device("cpu"), f"the result, with tensors of {shape}", remedy)
 
     def complete(self) -> dict[str, Tensor]:
-        """All columns, every row of which has come."""
+        """All columns, once every row has been added."""
         if self.filled != self.num_rows:
             raise _wrong_rows(self.num_rows, self.filled)
         return self.tensors

@@ -1,1 +1,1 @@
-"""Equal names for equal values, in any process: tensors, functions, objects."""
+"""Digests by which equal tensors, functions and objects are recognised in another process."""

@@ -74,7 +74,7 @@ def referred(function: FunctionType) -> dict[str, Any]:
 
 
 def _paths(code: CodeType) -> Iterator[tuple[str, ...]]:
-    """``("global", "config", "rate")``: how a value is come by, and along which names."""
+    """``("global", "config", "rate")``: where a value is looked up, and by which names."""
     path: tuple[str, ...] = ()
     imported: tuple[str, ...] = ()  # whose names are wanted, not the module as a whole
     for step in dis.get_instructions(code):

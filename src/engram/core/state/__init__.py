@@ -1,4 +1,4 @@
-"""What a call must leave as it was.
+"""State that a call must leave unchanged: of the model, the thread and the process.
 
 ``model``: the one way in, :func:`~engram.core.state.model.state_preserved`; ``modules``: a model's
 buffers and modes; ``process``: the thread and the process (grad mode, random numbers, flags,

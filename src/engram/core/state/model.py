@@ -56,13 +56,13 @@ def state_preserved(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def state_kept(model: nn.Module) -> Iterator[None]:
-    """Run something of ours with the model as it is; afterwards everything is as before."""
+    """Run something in the model's present mode; afterwards everything is as before."""
     with restored((*of_the_thread(), State.now(model).restore, *random_states())):
         yield
 
 
 def locked(model: nn.Module) -> threading.RLock:
-    """What one thread at a time holds; taken before anything that belongs to the process."""
+    """A lock, so that one thread at a time uses the model; taken before any of the process."""
     with _making_locks:
         return _locks.setdefault(uncompiled(model), threading.RLock())
 

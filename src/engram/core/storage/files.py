@@ -73,7 +73,7 @@ def replacing(target: str | Path) -> Iterator[Path]:
 
 
 def write_text(target: str | Path, text: str) -> Path:
-    """Write a text, whole."""
+    """Write a text file atomically."""
     with replacing(target) as path:
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     return Path(target)
@@ -174,7 +174,7 @@ def _unwritable(target: Path, error: OSError) -> StorageError:
 
 
 def reason_of(error: OSError) -> str:
-    """In a few words."""
+    """The reason of an OSError in a few words."""
     return error.strerror or type(error).__name__
 
 
@@ -216,7 +216,7 @@ def read_tensors(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], di
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """A copy with its numbers one after the other: views of one memory are not saved."""
+    """A contiguous copy: safetensors does not save views that share memory."""
     return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().clone()
 
 

@@ -70,7 +70,7 @@ class Kind(Generic[T]):
 
 
 def stored(kind: Kind[T]) -> Kind[T]:
-    """Declare a kind, so that :func:`load` knows it."""
+    """Register a kind, so that :func:`load` can read it."""
     KINDS[kind.name] = kind
     return kind
 
@@ -237,7 +237,7 @@ def checked(
 
 
 def check_that(good: bool, expected: str, got: str) -> None:
-    """StorageError unless it is good."""
+    """StorageError unless the condition holds."""
     if not good:
         raise StorageError(expected, got, AGAIN)
 

@@ -297,6 +297,6 @@ def variants(base: Any, classes: Mapping[str, type[Any]]) -> None:
 
 
 def wrong(where: str, expected: str, got: Any) -> StorageError:
-    """For a value that is not what it should be."""
+    """The StorageError for a value of a wrong type."""
     shown = f"a tensor {list(got.shape)}" if isinstance(got, Tensor) else repr(got)[:80]
     return StorageError(f"{expected} in {where}", shown, "save it again: it is damaged or edited")

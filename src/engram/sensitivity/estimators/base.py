@@ -1,4 +1,4 @@
-r"""What all estimators share: what they are given, and what they say.
+r"""The interface of all estimators: the batch, the setting and the estimate.
 
 An estimator says how far the outputs f of an example would move without it, from the prediction
 variance :math:`V = J S^{-1} J'`, the residual :math:`e = \partial\ell / \partial f` and the output
@@ -53,7 +53,7 @@ class KnownBatch:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What an estimator says about a batch.
+    """The estimate of an estimator for a batch.
 
     Args:
         deviation: d, of the outputs, [B, K].

@@ -22,7 +22,7 @@ def rounds_of(
     first: Tensor,
     rounds: int,
 ) -> tuple[Tensor, Tensor]:
-    """d after some rounds, and where they grow apart: there it stays where they began to.
+    """d after some rounds, and where the rounds diverge: there d stays as it was before they did.
 
     Args:
         times_variance: V e for e [B, K].
@@ -49,7 +49,7 @@ def rounds_of(
 
 
 def iterated(observed: Observed, setting: Setting) -> Estimate:
-    """d <- V e(f + d) for the rounds of the setting; flagged where they grow apart."""
+    """d <- V e(f + d) for the rounds of the setting; flagged where they diverge."""
 
     def times_variance(residual: Tensor) -> Tensor:
         return observed.trace.deviation(residual, setting.posterior)

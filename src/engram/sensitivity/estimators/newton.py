@@ -47,7 +47,7 @@ def has_own_hessians(posterior: Posterior) -> bool:
 
 @dataclass(frozen=True)
 class Decided:
-    """What became of the examples of a batch.
+    """Which examples of a batch take the Newton step, and which the cautious one.
 
     Args:
         cautious: the estimate where the step is not taken.

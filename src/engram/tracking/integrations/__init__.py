@@ -1,1 +1,1 @@
-"""The tracker inside of other libraries: callbacks, loggers, and a dataset that gives indices."""
+"""The tracker in other libraries: callbacks of Lightning and transformers, TensorBoard."""

@@ -111,11 +111,11 @@ class TrackerCallback(Callback):
             trainer.should_stop = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Into Lightning's checkpoint."""
+        """The tracker's state, for Lightning's checkpoint."""
         return {} if self.tracker is None else self.tracker.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Out of it; the tracker itself is made when the optimizers are."""
+        """Keep the state of a checkpoint until the tracker is made, with the optimizers."""
         self._state = state_dict or None
 
 

@@ -108,7 +108,7 @@ class TrackerCallback(TrainerCallback):
         control.should_log = wanted  # this entry does not stand for the trainer's own
 
     def on_save(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """Beside the weights of the checkpoint."""
+        """Save the tracker beside the weights of the checkpoint."""
         if self.tracker is not None:
             self.tracker.save(_checkpoint(args, state) / FOLDER)
 
