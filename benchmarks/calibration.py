@@ -19,8 +19,8 @@ from benchmarks.records import RESULTS, write
 from benchmarks.timing import environment
 from engram.engine.session import session
 from engram.linalg.kronecker import KroneckerBlock
+from engram.posteriors.calibration import fitted_trace
 from engram.posteriors.gaussian import Posterior
-from engram.posteriors.trace_estimation import fitted_trace
 
 STRUCTURES = ("full", "kronecker", "diagonal")
 BATCH_SIZE = 256

@@ -9,7 +9,7 @@ from cases import CASES
 from engram.core.errors import ArgumentError, ModelMismatchError, PosteriorError
 from engram.curvature.operators import GaussNewton
 from engram.engine.session import session
-from engram.posteriors.trace_estimation import (
+from engram.posteriors.calibration import (
     MATCHED,
     Traces,
     fitted_trace,

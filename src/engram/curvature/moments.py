@@ -16,11 +16,8 @@ from engram.core.dtypes import wide, widest
 from engram.core.parameters import Layout, Named
 from engram.engine.passes import Trace
 from engram.engine.rules.base import CHUNK_BYTES
-from engram.engine.sites import Site, per_example_gradients
+from engram.engine.sites import DENSE_CHUNK_BYTES, Site, per_example_gradients
 from engram.linalg.kronecker import KroneckerBlock
-
-# Bytes of gradients held at once: long enough for one efficient product, and no more memory
-ROWS_BYTES = 256 * 2**20
 
 
 def _uses(sites: Sequence[Site]) -> Counter[str]:
@@ -111,9 +108,9 @@ class OuterMoments:
         names = set(self.layout.names)
         rows: list[Tensor] = []
         for per_site in gradients:
-            for found in per_example_gradients(trace.sites, per_site, names, ROWS_BYTES):
+            for found in per_example_gradients(trace.sites, per_site, names, DENSE_CHUNK_BYTES):
                 rows.append(self.layout.flatten(self._filled(found)))
-                if sum(r.numel() * r.element_size() for r in rows) >= ROWS_BYTES:
+                if sum(r.numel() * r.element_size() for r in rows) >= DENSE_CHUNK_BYTES:
                     self._add(rows)
                     rows = []
         if rows:

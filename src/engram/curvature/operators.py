@@ -27,9 +27,9 @@ from engram.curvature.batched_gradients import many_gradients
 from engram.curvature.kinds import Curvature, check_exact
 from engram.engine.session import Session
 
-# Rows of one batched backward pass, where memory holds them: more share its cost, and take memory
-VECTORS_AT_ONCE = 64  # vectors multiplied with a curvature
-ROWS_AT_ONCE = 64  # rows of a whole Hessian
+# Vectors, or rows of a whole Hessian, found in one batched backward pass, where memory holds them:
+# more share its cost, and take memory
+VECTORS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ def hessian_rows(flat: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         return flat.new_zeros(size, size)
     identity = torch.eye(size, dtype=flat.dtype, device=flat.device)
     rows = []
-    for chunk in identity.split(ROWS_AT_ONCE):
+    for chunk in identity.split(VECTORS_AT_ONCE):
         parts = many_gradients([flat], parameters, [chunk], len(chunk))
         rows.append(torch.cat([part.reshape(len(chunk), -1) for part in parts], dim=1))
     return torch.cat(rows)

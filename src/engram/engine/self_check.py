@@ -32,14 +32,14 @@ ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-3}
 COARSE_ROUNDING = 5e-2  # half precision
 SHARE_OF_LONGEST = 1e-3  # of that length, in place of one that vanishes
 TWICE = 10  # such roundings that a pass through the backward pass, with more sums, may be off by
-LARGEST_WALK = (
-    100_000  # nodes of a graph that are looked at for a name; a larger one is named less well
-)
+
 # Differences of gradients in double precision: a smaller step shows rounding, a larger one
 # curvature; what a Hessian lacks is far above what either leaves.
 DIFFERENCE_STEP = 1e-5  # of the parameters, along a random direction
 DIFFERENCE_TOLERANCE = 1e-3  # of the length of the derivative
 SHORTEST_DERIVATIVE = 1e-6  # added to that length: a derivative of zero has rounding all the same
+
+LARGEST_WALK = 100_000  # nodes of a graph that are looked at for a name
 # PyTorch's own whose derivative takes the norms of the weights for constants
 LACKING = {"WeightNormInterfaceBackward0": "weight_norm of torch"}
 

@@ -20,7 +20,7 @@ from engram.engine.rules.base import CHUNK_BYTES, Call, Rule
 from engram.linalg.block import Block, MatrixBlock
 from engram.linalg.precision import Precision
 
-# Bytes of temporaries made at a time where a block couples all entries: long enough for one
+# Bytes of gradients held at a time where a matrix couples all their entries: enough for one
 # efficient product of matrices, which counts more there than the cache
 DENSE_CHUNK_BYTES = 256 * 2**20
 

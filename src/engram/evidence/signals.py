@@ -22,7 +22,7 @@ from engram.curvature.per_example import PerExampleHessian
 from engram.engine.session import Session
 from engram.evidence.correlation import agreement
 from engram.linalg.cg import Limits
-from engram.linalg.lanczos import ritz_values
+from engram.linalg.krylov import ritz_values
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.effects import effect
 from engram.sensitivity.exact_steps import solve_without

@@ -30,6 +30,7 @@ SMALLEST_SIDE = 64  # rows or columns of a matrix; in narrower ones there is lit
 # Tolerances that an error may have for vectors unlike the data's. Without a bound there, variances
 # of unlike inputs came out at a third; a tighter one merges less (docs/decisions.md).
 ANY_DIRECTION = 10.0
+LARGEST_RANK = 0.25  # terms over the shorter side of a table; more take longer than the table
 
 
 class Block(ABC):

@@ -26,6 +26,7 @@ from engram.core.parameters import Layout, Named
 from engram.core.storage.kinds import check_numbers, check_that
 from engram.linalg.block import (
     ANY_DIRECTION,
+    LARGEST_RANK,
     SMALLEST_SIDE,
     MatrixBlock,
     check_positive,
@@ -33,7 +34,6 @@ from engram.linalg.block import (
 
 # Terms of the factorised diagonal: every number that is tried takes a decomposition, and every
 # term that is kept two products a pass
-LARGEST_SHARE = 0.25  # terms over the shorter side of the table: more take longer than the table
 FIRST = 32  # terms that are tried first, where so many can pay; then twice as many, and so on
 FEWEST = 16  # terms that are tried first in narrower layers
 SEED = 0  # of the random directions that the terms are found from: the same table, the same terms
@@ -196,7 +196,7 @@ def _scaled(scale: Tensor, terms: Tensor) -> Tensor:
 
 def _counts(side: int) -> list[int]:
     """How many terms to try, from few to as many as pay."""
-    most = int(LARGEST_SHARE * side) - 1
+    most = int(LARGEST_RANK * side) - 1
     found, count = [], FIRST if most >= FIRST else FEWEST
     while count <= most:
         found.append(count)

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from engram.core.dtypes import in_double
-from engram.linalg.block import SMALLEST_SIDE
+from engram.linalg.block import LARGEST_RANK, SMALLEST_SIDE
 from engram.linalg.clustered import ClusteredSpectrum, rotated
 
-# Of the factors of a table of gains
-NUMERICAL_RANK = {torch.float64: 1e-14, torch.float32: 1e-7}  # of the largest singular value
-FEW_FACTORS = 0.25  # of the shorter side: more than these take longer than the table itself
+# Singular values of a table of gains over the largest: smaller ones are rounding and left out
+NUMERICAL_RANK = {torch.float64: 1e-14, torch.float32: 1e-7}
 
 Way = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
@@ -149,7 +148,7 @@ def gain_factors(precision: Tensor) -> tuple[Tensor, Tensor] | None:
     u, singular, v = torch.linalg.svd(share, full_matrices=False)
     smallest = NUMERICAL_RANK.get(precision.dtype, NUMERICAL_RANK[torch.float32])
     rank = int((singular > smallest * singular[0]).sum())
-    if rank > FEW_FACTORS * min(covariance.shape):
+    if rank > LARGEST_RANK * min(covariance.shape):
         return None
     left = gain[:, None] * u[:, :rank] * singular[:rank]
     right = v[:rank].mT / typical[:, None]

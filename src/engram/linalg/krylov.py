@@ -1,12 +1,17 @@
-r"""A symmetric matrix explored along a growing basis, by products with it alone.
+r"""Krylov spaces: a symmetric matrix explored along a growing basis, by products with it alone.
 
-A basis grows by blocks: by what the matrix makes of the last block (a Krylov space, which finds
-the directions with the most curvature first), or by directions that are given.
+:class:`BlockKrylov` grows by blocks: by what the matrix makes of the last block, which finds the
+directions with the most curvature first, or by directions that are given.
+
+:func:`ritz_values` is Lanczos' method, for the ends of a spectrum: for symmetric A and
+positive-definite M the eigenvalues of :math:`M^{-1} A` are those of a tridiagonal matrix in a basis
+that is orthonormal in the inner product of M and grows by a product with A a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -15,7 +20,11 @@ from engram.core.dtypes import eigh
 from engram.core.progress import Bar
 
 Apply = Callable[[Tensor], Tensor]
-NOTHING_NEW = 1e-6  # share of a direction outside the basis; below, it is rounding and dropped
+
+# From where on what is new is rounding
+NOTHING_NEW = 1e-6  # share of a direction outside the basis; with less it is dropped
+BREAKDOWN = 1e-10  # length of a new vector over the largest curvature; with less the space is whole
+
 WIDTH = 64  # given directions taken in at a time: enough for efficient products, little memory
 
 
@@ -101,3 +110,47 @@ class BlockKrylov:
         basis = self.rows.mT @ turn
         outside = self._images[: self.count].mT @ turn - basis * values.to(turn)
         return values.to(inside.dtype), basis, outside
+
+
+def ritz_values(
+    times: Apply, multiply: Apply, solve: Apply, start: Tensor, steps: Iterable[int]
+) -> Tensor:
+    """Estimates of the eigenvalues of M^-1 A, ascending; the true ends lie at these or further out.
+
+    Args:
+        times: A v for a vector [P].
+        multiply, solve: M v and M^-1 v.
+        start: the first vector, [P].
+        steps: one product with A each, at most; behind a progress bar, say.
+
+    Example:
+        >>> values = torch.tensor([-1.0, 2.0, 5.0], dtype=torch.float64)
+        >>> start = torch.ones(3, dtype=torch.float64)
+        >>> ritz_values(lambda v: values * v, torch.clone, torch.clone, start, range(9))
+        tensor([-1.,  2.,  5.], dtype=torch.float64)
+    """
+    vector = start
+    basis: list[Tensor] = []
+    images: list[Tensor] = []  # M times the basis
+    diagonal: list[float] = []
+    beside: list[float] = []
+    for _ in steps:
+        image = multiply(vector)
+        length = math.sqrt(max(float(vector @ image), 0.0))
+        if basis:
+            if length <= BREAKDOWN * max(map(abs, diagonal)):
+                break
+            beside.append(length)
+        basis.append(vector / length)
+        images.append(image / length)
+        product = times(basis[-1])
+        diagonal.append(float(basis[-1] @ product))
+        vector = solve(product)
+        for _ in range(2):  # rounding takes orthogonality away
+            known, weighted = torch.stack(basis), torch.stack(images)
+            vector = vector - (weighted @ vector) @ known
+        if len(basis) == len(start):
+            break
+    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
+    outer = torch.diag(torch.tensor(beside, dtype=torch.float64), 1)
+    return torch.linalg.eigvalsh(matrix + outer + outer.T)

@@ -1,27 +1,43 @@
-"""A posterior scaled so that its sensitivities have the right size, not only the right order."""
+r"""A posterior scaled so that its sensitivities have the right size, not only the right order.
+
+It is scaled by traces of the exact inverse curvature, which random probes of the data's own
+gradients give. With random signs :math:`s_i` the probe :math:`g = \sum_i s_i \nabla \ell_i` has the
+covariance :math:`F = \sum_i \nabla \ell_i \nabla \ell_i'`, so that
+
+.. math:: \mathbb{E}\, g' S^{-1} g = \mathrm{tr}(S^{-1} F) = \sum_i e_i' V_i e_i
+
+To first order this is the sum of all leave-one-out loss increases. With a root of
+:math:`\Lambda_i` and a sign for each of its columns in place of :math:`e_i` it is the sum of the
+leverages.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from engram.core.arguments import AUTO, MANY, fraction, seed_number, whole
-from engram.core.data.batches import Data
+from engram.core.arguments import AUTO, MANY, fraction, one_of, seed_number, whole
+from engram.core.data.batches import Data, call
+from engram.core.dtypes import wide
 from engram.core.errors import NonFiniteError, PosteriorError
 from engram.core.memory import backing_off
-from engram.curvature.operators import exact_curvature
-from engram.engine.session import session
+from engram.core.parameters import Layout, trainable
+from engram.curvature.batched_gradients import many_gradients
+from engram.curvature.operators import CurvatureOperator, exact_curvature
+from engram.engine.session import Observed, Session, session
+from engram.likelihoods import Likelihood
+from engram.linalg.cg import Limits, conjugate_gradients
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace_torch import as_posterior
-from engram.posteriors.trace_estimation import (
-    Traces,
-    check_match,
-    fitted_trace,
-    probe_vectors,
-    quadratic_forms,
-)
+
+# Products with the exact curvature, a pass over the data each; unsolved systems are told by their
+# residual
+LARGEST_ITERATION = 500
 
 
 @backing_off
@@ -135,3 +151,141 @@ def _record(traces: Traces, match: str, curvature: str, probes: int, seed: int) 
         "residual": traces.residual,
         "seed": seed,
     }
+
+
+@dataclass(frozen=True)
+class Traces:
+    """g' S^-1 g of every probe, with the exact precision and with the fitted one.
+
+    Args:
+        exact, fitted: [M].
+        fitted_total: the fitted precision's trace itself, which needs no probes.
+        products: products with the exact curvature that it took.
+        residual: the largest relative residual of the solves.
+    """
+
+    exact: Tensor
+    fitted: Tensor
+    fitted_total: float
+    products: int
+    residual: float
+
+    @property
+    def trace(self) -> tuple[float, float]:
+        """The exact trace and its standard error.
+
+        Either the probes' mean, or the fitted trace times the probes' ratio of exact to fitted, in
+        which their noise cancels as far as the two precisions agree: whichever errs less.
+        """
+        ratio = float(self.exact.sum() / self.fitted.sum())
+        shared = ratio * self.fitted_total
+        plain_error = _standard_error(self.exact)
+        shared_error = _standard_error(self.exact - ratio * self.fitted)
+        if shared_error < plain_error:
+            return shared, shared_error
+        return float(self.exact.mean()), plain_error
+
+    @property
+    def scale(self) -> tuple[float, float]:
+        """Fitted over exact trace, and its standard error."""
+        trace, error = self.trace
+        if not (0 < trace < math.inf and 0 < self.fitted_total < math.inf):
+            raise NonFiniteError(
+                "positive finite traces to match",
+                f"{trace:.3g} of the exact curvature and {self.fitted_total:.3g} of the fitted one",
+                "scale the inputs of the model, or fit the posterior on this data",
+            )
+        scale = self.fitted_total / trace
+        return scale, scale * error / trace
+
+
+def _standard_error(values: Tensor) -> float:
+    return float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+def probe_vectors(opened: Session, layout: Layout, match: str, count: int, seed: int) -> Tensor:
+    """Random sums of the examples' gradients, [count, P].
+
+    Args:
+        match: ``errors`` or ``leverages``.
+        seed: of the signs, which do not depend on the batch size.
+    """
+    parameters = [trainable(opened.model)[name] for name in layout.names]
+    total = torch.zeros(count, layout.num_params).to(parameters[0])
+    generator = torch.Generator().manual_seed(seed)
+    signs: Tensor | None = None
+    for observed in opened.passes("probes"):
+        roots = MATCHED[match](observed, opened.likelihood)
+        if signs is None:
+            shape = (opened.batches.num_data, roots.shape[2], count)
+            signs = torch.randint(2, shape, generator=generator, dtype=torch.int8) * 2 - 1
+        own = signs[observed.batch.indices].to(roots)
+        with torch.enable_grad():
+            outputs = call(opened.model, observed.batch.inputs)
+        seeds = (roots @ own).permute(2, 0, 1).contiguous()
+        found = many_gradients([outputs], parameters, [seeds], count)
+        total += layout.flatten(dict(zip(layout.names, found, strict=True)))
+    return total
+
+
+def fitted_trace(opened: Session, posterior: Posterior, match: str) -> float:
+    """tr(S^-1 F) or tr(S^-1 GGN) of the fitted precision, by a pass for every root."""
+    total = 0.0
+    for observed in opened.passes("fitted trace"):
+        roots = MATCHED[match](observed, opened.likelihood)
+        for r in range(roots.shape[2]):
+            root = roots[:, :, r].contiguous()
+            deviation = observed.trace.deviation(root, posterior)
+            total += float((wide(root) * wide(deviation)).sum())
+    return total
+
+
+def _errors(observed: Observed, likelihood: Likelihood) -> Tensor:
+    """e_i, the root of e_i e_i', [B, K, 1]."""
+    return observed.residual[:, :, None]
+
+
+def _leverages(observed: Observed, likelihood: Likelihood) -> Tensor:
+    """The root of Lambda_i, [B, K, R]."""
+    return likelihood.hessian_factor(observed.outputs, observed.targets)
+
+
+MATCHED: dict[str, Callable[[Observed, Likelihood], Tensor]] = {
+    "errors": _errors,
+    "leverages": _leverages,
+}
+
+
+def quadratic_forms(
+    exact: CurvatureOperator, posterior: Posterior, probes: Tensor, tolerance: float
+) -> tuple[Tensor, Tensor, float]:
+    """g' S^-1 g for every probe, exact and fitted, [M], and the largest relative residual.
+
+    The exact ones by conjugate gradients preconditioned with the posterior.
+
+    Args:
+        exact: the curvature, with the prior.
+        posterior: gives the other precision.
+        probes: g, [M, P].
+        tolerance: relative residual of the solves; the forms are accurate to about its square.
+    """
+
+    def precondition(vectors: Tensor) -> Tensor:
+        return posterior.solve_rows(vectors, exact.layout)
+
+    limits = Limits(tolerance, LARGEST_ITERATION)
+    found = conjugate_gradients(lambda v, *_: exact @ v, probes, limits, precondition)
+    if found.indefinite.any():
+        raise PosteriorError(
+            f"a positive-definite {exact.kind} at the model's weights",
+            "a direction of negative curvature: the model is not at a minimum",
+            'train further, raise the regularisation, or use curvature="ggn"',
+        )
+    forms = (wide(probes) * wide(found.vectors)).sum(1)
+    fitted = (wide(probes) * wide(precondition(probes))).sum(1)
+    return forms.cpu(), fitted.cpu(), float(found.residual.max())
+
+
+def check_match(match: str) -> None:
+    """ArgumentError for a name that means nothing."""
+    one_of("match", match, MATCHED, 'use "errors"')

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +13,12 @@ from torch import Tensor
 from torch.func import jvp, vjp
 from torch.nn import functional
 
+import engram
+from engram.core.parameters import Layout
 from engram.engine.rules import RULES, bind
 from engram.engine.rules.base import Call, Function
 from engram.engine.rules.copies import Copies
+from engram.linalg.kronecker_factors import Factors
 
 B = 3
 
@@ -197,3 +202,67 @@ def test_tokens_of_padding_do_not_move() -> None:
     call = recorded(row, data, parameters, others)
     moved = RULES[row.function].tangent(call, {"weight": torch.ones(B, 5, 3).double()})
     assert torch.equal(moved != 0, (data != 1)[..., None].expand_as(moved))
+
+
+# one position: a single product of a row and a column, or one token
+FACTORISED = [
+    Row(functional.linear, (4,), {"weight": (3, 4), "bias": (3,)}),
+    Row(torch.conv2d, (2, 3, 2), {"weight": (4, 2, 3, 2), "bias": (4,)}),
+    Row(torch.conv1d, (2, 3), {"weight": (4, 2, 3)}),
+    Row(torch.conv_transpose2d, (3, 1, 1), DOWN),
+    Row(functional.embedding, (1,), {"weight": (5, 3)}, tokens=5),
+]
+
+
+@pytest.mark.parametrize("row", FACTORISED, ids=lambda row: row.name)
+def test_the_kronecker_factors_of_one_example_at_one_position_are_exact(row: Row) -> None:
+    data, parameters, others = arguments(row, 1)
+    call, rule = recorded(row, data, parameters, others).narrow(0, 1), RULES[row.function]
+    seed = drawn(tuple(row.function(data[:1], **parameters, **others).shape), 7)
+    roles = [role for role in rule.kronecker_roles if role in parameters]
+    layout = Layout(tuple(roles), tuple(parameters[role].shape for role in roles))
+    factors = Factors(layout)
+    rule.add_inputs(call, factors)
+    rule.add_gradients(call, seed, factors)
+    assert factors.complete
+    gradient = layout.flatten(rule.gradient(call, seed))[0]
+    vector = drawn((layout.num_params,), 3)
+    found = layout.flatten(factors.block(0.5, torch.float64).multiply(layout.unflatten(vector)))
+    expected = gradient * (gradient @ vector) + 0.5 * vector
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_kronecker_factors_are_sums_over_examples(row: Row) -> None:
+    data, parameters, others = arguments(row, 2)
+    call, rule = recorded(row, data, parameters, others), RULES[row.function]
+    roles = [role for role in rule.kronecker_roles if role in parameters]
+    if "weight" not in roles:
+        return
+    seed = drawn(tuple(row.function(data, **parameters, **others).shape), 7)
+    layout = Layout(tuple(roles), tuple(parameters[role].shape for role in roles))
+    whole, parts = Factors(layout), Factors(layout)
+    rule.add_inputs(call, whole)
+    rule.add_gradients(call, seed, whole)
+    for i in range(B):
+        rule.add_inputs(call.narrow(i, i + 1), parts)
+        rule.add_gradients(call.narrow(i, i + 1), seed[2 * i : 2 * i + 2], parts)
+    assert whole.positions == parts.positions
+    for side in ("rows", "columns"):
+        one, other = getattr(whole, side).matrix, getattr(parts, side).matrix
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    for sums in ("column_sum", "counts"):
+        torch.testing.assert_close(getattr(whole, sums), getattr(parts, sums))
+
+
+def test_nobody_asks_what_kind_a_rule_is() -> None:
+    """A layer is added by a file and an import: outside of rules/ they are asked what they can."""
+    kinds = {base.__name__ for rule in RULES.values() for base in type(rule).__mro__[:-2]}
+    kinds -= {"Rule"}
+    for path in Path(engram.__file__).parent.rglob("*.py"):
+        if path.parent.name == "rules":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
+                named = {n.id for n in ast.walk(node.args[1]) if isinstance(n, ast.Name)}
+                assert not named & kinds, path

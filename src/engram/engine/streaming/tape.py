@@ -33,13 +33,10 @@ from engram.engine.pooling import average_pool
 from engram.engine.prepare import Engine
 from engram.engine.rules import RULES, bind
 from engram.engine.rules.base import Call, Function
+from engram.engine.self_check import ROUNDING
 from engram.engine.sites import Site
 from engram.linalg.precision import Precision
 
-# How far <g, J s> and <J' g, s> of one example may be apart by rounding, relative to the sizes of
-# what is added up; an operation that was not seen changes them by far more.
-ROUNDING = {torch.float64: 1e-8}
-COARSE_ROUNDING = 1e-3  # single precision and below
 UPDATE = "use tracker.update() at chosen times instead: it looks at the model in eval mode"
 
 aten = torch.ops.aten
@@ -226,7 +223,8 @@ class Tape(FunctionMode):
             size = torch.zeros_like(pulled)
             pushed = self._push(outputs, perturbations, (pulled, size))
             found = (arrived * pushed).reshape(self.num_examples, -1).sum(1)
-            limit = ROUNDING.get(outputs.dtype, COARSE_ROUNDING) * size
+            # by rounding alone; an operation that was not seen changes them by far more
+            limit = ROUNDING.get(outputs.dtype, ROUNDING[torch.float32]) * size
             seen = any(_makes(entry, outputs) for entry in self.entries)
             if seen and bool(((found - pulled).abs() <= limit).all()):
                 return pushed
