@@ -58,7 +58,7 @@ def tasks(family: Family, data: Any) -> dict[str, Callable[[], object]]:
     return {
         "fit": lambda: family.fit(data),
         "loo": posterior.loo_log_predictive,
-        "remove": lambda: posterior.remove(range(GROUP)),
+        "remove": lambda: posterior.remove(range(min(GROUP, posterior.num_data // 2))),
     }
 
 

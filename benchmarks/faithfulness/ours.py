@@ -18,14 +18,14 @@ ROUNDS = 5
 
 def default(problem: Problem) -> Estimate:
     """What a user gets who says nothing but how strong the regulariser was."""
-    return _sensitivities(problem, _posterior(problem, None, None))
+    return _sensitivities(problem, _posterior(problem))
 
 
 def refined(problem: Problem) -> Estimate:
     """The same for all examples, then ``refine`` on those that it chooses itself."""
     if problem.regime != "converged":
         raise ValueError("the built-in recipe trains to the end, and this net was stopped early")
-    posterior = _posterior(problem, None, None)
+    posterior = _posterior(problem)
     result = engram.sensitivities(problem.model, problem.data, posterior, progress=False)
     result = engram.refine(
         problem.model, problem.data, result, posterior, method="retrain", progress=False
@@ -38,14 +38,12 @@ def refined(problem: Problem) -> Estimate:
 def calibrated(problem: Problem, structure: str) -> Estimate:
     """A structure scaled by ``calibrate``, with the rule that goes with it."""
     posterior = engram.calibrate(
-        problem.model, problem.data, _posterior(problem, structure, None), progress=False
+        problem.model, problem.data, _posterior(problem, structure), progress=False
     )
     return _sensitivities(problem, posterior, estimator="corrected")
 
 
-def chosen(
-    problem: Problem, structure: str, estimator: str, curvature: str | None = None
-) -> Estimate:
+def chosen(problem: Problem, structure: str, estimator: str, curvature: str = "auto") -> Estimate:
     """A structure and an estimator by name; the full matrix only where it takes seconds."""
     if structure == "full" and default_structure(problem.model, Batches(problem.data, 1)) != "full":
         raise ValueError("the full matrix of so many parameters takes more than seconds")
@@ -54,7 +52,9 @@ def chosen(
 
 
 @lru_cache(maxsize=1)
-def _posterior(problem: Problem, structure: str | None, curvature: str | None) -> engram.Posterior:
+def _posterior(
+    problem: Problem, structure: str = "auto", curvature: str = "auto"
+) -> engram.Posterior:
     """Rows that follow each other and differ in the estimator only share it."""
     return engram.laplace(
         problem.model,

@@ -18,7 +18,7 @@ from engram.trust import judge
 BATCH_SIZE = 40  # of the optimizers whose state is read
 
 
-def _laplace(structure: str | None, factor: float = 1.0) -> Callable[[Solved], Posterior]:
+def _laplace(structure: str, factor: float = 1.0) -> Callable[[Solved], Posterior]:
     def fit(solved: Solved) -> Posterior:
         return engram.laplace(
             solved.model,
@@ -62,15 +62,15 @@ def _optimizer(kind: type[torch.optim.Optimizer]) -> Callable[[Solved], Posterio
 
 @dataclass(frozen=True)
 class Way:
-    """A posterior and an estimator; None is the one that goes with the posterior."""
+    """A posterior and an estimator; ``auto`` is the one that goes with the posterior."""
 
     name: str
     posterior: Callable[[Solved], Posterior]
-    estimator: str | None = "linear"
+    estimator: str = "linear"
 
 
 WAYS = (
-    Way("no options", _laplace(None), None),
+    Way("no options", _laplace("auto"), "auto"),
     Way("full", _laplace("full")),
     Way("full, corrected", _laplace("full"), "corrected"),
     Way("kronecker", _laplace("kronecker")),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "ArgumentError",
     "DataError",
@@ -48,6 +50,10 @@ class EngramError(Exception):
     def __init__(self, expected: str, got: str, remedy: str) -> None:
         self.expected, self.got, self.remedy = expected, got, remedy
         super().__init__(f"expected {expected}; got {got}. What to do: {remedy}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors come back from other processes as what they are."""
+        return type(self), (self.expected, self.got, self.remedy), vars(self)
 
 
 class ArgumentError(EngramError, ValueError):
