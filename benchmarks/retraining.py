@@ -21,6 +21,7 @@ from engram import retrain
 from engram.core.data.batches import Data
 from engram.core.state.model import state_preserved
 from engram.likelihoods import Categorical
+from engram.problem import Opener
 from engram.retraining.recipes import LBFGS, Newton, Recipe, Trained
 from engram.retraining.stack import Objective, Stack, open_stack
 
@@ -98,7 +99,7 @@ def measure(
         fits = []
         for _ in range(REPEATS):
             began = way.clock()
-            bound = newton.bind(model, data, Categorical(), PRIOR_PRECISION, False)
+            bound = newton.bind(model, Opener(data, Categorical()), PRIOR_PRECISION, False)
             fits.append(way.clock() - began)
         fit = statistics.median(fits)
         ways = {

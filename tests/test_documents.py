@@ -1,5 +1,6 @@
 """The documents are true: Python runs and prints what they show, links lead somewhere."""
 
+import ast
 import math
 import re
 from pathlib import Path
@@ -109,3 +110,18 @@ def test_every_page_is_in_the_contents():
     text = (ROOT / "docs" / "contents.rst").read_text()
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
     assert pages <= set(re.findall(r"^   ([\w-]+)$", text, re.MULTILINE))
+
+
+def is_property(node: ast.AST) -> bool:
+    """A function that reads as an attribute."""
+    decorators = getattr(node, "decorator_list", [])
+    return any(getattr(mark, "id", "") in ("property", "cached_property") for mark in decorators)
+
+
+def test_the_reference_takes_no_half_of_a_sentence_for_a_type():
+    """What stands before a colon in the first line of a property is read as its type."""
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in filter(is_property, ast.walk(ast.parse(path.read_text()))):
+            first = (ast.get_docstring(node) or "").partition("\n")[0]
+            plain = re.sub(r":\w+:`[^`]*`|``[^`]*``", "", first)
+            assert ": " not in plain, f"{name(path)}: {node.name}: {first!r}"

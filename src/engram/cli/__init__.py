@@ -1,4 +1,4 @@
-"""The ``engram`` command: its words, and a saved result in the terminal."""
+"""The ``engram`` command: its subcommands, and a saved result as a table in the terminal."""
 
 from __future__ import annotations
 

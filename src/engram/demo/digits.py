@@ -106,8 +106,10 @@ def network(settings: Settings) -> nn.Sequential:
 
 
 def adam(model: nn.Module, num_data: int, settings: Settings) -> Optimizer:
-    """The regulariser delta/2 |theta|^2 on the sum of N losses is a weight decay of delta/N on
-    their mean, and Adam's ``weight_decay`` is that (added to the gradient), unlike AdamW's.
+    """Adam with the prior as weight decay.
+
+    The regulariser delta/2 |theta|^2 on the sum of N losses is a weight decay of delta/N on their
+    mean, and Adam's ``weight_decay`` is that (added to the gradient), unlike AdamW's.
     """
     decay = settings.prior_precision / num_data
     return torch.optim.Adam(model.parameters(), lr=settings.learning_rate, weight_decay=decay)
@@ -141,6 +143,6 @@ def outputs(model: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def mean_loss(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
-    """Nats per example."""
+    """Mean cross-entropy, nats per example."""
     inputs, labels = data
     return float(functional.cross_entropy(outputs(model, inputs), labels))

@@ -34,7 +34,7 @@ class Family(ABC):
 
     @abstractmethod
     def read(self, data: Any) -> Observations:
-        """Data in the one form that the other methods take; an error if it has none."""
+        """Data checked and converted to the form that the other methods take."""
 
     @abstractmethod
     def prior(self) -> Named:
@@ -61,7 +61,7 @@ class Family(ABC):
         """Mean and variance of the model's parameters under the posterior."""
 
     def log_predictive(self, natural: Mapping[str, Tensor], observations: Observations) -> Tensor:
-        """log p(y | data) of each example by itself, [M]: that of which the data hold nothing."""
+        """log p(y | data) of new examples, each by itself, [M]."""
         none = torch.zeros(len(observations[0]), dtype=torch.float64)
         return self.loo_log_predictive(natural, observations, none)
 
@@ -69,18 +69,18 @@ class Family(ABC):
     def loo_log_predictive(
         self, natural: Mapping[str, Tensor], observations: Observations, weights: Tensor
     ) -> Tensor:
-        """log p(y_i | data without i) of each example, of which the data hold weights_i, [N]."""
+        """log p(y_i | data without i) of each example, which the data hold with weights_i, [N]."""
 
     def read_new(self, data: Any) -> Observations:
-        """Data to predict; other than those to fit only where these carry more."""
+        """Data to predict: as those to fit, without what only a fit needs (responsibilities)."""
         return self.read(data)
 
     def translated(self, natural: Named, source: Family) -> Named:
-        """A natural parameter of another prior of this kind, measured from this one's origin."""
+        """The natural parameter of a family with another origin, in sums from this one's origin."""
         return natural
 
     def around(self, observations: Observations, weights: Tensor) -> Family:
-        """The same family, its sums measured from a point where these data lose no digits."""
+        """The same family, its sums of squares taken from amid these data: they lose no digits."""
         return self
 
     def fit(self, data: Any, weights: Sequence[float] | Tensor | None = None) -> FamilyPosterior:
@@ -229,7 +229,7 @@ def check_proper(family: Family, natural: Named) -> None:
 
 
 def improper(expected: str, got: str) -> PosteriorError:
-    """More was taken out than was in."""
+    """The error of a posterior from which more was taken out than it held."""
     return PosteriorError(expected, got, "take out less, or choose a stronger prior")
 
 

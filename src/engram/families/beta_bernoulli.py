@@ -23,7 +23,7 @@ from engram.families.reading import check_support, read_numbers, read_positive
 
 @dataclass(frozen=True)
 class BetaBernoulli(Family):
-    """Labels 0 and 1, one per example.
+    """A probability with a Beta prior; data are labels 0 and 1, one per example.
 
     Args:
         a: prior count of ones.

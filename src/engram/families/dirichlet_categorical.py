@@ -23,7 +23,7 @@ from engram.families.reading import check_support, read_numbers, read_vector
 
 @dataclass(frozen=True, eq=False)
 class DirichletCategorical(Family):
-    """Class numbers 0 to K - 1, one per example.
+    """Class probabilities with a Dirichlet prior; data are class numbers 0 to K - 1, one each.
 
     Args:
         alpha: prior counts, one per class.

@@ -28,7 +28,10 @@ from engram.families.reading import (
 
 @dataclass(frozen=True)
 class GammaFamily(Family):
-    """A rate with prior Gamma(a, rate b): all but what an example says about it."""
+    """A rate with prior Gamma(a, rate b): what both families share.
+
+    They differ in how many events, and how much exposure, an example counts for.
+    """
 
     a: float = 1.0
     b: float = 1.0

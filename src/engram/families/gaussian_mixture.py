@@ -31,7 +31,9 @@ SUM_TOLERANCE = 1e-8  # by which the responsibilities of an example may miss 1, 
 
 @dataclass(frozen=True, eq=False)
 class GaussianMixture(Family):
-    """A tuple (vectors [N, D], responsibilities [N, K]); vectors alone to predict.
+    """A mixture of Gaussians whose responsibilities are known, with conjugate priors.
+
+    Data are a tuple (vectors [N, D], responsibilities [N, K]); vectors alone to predict.
 
     Args:
         alpha: prior counts of the K components.

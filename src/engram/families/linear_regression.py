@@ -37,7 +37,9 @@ SMALLEST_PIVOT = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class LinearRegression(Family):
-    """A tuple (inputs [N, P], targets [N]); a column of ones among the inputs is an intercept.
+    """Bayesian linear regression with known noise and a Gaussian prior on the coefficients.
+
+    Data are a tuple (inputs [N, P], targets [N]); a column of ones in the inputs is an intercept.
 
     Args:
         num_inputs: P.

@@ -44,9 +44,10 @@ from engram.families.reading import (
 
 @dataclass(frozen=True, eq=False)
 class LinearStateSpace(Family):
-    """A tuple (times, observations [N, K]), or observations of the times 0 to N - 1.
+    """A linear-Gaussian state-space model, as of the Kalman smoother.
 
-    Times without an observation are missing ones; several observations of one time are allowed.
+    Data are a tuple (times, observations [N, K]), or observations of the times 0 to N - 1. Times
+    without an observation are missing ones; several observations of one time are allowed.
 
     Args:
         num_times: T, the length of the chain.

@@ -35,7 +35,7 @@ from engram.families.scale_parts import SOME
 
 @dataclass(frozen=True)
 class NormalInverseGamma(Family):
-    """Numbers, one per example.
+    """A normal distribution of unknown mean and variance; data are numbers, one per example.
 
     Args:
         mean: m.

@@ -36,7 +36,7 @@ from engram.families.scale_parts import ScaleParts, scale_parts
 
 @dataclass(frozen=True, eq=False)
 class NormalInverseWishart(Family):
-    """Vectors, one row per example, [N, D].
+    """A normal distribution of unknown mean and covariance; data are vectors, one per row, [N, D].
 
     Its methods take natural parameters with leading dimensions too, as a mixture has them.
 
@@ -67,12 +67,14 @@ class NormalInverseWishart(Family):
             raise ArgumentError(
                 f"dof above {len(mean) - 1}, one less than the dimensions",
                 repr(self.dof),
-                "choose a proper prior",
+                "leave it out for D + 2, or use a larger one",
             )
         read_positive(self.kappa, "kappa")
         origin = mean if self.origin is None else read_vector(self.origin, "origin")
         if len(origin) != len(mean):
-            raise ArgumentError(f"an origin of {len(mean)} entries", str(len(origin)), "check it")
+            raise ArgumentError(
+                f"an origin of {len(mean)} entries", str(len(origin)), "as the mean"
+            )
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "dof", dof)
         object.__setattr__(self, "origin", origin)

@@ -24,7 +24,7 @@ from engram.families.reading import read_number, read_numbers, read_positive
 
 @dataclass(frozen=True)
 class NormalKnownVariance(Family):
-    """Numbers, one per example.
+    """A normal distribution of unknown mean and known variance; data are numbers, one per example.
 
     Args:
         variance: s^2, of an example around the mean; known.

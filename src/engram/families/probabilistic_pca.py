@@ -39,7 +39,9 @@ SMALLEST_COUNT = 1e-9  # examples; fewer are what rounding leaves of none
 
 @dataclass(frozen=True, eq=False)
 class ProbabilisticPCA(Family):
-    """Vectors, one row per example, [N, D]; at least as many as leave some noise.
+    """Probabilistic principal components; data are vectors, one row per example, [N, D].
+
+    It needs so many examples that they do not all lie in the plane of the components.
 
     Leave-one-out costs an eigendecomposition per example, O(N D^3).
 

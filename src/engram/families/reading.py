@@ -129,13 +129,15 @@ def read_covariance(values: Any, name: str, size: int) -> Tensor:
         array = array * torch.eye(size, dtype=array.dtype)
     if array.shape != (size, size):
         raise ArgumentError(
-            f"{name} of shape ({size}, {size})", f"shape {tuple(array.shape)}", "check its size"
+            f"{name} of shape ({size}, {size})",
+            f"shape {tuple(array.shape)}",
+            "give one row a dimension",
         )
     symmetric = torch.allclose(array, array.mT, rtol=SYMMETRIC, atol=SYMMETRIC_NEAR_ZERO)
     if not symmetric or int(torch.linalg.cholesky_ex(array).info) != 0:
         raise ArgumentError(
             f"a symmetric positive definite {name}",
             "one that is not" + ("" if symmetric else " symmetric"),
-            "check the matrix",
+            "use a covariance, such as numpy.cov(x.T) of more points than dimensions",
         )
     return 0.5 * (array + array.mT)

@@ -29,7 +29,7 @@ from engram.families.gaussian_mixture import GaussianMixture
 
 @dataclass(frozen=True, eq=False)
 class VariationalGaussianMixture(Family):
-    """Vectors, one row per example, [N, D].
+    """A mixture of Gaussians by variational inference; data are vectors, one per row, [N, D].
 
     Args:
         mixture: prior of the proportions and of the components.
@@ -99,7 +99,9 @@ class VariationalGaussianMixture(Family):
         counted = check_weights(weights, len(points))
         if (counted < 0).any():
             raise DataError(
-                "weights that are not negative", f"{float(counted.min()):.4g}", "leave it out"
+                "weights that are not negative",
+                f"{float(counted.min()):.4g}",
+                "use 0 to leave one out",
             )
         family = self.around((points,), counted)
         return family._ascend(points, counted, self._start(points))
@@ -110,7 +112,9 @@ class VariationalGaussianMixture(Family):
         indices: Sequence[int] | Tensor | None = None,
         weights: Sequence[float] | Tensor | None = None,
     ) -> FamilyPosterior:
-        """What ``posterior.remove`` estimates: fitted again, from its responsibilities on.
+        """Fit again without some examples: the truth that ``posterior.remove`` estimates.
+
+        Coordinate ascent goes on from the responsibilities that the posterior has.
 
         Args:
             posterior: of this family.

@@ -1,7 +1,15 @@
-"""Losses: what an output says about its target, one a file.
+"""Likelihoods: the loss of a model's outputs at their targets, with its first two derivatives.
 
-A :class:`Likelihood` has derivatives at an output; ``expectation()`` averages it over Gaussian
-outputs. A loss with kinks or jumps has derivatives only as such an :class:`ExpectedLoss`.
+Functions take a likelihood by name (``"categorical"``, ``"bernoulli"``, ``"gaussian"``,
+``"poisson"``, ``"gamma"``, ...) or as an object, which can have settings:
+``Gaussian(noise_variance=0.5)``, ``Bernoulli(link="probit")``, ``Gamma(dispersion=0.4)``. A *link*
+says how the mean of a target depends on the model's output; :func:`from_loss` makes a likelihood
+from any loss function that has derivatives.
+
+Variational posteriors need the loss averaged over Gaussian outputs instead of at one point:
+``likelihood.expectation()`` is that average, an :class:`ExpectedLoss`. Losses with kinks or jumps
+(:class:`Hinge`, :class:`ZeroOne`, :class:`Absolute`, :class:`Quantile`) have derivatives only as
+averages, and are given as expected losses from the start.
 """
 
 from __future__ import annotations
@@ -36,7 +44,12 @@ EXPECTED: dict[str, Callable[[], ExpectedLoss]] = {
 
 
 def resolve(likelihood: str | Likelihood) -> Likelihood:
-    """The likelihood that a name stands for; an object stands for itself."""
+    """The likelihood with this name, at its usual settings; an object is returned as it is.
+
+    Example:
+        >>> resolve("poisson")
+        Poisson()
+    """
     if isinstance(likelihood, Likelihood):
         return likelihood
     if isinstance(likelihood, str) and likelihood in KNOWN:
@@ -49,7 +62,7 @@ def resolve(likelihood: str | Likelihood) -> Likelihood:
 
 
 def expected_loss(loss: str | Likelihood | ExpectedLoss) -> ExpectedLoss:
-    """The averaged loss that a name or a likelihood stands for; an object stands for itself.
+    """The loss of this name or likelihood, averaged over Gaussian outputs; objects as they are.
 
     Example:
         >>> expected_loss("hinge"), expected_loss("bernoulli")

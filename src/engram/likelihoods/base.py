@@ -1,4 +1,4 @@
-r"""What a loss can do: at an output (:class:`Likelihood`), and averaged over a Gaussian one.
+r"""What every loss can do: at an output (:class:`Likelihood`), or averaged over Gaussian outputs.
 
 A likelihood is a batch of functions of the model outputs f [N, K] and the targets y. Losses are
 negative log likelihoods in nats, with their constants; for the exponential families in their
@@ -34,13 +34,16 @@ Kind = TypeVar("Kind", bound="Likelihood")
 
 
 class Loss(ABC):
-    """What every loss has: a name, and targets that it has a meaning for."""
+    """What every loss has: a name, and the check of its targets."""
 
     name: str
 
     @abstractmethod
     def prepare(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Targets in the one form that the other methods take; TargetError if they have none."""
+        """Targets checked and converted to the form that the other methods take.
+
+        TargetError where they are none of this loss: class numbers out of range, negative counts.
+        """
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -48,7 +51,10 @@ class Loss(ABC):
 
 @dataclass(frozen=True)
 class Recession:
-    """Directions of the outputs along which losses never rise: its directions of recession.
+    """Directions of the outputs in which losses never rise (convex analysis: of recession).
+
+    Coefficients that move all examples along such directions have no finite best value: targets are
+    separated.
 
     A change d of an example's outputs never raises its loss if ``directions @ d`` is at least 0 in
     every row and d is 0 in every output that is held; where a row is above 0 it falls for ever.
@@ -78,12 +84,12 @@ class Likelihood(Loss):
 
     @property
     def unit(self) -> str:
-        """Of losses."""
+        """The unit of losses, as results print it."""
         return "nats"
 
     @abstractmethod
     def form(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Targets in that form, unchecked; what is already in it comes back as it is."""
+        """The same conversion without the checks; converted targets come back as they are."""
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -95,21 +101,27 @@ class Likelihood(Loss):
 
     @abstractmethod
     def hessian_times(self, outputs: Tensor, targets: Tensor, vector: Tensor) -> Tensor:
-        """Lambda u without building Lambda = d2 loss / d f2, [N, K]."""
+        """The output Hessian Lambda = d2 loss / d f2 times vectors [N, K], without building it."""
 
     @abstractmethod
     def hessian_factor(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """L with L L' = Lambda, [N, K, R]; R is the rank of Lambda where that is known."""
+        """L with L L' = Lambda, [N, K, R]; R is the rank of Lambda where that is known.
+
+        Where the observed Hessian can have negative eigenvalues, that of its expectation.
+        """
 
     def num_leading(self, outputs: Tensor, share: float) -> int | None:
-        """Outputs to take exactly, so that the others carry at most a share of the trace.
+        """Outputs that a shorter factor takes exactly, sampling at most a share of tr Lambda.
 
-        None where a likelihood knows no shorter factor than the exact one.
+        None where a likelihood has no shorter factor than the exact one.
         """
         return None
 
     def leading_factor(self, outputs: Tensor, targets: Tensor, count: int, draws: Draws) -> Tensor:
-        """L with L L' = Lambda in the mean, [N, K, R], exact in so many outputs of each example."""
+        """That shorter factor: E[L L'] = Lambda, [N, K, R], exact in ``count`` outputs.
+
+        For many classes: the likeliest are taken exactly, one of the others is sampled.
+        """
         return self.hessian_factor(outputs, targets)
 
     @abstractmethod
@@ -122,10 +134,10 @@ class Likelihood(Loss):
 
     @abstractmethod
     def mean_derivative(self, outputs: Tensor) -> Tensor:
-        """sigma'(f) taken elementwise, as the paper does, [N, K]."""
+        """sigma'(f) output by output, which the ``paper`` estimator linearises with, [N, K]."""
 
     def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Lambda, [N, K, K]."""
+        """Lambda = d2 loss / d f2, [N, K, K]."""
         factor = self.hessian_factor(outputs, targets)
         return factor @ factor.mT
 
@@ -133,7 +145,7 @@ class Likelihood(Loss):
 
     @property
     def is_quadratic(self) -> bool:
-        """Whether the loss is quadratic in the outputs: one Newton step is then exact."""
+        """Whether the loss is quadratic in the outputs, so that one Newton step is exact."""
         return False
 
     @property
@@ -178,7 +190,14 @@ class Likelihood(Loss):
         return None
 
     def expectation(self) -> ExpectedLoss:
-        """The same loss averaged over Gaussian outputs, for variational posteriors."""
+        """The same loss averaged over Gaussian outputs, which variational posteriors are fitted to.
+
+        Example:
+            >>> from engram.likelihoods import Poisson
+            >>> mean, variance = torch.zeros(1, 1), torch.ones(1, 1)
+            >>> Poisson().expectation().loss(mean, variance, torch.zeros(1, 1))  # E[exp(f)]
+            tensor([1.6487])
+        """
         raise LikelihoodError(
             "a likelihood whose average over Gaussian outputs is known",
             repr(self),
@@ -187,14 +206,14 @@ class Likelihood(Loss):
 
     @property
     def arguments(self) -> Mapping[str, Any] | None:
-        """What makes the same likelihood again: plain values; None where there are no such."""
+        """Arguments with which its class makes it again; None where they are not plain values."""
         return vars(self)
 
     @property
     def identity(self) -> str:
-        """The same text for the same likelihood, in any process; another one for any other.
+        """A text by which the same likelihood is known again, in any process.
 
-        Where something of it cannot be seen, only the very same object has the same text.
+        Where part of it cannot be compared, only the very same object has the same text.
         """
         description = Description()
         text = f"{self!r} {description.of(self, 'likelihood')}"
@@ -221,7 +240,7 @@ class ExpectedLoss(Loss):
         """beta, the diagonal of d2 E[loss] / d mean2, [N, K]."""
 
     def predictive_loss(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
-        """-log E[exp(-loss)] for a likelihood, E[loss] for a loss that is none, [N]."""
+        """-log E[exp(-loss)] of a likelihood, whose predictive loss it is; else E[loss]; [N]."""
         return self.loss(mean, variance, targets)
 
     @abstractmethod
@@ -229,5 +248,5 @@ class ExpectedLoss(Loss):
         """What is predicted for a new target: its expectation or its probabilities."""
 
     def on(self, indices: Tensor) -> ExpectedLoss:
-        """The loss for some of the examples; the same unless it has numbers of its own for each."""
+        """The loss of some examples; another one only where it has a number for each example."""
         return self

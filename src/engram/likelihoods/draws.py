@@ -1,4 +1,4 @@
-"""Random numbers of examples: the same for a seed and an example, whatever batch it comes in."""
+"""Random numbers that depend on seed and example only, not on the batch it comes in."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))  # of spl
 
 @dataclass(frozen=True)
 class Draws:
-    """A number for every example and place, by mixing its counters; nothing is kept between calls.
+    """Counter-based random numbers: a hash of seed, stream, example and place, without a state.
 
     Args:
         seed: of all of them.

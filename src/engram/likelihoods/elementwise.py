@@ -34,7 +34,7 @@ Kind = TypeVar("Kind", bound="ElementwiseLikelihood")
 
 
 class ElementwiseLikelihood(Likelihood):
-    """A distribution with its link and dispersion; one output for each target.
+    """A distribution of an exponential family with its link and dispersion; an output per target.
 
     Args:
         link: how the mean depends on the output, by name or as an object; the usual one if not
@@ -93,12 +93,12 @@ class ElementwiseLikelihood(Likelihood):
     def constant(self, targets: Tensor, dispersion: Tensor) -> Tensor:
         """What kernel / dispersion lacks to be a negative log likelihood; dispersion [N, 1].
 
-        Where the distribution has none, another one than 1 makes it a quasi-likelihood.
+        Where the distribution has no dispersion, any but 1 makes it a quasi-likelihood.
         """
 
     @abstractmethod
     def variance(self, mean: Tensor) -> Tensor:
-        """v(mu)."""
+        """The variance function v(mu)."""
 
     @abstractmethod
     def pull(self, eta: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class ElementwiseLikelihood(Likelihood):
 
     @property
     def unit(self) -> str:
-        """Of losses: nats, or what they are where they are no negative log likelihoods."""
+        """The unit of losses, nats unless they are no negative log likelihoods."""
         if self.has_dispersion or self.dispersion == 1:
             return "nats"
         return f"nats over a dispersion of {self.dispersion:.4g} (a quasi-likelihood)"
@@ -235,7 +235,7 @@ class ElementwiseLikelihood(Likelihood):
         return Quadrature(self)
 
     def settings(self) -> dict[str, Any]:
-        """The arguments of its own, besides the link."""
+        """The arguments of this kind of likelihood, besides the link."""
         return {} if self.dispersion == 1 else {"dispersion": self.dispersion}
 
     @property
@@ -247,7 +247,7 @@ class ElementwiseLikelihood(Likelihood):
 
     @property
     def identity(self) -> str:
-        """What is printed has all settings, but for a link of the user's own."""
+        """What is printed, which has all settings; a link of the user's own is compared too."""
         return repr(self) if self._has_known_link else super().identity
 
     @property

@@ -1,7 +1,7 @@
 """A likelihood made from any loss function, by differentiation.
 
-The function must give one number per example, of that example alone, and have derivatives; all of
-this is looked at on every batch, for a loss that has not is silently wrong.
+The function must give one number per example that depends on that example alone, and have
+derivatives. This is checked on every batch: otherwise results would be wrong without a sign of it.
 """
 
 from __future__ import annotations
@@ -149,12 +149,16 @@ def check_mean(mean: MeanFunction, outputs: Tensor) -> None:
             again = mean(outputs[rows].clone())
     except Exception as error:
         raise LikelihoodError(
-            f"a mean that runs on outputs {tuple(outputs.shape)}", brief(error), "correct it"
+            f"a mean that runs on outputs {tuple(outputs.shape)}",
+            brief(error),
+            "return mean(outputs) [N, K]",
         ) from error
     if not isinstance(found, Tensor) or found.shape != outputs.shape:
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise LikelihoodError(
-            f"predictions of the outputs' shape {tuple(outputs.shape)}", str(shape), "correct it"
+            f"predictions of the outputs' shape {tuple(outputs.shape)}",
+            str(shape),
+            "return one row each",
         )
     _check_independent(again, found[rows], "the mean")
 

@@ -35,7 +35,9 @@ class Quadrature(ExpectedLoss):
     def __init__(self, base: ElementwiseLikelihood, num_points: int = NUM_POINTS) -> None:
         if num_points < FEWEST_POINTS:
             raise LikelihoodError(
-                f"at least {FEWEST_POINTS} quadrature points", repr(num_points), "use 100"
+                f"at least {FEWEST_POINTS} quadrature points",
+                repr(num_points),
+                f"use num_points={NUM_POINTS}",
             )
         self.base, self.name, self.num_points = base, base.name, num_points
 

@@ -1,4 +1,7 @@
-"""The likelihood of something that was saved: made again by its name, or remembered."""
+"""Likelihoods in saved folders: engram's own are made again from their name and settings.
+
+Of a user's own likelihood only the description is kept, since functions are not saved.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from engram.likelihoods.base import Likelihood
 
 @dataclass(frozen=True)
 class Remembered:
-    """A likelihood of the user's own that is not there any more: functions are not saved.
+    """Stands for a user's own likelihood after loading: it can be compared, but not evaluated.
 
     Args:
         text: how it was printed.

@@ -1,4 +1,4 @@
-"""What the results of exact models say about themselves."""
+"""Diagnostics and checks of results whose posterior is known in closed form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fitted model of whatever library, to the result that a neural net gives."""
+"""Sensitivities of models that scikit-learn or statsmodels fitted."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def read(model: Any, X: Any = None, y: Any = None, sample_weight: Any = None) ->
     """The model as a fit of engram, with parameter deviations, groups and measures.
 
     Args:
-        model, X, y, sample_weight: as for :func:`of`.
+        model, X, y, sample_weight: as for :func:`from_estimator`.
     """
     if isinstance(model, Fit):
         return model

@@ -16,7 +16,9 @@ def as_numbers(name: str, values: Any) -> Tensor:
     try:
         found = values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{name} as numbers", type(values).__name__, "pass a tensor") from error
+        raise DataError(
+            f"{name} as numbers", type(values).__name__, "pass a tensor or an array"
+        ) from error
     if found.is_complex():
         raise DataError(f"a {name} of real numbers", str(found.dtype), "pass a floating-point one")
     return found.detach()

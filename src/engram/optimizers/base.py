@@ -142,7 +142,9 @@ class BayesianOptimizer(Optimizer, ABC):
         found = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         if not found:
             raise ArgumentError(
-                "at least one parameter that requires gradients", "none", "unfreeze some"
+                "at least one parameter that requires gradients",
+                "none",
+                "pass parameters with requires_grad=True",
             )
         return found
 

@@ -73,7 +73,7 @@ class Posterior(Precision):
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over mean, precision and all facts but the record: the same for the same one."""
+        """SHA-256 over mean, precision and all facts but the record; equal for equal posteriors."""
         facts = [repr(getattr(self, name)) for name in FACTS]
         plain, tensors = taken_apart([self.mean, self.blocks])
         return joined(of_tensors(tensors), repr(plain), *facts, self.likelihood.identity).hex()
@@ -113,7 +113,7 @@ class Posterior(Precision):
 
     @property
     def is_whole_matrix(self) -> bool:
-        """Whether one block couples all parameters: there is no richer structure."""
+        """Whether one block couples all parameters, so that there is no richer structure."""
         one = len(self.blocks) == 1 and self.blocks[0].couples_all
         return one and len(self.names) == len(self.mean)
 

@@ -117,7 +117,7 @@ class Result:
 
     @property
     def loo_nll(self) -> float:
-        """Mean leave-one-out loss: the estimate of the test loss, nats per example."""
+        """Mean leave-one-out loss, which estimates the test loss; nats per example."""
         return self._mean(self.loo_loss)
 
     def _mean(self, column: Tensor) -> float:

@@ -124,7 +124,7 @@ class Epoch:
 
     @property
     def loo_nll(self) -> float:
-        """Mean leave-one-out loss at the visits: the estimate of the test loss."""
+        """Mean leave-one-out loss at the visits, which estimates the test loss."""
         return float(self.loo_loss[self.status == COMPLETE].double().mean())
 
     def to_frame(self) -> pd.DataFrame:

@@ -159,7 +159,7 @@ class StepRecorder:
 
     @property
     def way(self) -> str:
-        """How the deviation is found: on the user's own pass, or by running the batch again."""
+        """How the deviation is found, on the user's own pass or by running the batch again."""
         return "tape" if self.tape is not None and self.tape.usable() else "again"
 
     def deviation(self, residual: Tensor, precision: Precision, scale: float) -> Tensor:

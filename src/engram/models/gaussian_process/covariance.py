@@ -1,4 +1,4 @@
-"""A covariance matrix that is one."""
+"""Checks of covariance matrices, and of inputs at which a process is evaluated."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def checked_covariance(covariance: Tensor, targets: Tensor) -> tuple[Tensor, Ten
         raise DataError(
             "a square covariance matrix with one row per target, targets [N]",
             f"shapes {tuple(covariance.shape)} and {tuple(targets.shape)}",
-            "check the lengths",
+            "evaluate the kernel at the inputs of these targets",
         )
     if covariance.dtype not in (torch.float32, torch.float64):
         raise DataError(
@@ -41,7 +41,7 @@ def checked_covariance(covariance: Tensor, targets: Tensor) -> tuple[Tensor, Ten
     targets = targets.to(covariance)
     for name, values in (("covariance", covariance), ("targets", targets)):
         if not torch.isfinite(values).all():
-            raise NonFiniteError(f"a finite {name}", "NaN or infinity", "check the data")
+            raise NonFiniteError(f"a finite {name}", "NaN or infinity", "drop those examples")
     scale = float(covariance.diagonal().abs().max())
     slack = torch.finfo(covariance.dtype).eps ** 0.5 * scale
     asymmetry = float((covariance - covariance.T).abs().max())
@@ -52,6 +52,6 @@ def checked_covariance(covariance: Tensor, targets: Tensor) -> tuple[Tensor, Ten
         raise PosteriorError(
             "a symmetric positive semi-definite covariance",
             f"smallest eigenvalue {smallest:.3g}, asymmetry {asymmetry:.3g}",
-            "check the kernel",
+            "evaluate the kernel in float64, or add 1e-6 to its diagonal",
         )
     return covariance, targets

@@ -273,7 +273,7 @@ def exact_gaussian_process(
             f"one prior mean, or {len(targets)}", f"shape {tuple(mean.shape)}", "check the lengths"
         )
     if not torch.isfinite(mean).all():
-        raise NonFiniteError("a finite prior mean", "NaN or infinity", "check it")
+        raise NonFiniteError("a finite prior mean", "NaN or infinity", "use 0.0")
     factor = torch.linalg.cholesky(covariance + torch.diag(noise))
     return ExactGaussianProcess(
         covariance=covariance,

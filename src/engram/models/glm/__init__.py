@@ -1,1 +1,1 @@
-"""A linear predictor: its design, the precision of its coefficients, and how they are fitted."""
+"""Generalised linear models: the design matrix, Newton's method, and the fit with its precision."""

@@ -118,7 +118,7 @@ class Design:
             raise ArgumentError(
                 f"inputs with the fit's {self.width} columns",
                 f"{matrix.shape[1]}",
-                "pass the same ones",
+                "pass the columns that the model was fitted on",
             )
         return matrix
 
@@ -225,12 +225,12 @@ def as_matrix(inputs: Any) -> Tensor:
             raise NonFiniteError(
                 "finite inputs",
                 f"{float(matrix[row, column])} for example {row} in column {name!r}",
-                "drop or impute it",
+                "drop that example, or impute the value",
             )
         raise DataError(
             "inputs whose squares are numbers",
             f"values up to {float(matrix.abs().max()):.3g}",
-            "scale the columns",
+            "divide the columns by their standard deviations",
         )
     return matrix
 
@@ -242,7 +242,7 @@ def as_column(what: str, values: Any, count: int, default: float) -> Tensor:
     try:
         column = _as_tensor(values)
     except (TypeError, ValueError, OverflowError) as error:
-        raise DataError(f"{what} that are numbers", str(error), f"convert {what}") from error
+        raise DataError(f"{what} that are numbers", str(error), f"pass {what} as floats") from error
     if column.dim() == 2 and column.shape[1] == 1:
         column = column[:, 0]
     if column.shape != (count,):

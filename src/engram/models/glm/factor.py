@@ -40,7 +40,7 @@ class Factor:
 
     @cached_property
     def nothing_left(self) -> float:
-        """What of an example's information is lost in rounding: S as good as does without it.
+        """Share of an example's information that is lost in rounding when the example goes.
 
         A small share, or more where columns are nearly dependent: the smallest pivot of the root
         with columns of length 1 says how many digits that costs.

@@ -60,7 +60,7 @@ class Fit:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the columns."""
+        """Names of the columns, as a data frame has them or x0, x1, ..."""
         return self.objective.design.names
 
     @property
@@ -90,7 +90,7 @@ class Fit:
 
     @cached_property
     def unit_variances(self) -> Tensor:
-        """The same at dispersion 1."""
+        """The same at dispersion 1, [N, K, K]."""
         return self.factor.variances(self.objective.design, len(self.coefficients))
 
     @cached_property
@@ -120,12 +120,12 @@ class Fit:
 
     @cached_property
     def covariance(self) -> Tensor:
-        """Of the coefficients, [K P, K P]: dispersion times S^-1."""
+        """Covariance of the coefficients, dispersion times S^-1, [K P, K P]; outputs first."""
         return self.dispersion * self.factor.covariance
 
     @property
     def standard_errors(self) -> Tensor:
-        """Of the coefficients, [K, P]."""
+        """Standard errors of the coefficients, [K, P]."""
         return self.covariance.diagonal().sqrt().reshape(self.coefficients.shape)
 
     @cached_property
@@ -235,7 +235,7 @@ class Fit:
         return torch.where(alone[:, None, None], math.nan, kept)
 
     def without(self, indices: Sequence[int] | Tensor) -> Fit:
-        """The truth: the model fitted again without some examples, from where it is.
+        """The model fitted again without some examples, starting at its present coefficients.
 
         Of a row that stands for several examples one is left out. SeparationError where the rest
         has no finite coefficients.
@@ -252,7 +252,7 @@ class Fit:
     def moved_without(
         self, indices: Sequence[int] | Tensor, shares: Sequence[float] | Tensor | None = None
     ) -> Minimum:
-        """Where Newton's method goes from here when some examples, or shares of them, are gone."""
+        """The minimum without some examples, or shares of them, by Newton's method from here."""
         chosen, taken = check_group(indices, shares, len(self.targets))
         rest = objective_without(self.objective, chosen, taken)
         return minimise_again(rest, self.coefficients)

@@ -26,9 +26,11 @@ from engram.core.errors import ArgumentError, PosteriorError, TargetError
 from engram.likelihoods import ELEMENTWISE, Categorical, ElementwiseLikelihood, Gaussian, Link
 from engram.models.glm.design import as_column, check_rank, count_of, read_design
 from engram.models.glm.fit import Fit, fit_at
-from engram.models.glm.frames import check_rows
+from engram.models.glm.frames import MENTIONED, check_rows
 from engram.models.glm.newton import Objective, minimise, starting_point
 from engram.models.glm.separation import check_one_class, check_separation
+
+RENUMBER = "number the classes: numpy.unique(y, return_inverse=True)[1]"
 
 
 def fit_glm(
@@ -150,12 +152,14 @@ def class_shares(targets: Any) -> Tensor:
         return Categorical().prepare(values.double(), values.double())
     if values.is_floating_point() and not bool((values.frac() == 0).all()):
         strange = values[values.frac() != 0][0]
-        raise TargetError("whole class numbers", f"{float(strange):g}", "number the classes")
+        raise TargetError("whole class numbers", f"{float(strange):g}", RENUMBER)
     numbers = values.long()
     found = numbers.unique()
     if len(found) < 2 or found[0] < 0:
         raise TargetError(
-            "class numbers from 0, of at least two classes", f"{found[:5].tolist()}", "number them"
+            "class numbers from 0, of at least two classes",
+            f"{found[:MENTIONED].tolist()}",
+            RENUMBER,
         )
     missing = (found != torch.arange(len(found))).nonzero()[:, 0]
     if len(missing):
@@ -176,7 +180,7 @@ def _numbers(targets: Any) -> Tensor:
         raise TargetError(
             "whole class numbers from 0, or probabilities",
             f"{np.asarray(targets).dtype} values",
-            "number the classes: numpy.unique(y, return_inverse=True)[1]",
+            RENUMBER,
         ) from error
 
 

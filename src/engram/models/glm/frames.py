@@ -1,4 +1,4 @@
-"""What data frames know beside their numbers: names of columns, and an index of rows."""
+"""Column names and row indices of pandas data frames, where a caller gives them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What leaving out does to a fit: the result, groups, and the measures that textbooks name."""
+"""Influence of examples on a linear or generalised linear fit: one by one, in groups, by name."""

@@ -58,7 +58,7 @@ ENTRIES = 4_000_000  # outputs at a time: 32 MB
 NEGLIGIBLE = 3e-4  # change by the second step, relative to the loss and to the mean loss
 FINE = 1e-4  # share of that below which steps with the curvature of the fit have arrived
 SHRINKING = 0.6  # of the change before, or Newton's method takes over
-CHORDS = 25  # such steps at most: at the rate above the change is then below 1e-5 of the first
+SIMPLIFIED_STEPS = 25  # such steps at most: the change is then below 1e-5 of the first
 REFIT_PRODUCTS = 2e11  # multiplications that all refits may take together: minutes
 FEWEST_REFITS = 256  # refits that are made, whatever it takes
 ITERATIONS = 6  # Newton steps of a refit, about, for that budget
@@ -111,7 +111,7 @@ def settle(fit: Fit, step: Estimate, share: float, progress: bool) -> Settled:
     first = first_look(fit, chosen, share, scale)
     chosen, scale = chosen[: len(first.change)], scale[: len(first.change)]
     moving = (~(first.change.abs() <= scale)).nonzero()[:, 0]  # also where it left the support
-    arrived, outputs = _by_chords(fit, first, moving, chosen, scale, share)
+    arrived, outputs = _by_simplified_newton(fit, first, moving, chosen, scale, share)
     estimate = _arrived(fit, step, chosen[moving[arrived]], outputs[arrived])
     held = (step.flagged & ~step.deviation.isnan().any(1)).nonzero()[:, 0]
     settled = _followed(fit, estimate, torch.cat([held, chosen[moving[~arrived]]]), share, progress)
@@ -120,10 +120,10 @@ def settle(fit: Fit, step: Estimate, share: float, progress: bool) -> Settled:
     return Settled(settled.estimate, refitted, float((used[chosen] * left).sum()))
 
 
-def _by_chords(
+def _by_simplified_newton(
     fit: Fit, first: Look, moving: Tensor, chosen: Tensor, scale: Tensor, share: float
 ) -> tuple[Tensor, Tensor]:
-    """Steps with the curvature of the fit, all examples together, for as long as they shrink.
+    """Simplified Newton steps (curvature of the fit), all examples together, while they shrink.
 
     Returns:
         Where they arrived, [M], and the examples' outputs, [M, K].
@@ -131,7 +131,7 @@ def _by_chords(
     arrived, outputs = torch.zeros(len(moving), dtype=torch.bool), first.outputs[moving].clone()
     active = first.change[moving].isfinite().nonzero()[:, 0]
     position, before = first.coefficients[moving] + first.step[moving], first.change[moving].abs()
-    for _ in range(CHORDS):
+    for _ in range(SIMPLIFIED_STEPS):
         if len(active) == 0:
             break
         now = look(fit, position[active], chosen[moving[active]], share)

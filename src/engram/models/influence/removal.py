@@ -93,7 +93,9 @@ def _other_data(fit: Fit, data: tuple[Any, ...]) -> tuple[Design, Tensor, Tensor
     matrix, targets = design.read_inputs(data[0]), fit.read_targets(data[1])
     if len(matrix) != len(targets):
         raise DataError(
-            "as many rows of X as targets", f"{len(matrix)} and {len(targets)}", "check evaluate_on"
+            "as many rows of X as targets",
+            f"{len(matrix)} and {len(targets)}",
+            "pass X and y of the same examples",
         )
     offset = design.read_offset(data[2] if len(data) == 3 else None, len(matrix))
     ones = torch.ones_like(offset[:, 0])

@@ -1,4 +1,4 @@
-"""From a fit to the result that neural nets give: the same rules, with V known in closed form."""
+"""Leave-one-out of a fitted linear predictor: the estimators of neural nets, with V exact."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Outputs that are linear in a Gaussian vector, and what is left of them without an example."""
+"""Latent Gaussian models: outputs linear in a Gaussian vector, with and without each example."""

@@ -1,4 +1,4 @@
-r"""A Gaussian posterior over vectors that the outputs are linear in.
+r"""Gaussian posteriors of latent vectors that the outputs are linear in.
 
 Linear models and sparse Gaussian processes in one: each output g has a vector
 :math:`u_g \sim N(m_g, S_g^{-1})` of its own, with prior :math:`N(0, I / \delta)`, and
@@ -48,7 +48,7 @@ ENTRIES = 2**22  # numbers of natural gradients held at a time: 32 MB
 
 @dataclass(frozen=True, eq=False)
 class LatentGaussian:
-    """The posterior, and the examples it was fitted to.
+    """The posterior N(m, S^-1) of the latent vectors, with the examples it was fitted to.
 
     Attributes:
         features: a, [G, N, D].
@@ -101,13 +101,13 @@ class LatentGaussian:
 
     @cached_property
     def gradient(self) -> Tensor:
-        """Of the objective by the mean: sum of a e + delta m, [G, D]."""
+        """Gradient of the objective by the mean, sum of a e + delta m, [G, D]."""
         losses = torch.einsum("gnd,ng->gd", self.features, self.marginals.residual)
         return losses + self.prior_precision * self.mean
 
     @cached_property
     def target_precision(self) -> Tensor:
-        """What the precision is at a stationary point: sum of beta a a' + delta I, [G, D, D]."""
+        """The precision of a stationary point, sum of beta a a' + delta I, [G, D, D]."""
         weighted = self.marginals.curvature.T[:, :, None] * self.features
         return self.features.mT @ weighted + self.prior_precision * _identity(self.precision)
 

@@ -230,7 +230,7 @@ def fit_binary_linear(
             "give one per weight",
         )
     if not torch.isfinite(prior).all():
-        raise NonFiniteError("finite prior natural parameters", "NaN or infinity", "check them")
+        raise NonFiniteError("finite prior natural parameters", "NaN or infinity", "use 0.0")
     prior = prior.expand(inputs.shape[1]).clone()
     way = expectation_named(expectation, inputs.shape[1])
     prepared = averaged.prepare(inputs[:, :1], targets)
