@@ -125,3 +125,13 @@ def test_the_reference_takes_no_half_of_a_sentence_for_a_type():
             first = (ast.get_docstring(node) or "").partition("\n")[0]
             plain = re.sub(r":\w+:`[^`]*`|``[^`]*``", "", first)
             assert ": " not in plain, f"{name(path)}: {node.name}: {first!r}"
+
+
+def test_attributes_stand_one_by_one():
+    """Several names before one colon come out as a name and its type."""
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                _, _, listed = (ast.get_docstring(node) or "").partition("Attributes:\n")
+                several = re.search(r"^    \w+(, \w+)+:", listed.partition("\n\n")[0], re.MULTILINE)
+                assert several is None, f"{name(path)}: {node.name}: {several[0]!r}"

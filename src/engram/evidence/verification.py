@@ -33,9 +33,11 @@ class Verification:
     """Estimated and true scores and loss increases of some examples.
 
     Attributes:
-        estimated_score, estimated_increase: as the result has them, [n].
+        estimated_score: as the result has it, [n].
+        estimated_increase: of the loss, likewise, [n].
         strata: 0 top, 1 middle, 2 bottom of the estimated score, [n].
-        score, increase: agreement of estimate and truth.
+        score: agreement of estimated and true scores.
+        increase: the same of increases of the loss.
         truth: the retraining; ``truth.indices`` says which examples.
     """
 

@@ -84,12 +84,20 @@ class Retraining:
         labels: name of each copy.
         indices: position of each left-out example in the data, [R].
         owners: the copy that leaves it out, [R].
-        targets, outputs, deviation, prediction_deviation, score, loss, loo_loss: as in a result.
+        targets: as in a result.
+        outputs: of the trained model, as in a result.
+        deviation: of the outputs, as in a result.
+        prediction_deviation: as in a result.
+        score: as in a result.
+        loss: of the trained model, as in a result.
+        loo_loss: of the copy without the example, as in a result.
         noise: score of each example between refits with nothing left out, [R].
-        gradient_norm, wanted_norm: reached and asked for, NaN for a training function, [C].
-        evaluations, seconds: gradients over the data and time that each copy took, [C].
-        evaluation_loss, evaluation_loss_with: losses on ``evaluate_on`` without, [C, T], and with
-            everything, [T].
+        gradient_norm: that each copy reached, NaN for a training function, [C].
+        wanted_norm: that was asked for, likewise, [C].
+        evaluations: gradients over the data that each copy took, [C].
+        seconds: that each copy took, [C].
+        evaluation_loss: losses of every copy on ``evaluate_on``, [C, T].
+        evaluation_loss_with: those of the model trained on everything, [T].
         parameters: of every copy by name, [C, *shape], where they were kept.
         noise_floor: over all rows.
         baseline_converged: whether the refit with everything reached its gradient norm; otherwise

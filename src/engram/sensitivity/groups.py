@@ -40,7 +40,8 @@ class Removal:
     """The estimated effect of leaving a group out.
 
     Attributes:
-        indices, weights: which examples, and what share of each (1 is removal).
+        indices: which examples.
+        weights: what share of each was taken out; 1 is removal.
         delta: change of the parameters by name; None for the paper's per-example form.
         group: effect on the group itself.
         evaluation: effect on the data given as ``evaluate_on``.

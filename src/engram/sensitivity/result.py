@@ -59,7 +59,8 @@ class Result:
         deviation: of the example's outputs when it is left out, [N, K].
         prediction_deviation: of its prediction, [N, K].
         score: L1 norm of that, [N].
-        loss, loo_loss: with the example and without it, [N].
+        loss: of each example under the trained model, [N].
+        loo_loss: under the model without that example, [N].
         leverage: [N], NaN where it was not computed.
         flagged: where the estimator's guard held, [N].
         diagnostics: what needs no truth to judge the result by.

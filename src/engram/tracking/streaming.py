@@ -61,7 +61,8 @@ class Epoch:
     """Every example as it was last visited; losses in nats per example.
 
     Attributes:
-        loss, loo_loss: with the example and without it, at its visit, [N].
+        loss: of each example at its visit, [N].
+        loo_loss: the same without the example, [N].
         score: L1 norm of the deviation of its prediction, [N].
         visited: number of the streamed step that visited it last, -1 if none did, [N].
         visits: how often it was visited, [N].

@@ -44,7 +44,8 @@ class StepRecorder:
         tape: takes down the operations, where deviations are wanted.
 
     Attributes:
-        args, kwargs: that the model was called with.
+        args: positional arguments that the model was called with.
+        kwargs: those by name.
         random: the generators' state when it was called.
 
     Example:

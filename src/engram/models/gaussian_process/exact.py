@@ -44,12 +44,15 @@ class Removed:
     """The posterior of the function without a group.
 
     Attributes:
-        indices, weights: the group, and what share of each was taken out.
-        mean, variance: of the function at all training inputs, [N].
+        indices: the group.
+        weights: what share of each was taken out.
+        mean: posterior mean of the function at all training inputs, [N].
+        variance: its posterior variance there, [N].
         deviation: of that mean, without the group minus with it, [N].
         log_density: joint log predictive density of the group's targets, in nats; None where a
             share was not 1.
-        test_mean, test_variance: at the test points, if they were given.
+        test_mean: mean at the test points, if they were given, [T].
+        test_variance: variance there, [T].
     """
 
     indices: Tensor
@@ -68,7 +71,9 @@ class ExactGaussianProcess:
 
     Attributes:
         covariance: K at the training inputs, [N, N].
-        targets, noise_variance, prior_mean: [N].
+        targets: [N].
+        noise_variance: of each target, [N].
+        prior_mean: of the function at the training inputs, [N].
         inverse: of K + diag(noise variance).
         log_det: of K + diag(noise variance).
     """

@@ -42,7 +42,8 @@ class Inducing:
 
     Attributes:
         features: a, [G, N, M].
-        offset, conditional_variance: prior mean and what the inducing values leave open, [N, G].
+        offset: prior mean, [N, G].
+        conditional_variance: what the inducing values leave open, [N, G].
         prior_mean: at the inducing points, [G, M].
         factor: L, [G, M, M].
     """

@@ -47,7 +47,8 @@ class Fit:
         factor: root of the precision S at dispersion 1.
         dispersion: of the likelihood; 1 where it has none.
         hessian: ``observed`` or ``expected``, what S sums.
-        converged, source: whether it came to a minimum, and what it was made from.
+        converged: whether it came to a minimum.
+        source: the model of another library that it was read from, if any.
     """
 
     objective: Objective

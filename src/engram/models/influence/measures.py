@@ -38,14 +38,15 @@ class LinearMeasures:
     determines some combination of columns.
 
     Attributes:
-        leverage: h.
+        leverage: h, the diagonal of the hat matrix.
         residual: y - f.
         residual_without: y - f of the fit without the example; PRESS is its sum of squares.
         studentised_internal: residual over its standard error, with s of all data.
         studentised_external: the same with s of the fit without the example.
         dispersion_without: s^2 of that fit.
         cooks_distance: per effective parameter.
-        dffits, dffits_internal: change of the own fitted value in standard errors.
+        dffits: change of the own fitted value in standard errors, with s without the example.
+        dffits_internal: the same with s of all data.
         dfbeta: change of the coefficients, [N, P].
         dfbetas: the same in standard errors, [N, P].
         covariance_ratio: determinant of the coefficients' covariance without it over with it.
@@ -186,9 +187,10 @@ class GlmMeasures:
         cooks_distance: per effective parameter.
         confidence_interval_displacement: SAS's C, effective parameters times Cook's distance.
         displacement_bar: SAS's CBAR, that times 1 - h.
-        deviance_change, chi_square_change: of the fit when the example goes, SAS's DIFDEV and
-            DIFCHISQ.
-        dfbeta, dfbetas: change of the coefficients and the same in standard errors, [N, P].
+        deviance_change: of the fit when the example goes, SAS's DIFDEV.
+        chi_square_change: of Pearson's statistic, SAS's DIFCHISQ.
+        dfbeta: change of the coefficients, [N, P].
+        dfbetas: the same in standard errors, [N, P].
         predictor_change: x'theta with the example minus without it.
     """
 

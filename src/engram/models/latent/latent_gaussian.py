@@ -52,9 +52,11 @@ class LatentGaussian:
 
     Attributes:
         features: a, [G, N, D].
-        mean, precision: m [G, D] and S [G, D, D].
+        mean: m, [G, D].
+        precision: S, [G, D, D].
         prior_precision: delta.
-        offset, conditional_variance: o and r, [N, G].
+        offset: o, [N, G].
+        conditional_variance: r, [N, G].
         targets: in the form that ``loss`` prepares.
         loss: the expected loss.
         settings: what goes into the provenance of a result.

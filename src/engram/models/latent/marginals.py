@@ -59,8 +59,11 @@ class Marginals:
     """Outputs of N examples under a posterior, with the derivatives of their expected losses.
 
     Attributes:
-        mean, variance, conditional_variance: m, v and r, [N, K].
-        residual, curvature: e and beta, [N, K].
+        mean: m, [N, K].
+        variance: v, [N, K].
+        conditional_variance: r, [N, K].
+        residual: e, [N, K].
+        curvature: beta, [N, K].
         targets: in the form that ``loss`` prepares.
         loss: the expected loss.
         guard: the largest v beta that is taken at its word.

@@ -50,7 +50,8 @@ class BinaryPosterior:
 
     Attributes:
         examples: inputs, targets and loss.
-        natural, prior_natural: lambda and that of the prior, [D].
+        natural: lambda, [D].
+        prior_natural: lambda of the prior, [D].
         expectation: how expected losses are taken.
     """
 
