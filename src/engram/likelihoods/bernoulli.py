@@ -19,7 +19,12 @@ LINEAR_FROM = 40.0  # logit from which log(1 + exp(f)) is f: exp(-40) is below d
 
 
 class Bernoulli(ElementwiseLikelihood):
-    r"""A logit for each 0/1 target, or share of trials (with the number of trials as weight).
+    r"""Bernoulli: one logit for each 0/1 target, or share of trials (with the trials as weight).
+
+    Args:
+        link: ``logit`` (usual), ``probit``, ``cloglog``, ``loglog``, ``cauchit``, ``log`` or
+            ``identity``.
+        dispersion: 1 for the distribution itself; another makes it a quasi-likelihood.
 
     With :math:`a = \mu'/\mu` and :math:`b = \mu'/(1-\mu)`, which links give without cancellation:
     :math:`e = (1-y) b - y a` and, c being the bend,

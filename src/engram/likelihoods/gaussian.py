@@ -26,11 +26,16 @@ SMALLEST_START = 1e-8  # where all targets are 0
 
 
 class Gaussian(ElementwiseLikelihood):
-    """Regression: targets around the mean with a known noise variance, per output.
+    """Gaussian noise around the mean, for regression: the squared error over twice its variance.
 
     Args:
-        noise_variance: of every target.
+        noise_variance: of every target; how much noise there is decides how much the data count
+            against the prior, so give the mean square of the residuals rather than 1.
         link: how the mean depends on the output; it is the output if not given.
+
+    Example:
+        >>> Gaussian(noise_variance=0.25).residual(torch.ones(1, 1), torch.zeros(1, 1))
+        tensor([[4.]])
     """
 
     name, default_link, canonical_link = "gaussian", "identity", "identity"

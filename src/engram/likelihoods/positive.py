@@ -72,7 +72,17 @@ class PowerVariance(PositiveMean):
 
 
 class Poisson(PowerVariance):
-    """Counts with variance mu; the outputs are log rates unless another link is given."""
+    """Poisson: counts whose variance is their mean mu; outputs are log rates with the usual link.
+
+    Args:
+        link: ``log`` (usual), ``identity``, ``sqrt``, ``inverse``, ``inverse_squared`` or
+            ``softplus``.
+        dispersion: 1 for a Poisson distribution; another makes it a quasi-likelihood.
+
+    Example:
+        >>> Poisson().loss(torch.zeros(1, 1), torch.ones(1, 1))  # rate 1, one event
+        tensor([1.])
+    """
 
     name, has_dispersion, power = "poisson", False, 1.0
     canonical_link, links = "log", (*PositiveMean.links, "softplus")
@@ -83,7 +93,16 @@ class Poisson(PowerVariance):
 
 
 class Gamma(PowerVariance):
-    """Positive numbers with variance dispersion mu^2."""
+    """Gamma: positive numbers with variance phi mu^2, such as amounts and waiting times.
+
+    Args:
+        link: ``log`` (usual), ``identity``, ``sqrt``, ``inverse`` or ``inverse_squared``.
+        dispersion: phi, one over the shape of the distribution.
+
+    Example:
+        >>> Gamma().loss(torch.zeros(1, 1), torch.full((1, 1), 2.0))  # exponential with mean 1
+        tensor([2.])
+    """
 
     name, power, support = "gamma", 2.0, POSITIVE
 
@@ -93,7 +112,12 @@ class Gamma(PowerVariance):
 
 
 class InverseGaussian(PowerVariance):
-    """Positive numbers with variance dispersion mu^3."""
+    """Inverse Gaussian: positive numbers with variance phi mu^3, of a longer tail than a gamma's.
+
+    Args:
+        link: as for :class:`Gamma`.
+        dispersion: phi.
+    """
 
     name, power, support = "inverse_gaussian", 3.0, POSITIVE
 
@@ -103,11 +127,12 @@ class InverseGaussian(PowerVariance):
 
 
 class NegativeBinomial(PositiveMean):
-    """Counts that vary more than a Poisson's: variance mu + overdispersion mu^2.
+    """Negative binomial: counts with variance mu + alpha mu^2, more than a Poisson's.
 
     Args:
-        overdispersion: known, above 0.
-        link, dispersion: as of every such likelihood.
+        overdispersion: alpha, known, above 0.
+        link: as for :class:`Gamma`.
+        dispersion: 1 for the distribution itself; another makes it a quasi-likelihood.
     """
 
     name, support, limits = "negative_binomial", NOT_NEGATIVE, ZERO_IN_THE_LIMIT

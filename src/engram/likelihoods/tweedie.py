@@ -36,11 +36,16 @@ ENTRIES = 2_000_000  # terms at a time: 16 MB, whatever the number of targets
 
 
 class Tweedie(PowerVariance):
-    """Variance mu^power, for any power of 1 or more.
+    """Tweedie: numbers with variance phi mu^power; between 1 and 2 some are exactly 0.
 
     Between 1 and 2 the density is a series. With another power (for 2 and 3 see :class:`Gamma` and
     :class:`InverseGaussian`) there is none to hand: the loss is half the unit deviance over the
     dispersion, which gives the same estimates, and is called so.
+
+    Args:
+        power: 1 or more.
+        link: as for :class:`Gamma`.
+        dispersion: phi.
     """
 
     name, limits = "tweedie", ZERO_IN_THE_LIMIT
