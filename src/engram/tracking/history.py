@@ -1,4 +1,7 @@
-"""The history of a training: losses and every example's score at each update."""
+"""The history of a training: losses and every example's score at each update.
+
+:class:`History` keeps them; :class:`BoardWriter` sends each update to TensorBoard.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMAT = 3  # version of the saved layout; another one is refused
+LOSSES = {"train": "train_nll", "estimate": "loo_nll", "validation": "validation_nll"}  # logged as
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the leverages that a record keeps
 
 
@@ -281,3 +285,30 @@ KIND = stored(
         check=lambda state, where: _read(state),  # making one would write its scores to a file
     )
 )
+
+
+class BoardWriter:
+    """Writes every record to TensorBoard: losses as scalars, scores as a histogram.
+
+    Args:
+        writer: a ``torch.utils.tensorboard.SummaryWriter``; it is neither flushed nor closed.
+        prefix: in front of the names.
+    """
+
+    def __init__(self, writer: Any, prefix: str) -> None:
+        if not (hasattr(writer, "add_scalar") and hasattr(writer, "add_histogram")):
+            raise ArgumentError(
+                "a torch.utils.tensorboard.SummaryWriter",
+                type(writer).__name__,
+                "pip install 'engram[tensorboard]' and pass SummaryWriter(folder)",
+            )
+        self.writer, self.prefix = writer, prefix
+
+    def __call__(self, record: Record, scores: Tensor) -> None:
+        for name, shown in LOSSES.items():
+            value = getattr(record, name)
+            if math.isfinite(value):
+                self.writer.add_scalar(f"{self.prefix}/{shown}", value, record.step)
+        known = scores[scores.isfinite()]
+        if len(known):
+            self.writer.add_histogram(f"{self.prefix}/score", known, record.step)

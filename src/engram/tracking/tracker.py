@@ -22,9 +22,8 @@ from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.estimators import check_estimator
 from engram.sensitivity.result import Result
 from engram.tracking.held_out import HeldOut, check_alone, check_given
-from engram.tracking.history import History, Record
+from engram.tracking.history import BoardWriter, History, Record
 from engram.tracking.index_check import Indexed, Indices, check_length
-from engram.tracking.integrations.tensorboard import BoardWriter
 from engram.tracking.sampling import Sampling, sampled_sensitivities
 from engram.tracking.saving import Resumable
 from engram.tracking.sources import SourceSettings, source_of, training_lost

@@ -1,1 +1,1 @@
-"""The tracker in other libraries: callbacks of Lightning and transformers, TensorBoard."""
+"""The tracker as a callback of other libraries' training loops: Lightning and transformers."""
