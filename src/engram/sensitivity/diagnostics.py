@@ -24,9 +24,11 @@ LEVERAGE_SAMPLE = 256
 #: Of the examples that a pass could hold at once, one in so many has its leverage computed at a
 #: time: each needs a gradient per output vector at every layer.
 SHARE_OF_LEVERAGES = 32
-#: Backward passes for the leverages of a batch: one for each output up to so many outputs; beyond,
-#: so many random probes, whose mean has an error that falls with the root of their number.
-MOST_PASSES = 16
+#: Outputs up to which the trace is taken over the whole root of Lambda, a backward pass each.
+EXACT_RANK = 16
+#: Random probes whose mean is the trace beyond, a backward pass each: its error falls with the
+#: root of their number.
+PROBES = 16
 
 
 @dataclass(frozen=True)
@@ -148,11 +150,11 @@ def _leverage(
 ) -> tuple[Tensor, Tensor]:
     likelihood = session.likelihood
     outputs, targets = observed.outputs, observed.targets
-    if outputs.shape[1] <= MOST_PASSES:
+    if outputs.shape[1] <= EXACT_RANK:
         vectors = likelihood.hessian_factor(outputs, targets)
         eigenvalues = _consistent_eigenvalues(observed, vectors, posterior)
         return eigenvalues.sum(1), eigenvalues.amax(1)
-    draws = [Draws(seed, observed.batch.indices, probe) for probe in range(MOST_PASSES)]
+    draws = [Draws(seed, observed.batch.indices, probe) for probe in range(PROBES)]
     drawn = [likelihood.sampled_residual(outputs, targets, each) for each in draws]
     # at once: what belongs to the layers' inputs is prepared for all probes together
     products = observed.trace.inner_products(torch.stack(drawn, 2), posterior)
