@@ -25,7 +25,7 @@ import engram
 from benchmarks.records import RESULTS, conditions, table, write
 from benchmarks.timing import environment
 from engram import models
-from engram.core.errors import SeparationError
+from engram.errors import SeparationError
 
 RULES = ("exact", "corrected", "iterated", "linear")
 BINARY_LINKS = ("logit", "probit", "cloglog", "loglog", "cauchit")

@@ -15,8 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import engram
-from engram import families, likelihoods, models, optimizers, recipes
-from engram.core import errors
+from engram import errors, families, likelihoods, models, optimizers, recipes
 from engram.models import gaussian_process
 from engram.optimizers import ivon
 

@@ -2,7 +2,7 @@
 
 import re
 
-from engram.core.errors import EngramError
+from engram.errors import EngramError
 
 
 class Refusal:

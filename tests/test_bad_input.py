@@ -16,7 +16,7 @@ from torch.utils.data import (
 
 import engram
 from cases import CASES, MLP
-from engram.core.errors import (
+from engram.errors import (
     ArgumentError,
     DataError,
     EngramError,

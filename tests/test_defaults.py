@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import engram
-from engram.core.errors import ArgumentError
+from engram.errors import ArgumentError
 from engram.posteriors import laplace as affordable
 
 
@@ -34,7 +34,7 @@ def test_a_hessian_that_is_not_definite_is_replaced_unless_it_was_asked_for() ->
     assert posterior.structure == "full"
     assert posterior.curvature == "ggn"
     assert result.provenance["settings"]["estimator"] == "corrected"
-    with pytest.raises(engram.core.errors.PosteriorError, match="positive-definite"):
+    with pytest.raises(engram.errors.PosteriorError, match="positive-definite"):
         engram.laplace(model, data, curvature="hessian", prior_precision=1e-3)
 
 

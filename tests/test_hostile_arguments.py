@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import engram
-from engram.core.errors import EngramError, NonFiniteError
+from engram.errors import EngramError, NonFiniteError
 from refusal import Refusal
 from snapshot import differences, snapshot
 

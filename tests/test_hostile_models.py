@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import engram
-from engram.core.errors import EngramError
+from engram.errors import EngramError
 from refusal import Refusal
 from snapshot import differences, snapshot
 

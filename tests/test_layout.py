@@ -8,7 +8,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "engram"
 ORDER = (
-    {"_version"},
+    {"_version", "errors"},
     {"core"},
     {"linalg", "likelihoods", "families"},
     {"engine"},
@@ -81,3 +81,14 @@ def test_every_part_has_its_place() -> None:
 
 def test_imports_point_one_way() -> None:
     assert sorted(against_the_order()) == []
+
+
+def test_tests_mirror_the_source() -> None:
+    tests = Path(__file__).parent
+    kept = {"fixtures", "golden"}  # saved folders, and numbers that must not change
+    folders = {path.parent.relative_to(tests) for path in tests.rglob("test_*.py")}
+    assert [
+        str(folder)
+        for folder in sorted(folders)
+        if folder.parts and folder.parts[0] not in kept and not (SOURCE / folder).is_dir()
+    ] == []

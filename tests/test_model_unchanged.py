@@ -91,7 +91,7 @@ def test_unchanged_after_a_call(name, call):
     data, likelihood = loader(case.data), case.public_likelihood
     refused = (name, call) == ("weight_norm", "hessian")  # PyTorch's second derivative lacks a part
     before = snapshot(model)
-    with pytest.raises(engram.core.errors.EngineError) if refused else contextlib.nullcontext():
+    with pytest.raises(engram.errors.EngineError) if refused else contextlib.nullcontext():
         CALLS[call](model, data, fitted, likelihood)
     assert differences(before, snapshot(model)) == []
 
@@ -107,7 +107,7 @@ def test_unchanged_after_bad_data(name, call):
     x[6] = float("nan")
     data, likelihood = loader((x, y)), case.public_likelihood
     before = snapshot(model)
-    with pytest.raises(engram.core.errors.EngramError):
+    with pytest.raises(engram.errors.EngramError):
         CALLS[call](model, data, fitted, likelihood)
     assert differences(before, snapshot(model)) == []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from engram.core.errors import EngramError, FormatError, RunFolderError
+from engram.errors import EngramError, FormatError, RunFolderError
 from golden.stored import relative_error
 from saved_things import FOLDER, SAVED
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import engram
 from benchmarks.reliability.net import build, examples
-from engram.core.errors import EngramError
+from engram.errors import EngramError
 
 WHOLE, NOTHING = "whole", "nothing there"
 LEFT_OUT, REFITS = 6, 2

@@ -10,11 +10,10 @@ What a net does not need is loaded when it is first used: ``families``, ``models
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from engram import likelihoods
+from engram import errors, likelihoods
 from engram._version import __version__
-from engram.core import errors
-from engram.core.errors import EngramError
 from engram.core.storage.kinds import load
+from engram.errors import EngramError
 from engram.evidence.assess import assess
 from engram.evidence.assessment import Assessment
 from engram.evidence.refine import refine
@@ -23,7 +22,7 @@ from engram.evidence.verify import verify
 from engram.posteriors.calibration import calibrate
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import laplace
-from engram.posteriors.optimizer_state import posterior_of
+from engram.posteriors.posterior_of import posterior_of
 from engram.retraining import recipes
 from engram.retraining.result import Retraining
 from engram.retraining.retrain import retrain

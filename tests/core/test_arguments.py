@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from engram.core.arguments import fraction, positive, seed_number, whole
-from engram.core.errors import ArgumentError
+from engram.errors import ArgumentError
 from refusal import Refusal
 
 NOT_WHOLE = [True, 1.0, np.float64(2.0), float("nan"), "3", None, [3], torch.tensor(2.5), 1 + 0j]

@@ -12,8 +12,8 @@ from torch import nn
 import engram
 from cases import MLP
 from engram.core.data.columns import Columns
-from engram.core.errors import MemoryLimitError
 from engram.core.memory import available_bytes, is_out_of_memory
+from engram.errors import MemoryLimitError
 from fitted import posterior
 from refusal import Refusal
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import engram
-from engram.core.errors import EngineError, EngramError
+from engram.errors import EngineError, EngramError
 
 X = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(9) % 3

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import engram
 from engram import optimizers as own
-from engram.core.errors import DataError, EngineError, NonFiniteError
+from engram.errors import DataError, EngineError, NonFiniteError
 from refusal import Refusal
 from unusual_modules import Cube, DetachedCube, NumpyCube, WholeCube
 

@@ -6,8 +6,8 @@ from scipy.linalg import eigvalsh
 from torch import nn
 
 import engram
-from engram.core.errors import ArgumentError, ModelMismatchError, StorageError
 from engram.engine.session import session
+from engram.errors import ArgumentError, ModelMismatchError, StorageError
 from engram.evidence.signals import Objective, displacement, second_steps, spectrum
 from engram.likelihoods import Gaussian
 from retraining_problems import PRIOR_PRECISION, RIDGE, ridge_problem

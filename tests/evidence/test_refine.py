@@ -6,8 +6,8 @@ from torch import nn
 
 import engram
 from cases import CASES
-from engram.core.errors import ArgumentError, DataError, ModelMismatchError
 from engram.engine.session import session
+from engram.errors import ArgumentError, DataError, ModelMismatchError
 from engram.sensitivity.exact_steps import Agreement
 from fitted import assert_close, posterior, sensitivities
 from retraining_problems import PRIOR_PRECISION, RIDGE, ridge_problem, ridge_without

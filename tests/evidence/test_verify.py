@@ -11,7 +11,7 @@ from scipy import stats
 from torch import nn
 
 import engram
-from engram.core.errors import ArgumentError, ModelMismatchError
+from engram.errors import ArgumentError, ModelMismatchError
 from engram.evidence.correlation import agreement
 from engram.evidence.verify import stratified
 from engram.likelihoods import Gaussian

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engram.core.errors import (
+from engram.errors import (
     ArgumentError,
     DataError,
     EngramError,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
-from engram.core.errors import ArgumentError
+from engram.errors import ArgumentError
 from engram.families import (
     GaussianMixture,
     NormalInverseGamma,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from engram.core.errors import PosteriorError
+from engram.errors import PosteriorError
 from engram.families import (
     GaussianMixture,
     LinearRegression,

@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 from sklearn.mixture import BayesianGaussianMixture
 
-from engram.core.errors import ArgumentError, DataError, PosteriorError
+from engram.errors import ArgumentError, DataError, PosteriorError
 from engram.families import GaussianMixture, NormalInverseWishart, VariationalGaussianMixture
 
 CENTRES = np.array([[-2.5, 0.0], [2.0, 1.5], [1.0, -3.0]])

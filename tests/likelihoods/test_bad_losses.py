@@ -8,7 +8,7 @@ from torch import nn
 
 import engram
 from cases import MLP
-from engram.core.errors import EngramError, LikelihoodError, NonFiniteError
+from engram.errors import EngramError, LikelihoodError, NonFiniteError
 from engram.likelihoods import from_loss
 from reference import Dense, DenseLikelihood
 from refusal import Refusal

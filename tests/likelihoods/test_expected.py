@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from engram.core.errors import LikelihoodError, TargetError
+from engram.errors import LikelihoodError, TargetError
 from engram.likelihoods import (
     Absolute,
     Bernoulli,

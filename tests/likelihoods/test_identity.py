@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import engram
-from engram.core.errors import LikelihoodError, ModelMismatchError
+from engram.errors import LikelihoodError, ModelMismatchError
 from engram.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, from_loss
 from engram.likelihoods.remembered import Remembered, described, restored
 

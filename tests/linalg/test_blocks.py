@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engram.core.errors import PosteriorError, StorageError
 from engram.core.parameters import Layout, Named
+from engram.errors import PosteriorError, StorageError
 from engram.linalg.block import Block, MatrixBlock
 from engram.linalg.cg import Limits
 from engram.linalg.dense import DenseBlock

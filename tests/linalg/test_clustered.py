@@ -182,5 +182,5 @@ def test_merged_perturbations_equal_the_engine_reference() -> None:
 @pytest.mark.parametrize("tolerance", [-0.1, 1.0, float("nan")])
 def test_tolerance_out_of_range(tolerance: float) -> None:
     model, data = nn.Linear(3, 2), (torch.randn(9, 3), torch.randint(0, 2, (9,)))
-    with pytest.raises(engram.core.errors.ArgumentError, match="tolerance from 0 to below 1"):
+    with pytest.raises(engram.errors.ArgumentError, match="tolerance from 0 to below 1"):
         engram.laplace(model, data, tolerance=tolerance)

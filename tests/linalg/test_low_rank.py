@@ -8,8 +8,8 @@ from torch import nn
 
 import engram
 from cases import CASES, MLP
-from engram.core.errors import ArgumentError, PosteriorError
 from engram.core.parameters import Layout
+from engram.errors import ArgumentError, PosteriorError
 from engram.linalg.low_rank import LowRankBlock
 from engram.posteriors import laplace as affordable
 from engram.posteriors import low_rank_fit

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 import engram
-from engram.core.errors import ArgumentError, ModelMismatchError
+from engram.errors import ArgumentError, ModelMismatchError
 from engram.optimizers import (
     VON,
     DiagonalOnlineNewton,

@@ -9,7 +9,7 @@ from torch.func import functional_call, hessian, jacrev
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import engram
-from engram.core.errors import ArgumentError, PosteriorError
+from engram.errors import ArgumentError, PosteriorError
 from engram.optimizers import (
     DiagonalOnlineNewton,
     DiagonalVON,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import engram
-from engram.core.errors import ArgumentError, PosteriorError
+from engram.errors import ArgumentError, PosteriorError
 from engram.optimizers.ivon import load_state_dict, sampled, state_dict
 from worked_problems import NUM_DATA, classes, network
 

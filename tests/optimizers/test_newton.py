@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import engram
-from engram.core.errors import ArgumentError, ModelMismatchError, NonFiniteError, PosteriorError
+from engram.errors import ArgumentError, ModelMismatchError, NonFiniteError, PosteriorError
 from engram.likelihoods import Categorical
 from engram.optimizers import GaussNewton, Hutchinson, Newton, OnlineNewton
 from worked_problems import (

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import engram
-from engram.core.errors import ArgumentError
+from engram.errors import ArgumentError
 from engram.optimizers import VON, DiagonalVON, GaussNewton, Reparameterised
 from worked_problems import (
     DELTA,

@@ -6,9 +6,9 @@ from torch import nn
 
 import engram
 from cases import CASES
-from engram.core.errors import ArgumentError, ModelMismatchError, PosteriorError
 from engram.curvature.operators import GaussNewton
 from engram.engine.session import session
+from engram.errors import ArgumentError, ModelMismatchError, PosteriorError
 from engram.posteriors.calibration import (
     MATCHED,
     Traces,

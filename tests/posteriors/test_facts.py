@@ -110,5 +110,5 @@ def test_assess_refuses_another_posterior_of_the_same_name_and_prior(problem: Pr
     fitted, other = (engram.laplace(*problem, curvature=c, **common) for c in ("ggn", "empirical"))
     result = engram.sensitivities(*problem, fitted, progress=False)
     assert result.basis.posterior_digest == fitted.digest
-    with pytest.raises(engram.core.errors.ModelMismatchError, match="another one"):
+    with pytest.raises(engram.errors.ModelMismatchError, match="another one"):
         engram.assess(*problem, result, other, progress=False)

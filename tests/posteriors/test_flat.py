@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import engram
-from engram.core.errors import LikelihoodError
+from engram.errors import LikelihoodError
 from engram.likelihoods import Gaussian, from_loss
 
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import engram
-from engram.core.errors import PosteriorError
 from engram.core.parameters import Layout, trainable
+from engram.errors import PosteriorError
 from engram.posteriors.laplace_torch import as_posterior
 
 laplace = pytest.importorskip("laplace")

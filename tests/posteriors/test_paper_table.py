@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import engram
-from engram.core.errors import ArgumentError
+from engram.errors import ArgumentError
 from streamed import NUM_DATA, data
 
 DECAY, STEPS, BETA = 0.05, 5, 0.999

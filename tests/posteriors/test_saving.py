@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import engram
-from engram.core.errors import ArgumentError, ModelMismatchError, PosteriorError, StorageError
+from engram.errors import ArgumentError, ModelMismatchError, PosteriorError, StorageError
 from saved_folders import edit
 
 STRUCTURES = ["full", "kronecker", "diagonal", "isotropic", "last_layer", "low_rank"]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import engram
-from engram.core.errors import ArgumentError
+from engram.errors import ArgumentError
 
 
 @pytest.mark.parametrize("batch_size", [1, 9])

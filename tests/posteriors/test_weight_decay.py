@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import engram
-from engram.core.errors import ArgumentError, PosteriorError
+from engram.errors import ArgumentError, PosteriorError
 from engram.optimizers import Newton
-from engram.posteriors.adapters import OPTIMIZERS, Reading, register
+from engram.posteriors.optimizer_state import OPTIMIZERS, Reading, register
 from worked_problems import NUM_DATA, classes, line, logistic, network
 
 Make = Callable[..., torch.optim.Optimizer]
@@ -178,7 +178,7 @@ def test_an_unknown_optimizer_can_be_taught() -> None:
     optimizer = Lion(model.parameters())
     model(torch.ones(1, 2).double()).sum().backward()
     optimizer.step()
-    with pytest.raises(PosteriorError, match=r"Adam.*IVON.*VON.*adapters\.register"):
+    with pytest.raises(PosteriorError, match=r"Adam.*IVON.*VON.*optimizer_state\.register"):
         engram.posterior_of(optimizer, model, num_data=10)
 
     def adapter(reading: Reading) -> Tensor:

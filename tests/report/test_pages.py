@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import engram
-from engram.core.errors import DataError
+from engram.errors import DataError
 from engram.report.pages import Page
 from engram.tracking.history import Record
 from streamed import NUM_DATA, backward, batches, build, data

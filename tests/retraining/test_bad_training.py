@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import engram
-from engram.core.errors import ArgumentError, EngineError, RunFolderError, TrainingError
+from engram.errors import ArgumentError, EngineError, RunFolderError, TrainingError
 from engram.retraining.recipes import SGD, Adam, Newton
 from interrupting import condition, surroundings
 from retraining_problems import RIDGE, classifier, ridge_problem

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import engram
-from engram.core.errors import ArgumentError
+from engram.errors import ArgumentError
 from engram.likelihoods import Gaussian
 from engram.retraining.recipes import SGD, Adam, Newton
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import engram
-from engram.core.errors import ArgumentError, RunFolderError
+from engram.errors import ArgumentError, RunFolderError
 from engram.retraining.run_folder import Patience, Ranks, RunFolder, wait_until_done
 from retraining_problems import RIDGE, ridge_problem
 

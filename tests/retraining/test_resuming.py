@@ -16,8 +16,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import engram
-from engram.core.errors import RunFolderError
 from engram.core.identity.description import Description
+from engram.errors import RunFolderError
 from engram.likelihoods import from_loss
 from engram.retraining.recipes import LBFGS, Newton
 from retraining_problems import RIDGE, ridge_fit, ridge_problem

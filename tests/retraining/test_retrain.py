@@ -315,9 +315,9 @@ def test_kept_models_have_the_buffers_that_a_function_has_trained():
 def test_copies_that_do_not_exist(number):
     model, x, y = ridge_problem()
     truth = ridge_retrain(model, x, y, [1, 2], keep_models=True)
-    with pytest.raises(engram.core.errors.ArgumentError, match="from 0 to 1"):
+    with pytest.raises(engram.errors.ArgumentError, match="from 0 to 1"):
         truth.model(number, model)
-    with pytest.raises(engram.core.errors.ModelMismatchError, match="weight"):
+    with pytest.raises(engram.errors.ModelMismatchError, match="weight"):
         truth.model(0, nn.Linear(9, 2))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import engram
-from engram.core.errors import ArgumentError, FormatError, RunFolderError, StorageError
+from engram.errors import ArgumentError, FormatError, RunFolderError, StorageError
 from engram.retraining.run_folder import Ranks
 from retraining_problems import PRIOR_PRECISION, RIDGE, ridge_fit, ridge_problem
 

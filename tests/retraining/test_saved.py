@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import engram
-from engram.core.errors import StorageError
+from engram.errors import StorageError
 from engram.evidence.correlation import agreement
 from retraining_problems import PRIOR_PRECISION, RIDGE, ridge_problem
 from saved_folders import edit, files_of

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import engram
-from engram.core.errors import ArgumentError, EngineError, EngramError, NonFiniteError
+from engram.errors import ArgumentError, EngineError, EngramError, NonFiniteError
 from engram.retraining.recipes import LBFGS, SGD, Adam, Newton
 from retraining_problems import RIDGE, classifier, ridge_fit, ridge_problem
 

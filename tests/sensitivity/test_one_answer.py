@@ -279,6 +279,6 @@ def test_weights_without_measure_are_flagged_or_refused(problem, kind, weight):
     posterior = fitted(problem, kind)
     try:
         removal = engram.remove(*problem, posterior, [1], weights=[weight], progress=False)
-    except engram.core.errors.EngramError:
+    except engram.errors.EngramError:
         return
     assert removal.flagged

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import engram
-from engram.core.errors import StorageError
+from engram.errors import StorageError
 from saved_folders import edit, files_of
 
 

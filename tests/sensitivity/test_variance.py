@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import engram
 from cases import CASES, MLP
 from dense_deviation import variance
-from engram.core.errors import DataError
+from engram.errors import DataError
 from fitted import PARAMETERS, assert_close, posterior, precision
 from refusal import Refusal
 

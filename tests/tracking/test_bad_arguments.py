@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 import engram
-from engram.core.errors import ArgumentError, DataError, EngineError, ModelMismatchError
+from engram.errors import ArgumentError, DataError, EngineError, ModelMismatchError
 from streamed import BATCH, NUM_DATA, backward, build, data
 
 FIRST = torch.arange(BATCH)

@@ -12,8 +12,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import engram
-from engram.core.errors import ArgumentError, MissingExtraError
 from engram.core.optional import require
+from engram.errors import ArgumentError, MissingExtraError
 from engram.tracking.index_check import Indexed
 
 NUM_DATA = 12

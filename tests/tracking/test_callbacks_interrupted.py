@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 import engram
-from engram.core.errors import ModelMismatchError
+from engram.errors import ModelMismatchError
 from engram.tracking.index_check import Indexed
 from streamed import BATCH, NUM_DATA, backward, build, data
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional
 
 import engram
-from engram.core.errors import ArgumentError, DataError
+from engram.errors import ArgumentError, DataError
 from engram.tracking.held_out import increase_of_all
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import engram
-from engram.core.errors import DataError, FormatError
+from engram.errors import DataError, FormatError
 from engram.tracking import scores
 from engram.tracking.history import History, Record
 from engram.tracking.scores import ScoreRows

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
 import engram
-from engram.core.errors import ArgumentError, DataError, EngineError, ModelMismatchError
+from engram.errors import ArgumentError, DataError, EngineError, ModelMismatchError
 from streamed import BATCH, NUM_DATA, backward, build, data
 
 FIRST = torch.arange(BATCH)

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import engram
-from engram.core.errors import ArgumentError, ModelMismatchError
+from engram.errors import ArgumentError, ModelMismatchError
 from streamed import build, data
 
 RANKS, BATCH, EPOCHS, NUM_DATA = 2, 4, 2, 23  # one example short: the sampler repeats one

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import engram
-from engram.core.errors import ArgumentError
+from engram.errors import ArgumentError
 from engram.tracking.moving_average import MovingAverageCurvature
 from engram.tracking.sampling import weights
 from streamed import NUM_DATA, backward, build, data

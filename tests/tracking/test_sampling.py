@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import engram
-from engram.core.errors import ArgumentError
+from engram.errors import ArgumentError
 from streamed import NUM_DATA, backward, build, data
 
 SAMPLES, SEED = 3, 5

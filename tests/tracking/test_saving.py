@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import engram
-from engram.core.errors import DataError, EngramError, StorageError
+from engram.errors import DataError, EngramError, StorageError
 from engram.tracking import scores
 from engram.tracking.history import History, Record
 from saved_folders import edit

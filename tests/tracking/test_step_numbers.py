@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import engram
-from engram.core.errors import ArgumentError
+from engram.errors import ArgumentError
 from streamed import BATCH, NUM_DATA, backward, build, data
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import engram
-from engram.core.errors import ArgumentError, EngineError
+from engram.errors import ArgumentError, EngineError
 from engram.optimizers.ivon import sampled
 from streamed import (
     BATCH,

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import engram
-from engram.core.errors import ArgumentError, DataError, EngineError, LikelihoodError
+from engram.errors import ArgumentError, DataError, EngineError, LikelihoodError
 from engram.optimizers import DiagonalOnlineNewton
 from streamed import BATCH, NUM_DATA, backward, batches, build, data
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import engram
-from engram.core.errors import ArgumentError, DataError, EngramError
+from engram.errors import ArgumentError, DataError, EngramError
 from engram.tracking.history import Record
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import engram
-from engram.core.errors import ArgumentError, PosteriorError
+from engram.errors import ArgumentError, PosteriorError
 from streamed import BATCH, NUM_DATA, backward, batches, build, data
 
 Step = Callable[[Tensor], None]

@@ -12,7 +12,7 @@ from sklearn.linear_model import RidgeCV
 from torch import Tensor, nn
 
 import engram
-from engram.core.errors import ArgumentError, NonFiniteError, StorageError, TrainingError
+from engram.errors import ArgumentError, NonFiniteError, StorageError, TrainingError
 from interrupting import condition, moments, surroundings, watched
 from saved_folders import edit
 from snapshot import snapshot

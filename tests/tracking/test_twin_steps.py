@@ -13,7 +13,7 @@ from ivon import IVON
 from torch import Tensor, nn, optim
 from torch.nn import functional
 
-from engram.core.errors import (
+from engram.errors import (
     ArgumentError,
     DataError,
     EngineError,

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from engram._version import __version__
-from engram.core.errors import EngramError
 from engram.core.printable import printable
+from engram.errors import EngramError
 from engram.sensitivity.result import KIND
 
 if TYPE_CHECKING:

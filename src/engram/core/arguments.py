@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engram.core.errors import ArgumentError
+from engram.errors import ArgumentError
 
 AUTO = "auto"  # of an argument: engram chooses, and the repr of what comes back says what
 LARGEST_SEED = 2**63 - 1  # the largest that torch's generators take

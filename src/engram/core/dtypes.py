@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engram.core.errors import NonFiniteError
+from engram.errors import NonFiniteError
 
 WITHOUT_DOUBLE = frozenset({"mps"})  # types of devices
 SMALLEST_DIVISOR = 1e-300  # in place of 0, so that a ratio of double precision stays a number

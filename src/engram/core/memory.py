@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import psutil
 import torch
 
-from engram.core.errors import MemoryLimitError, brief
+from engram.errors import MemoryLimitError, brief
 
 P = ParamSpec("P")
 R = TypeVar("R")

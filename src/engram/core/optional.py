@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from engram.core.errors import MissingExtraError
+from engram.errors import MissingExtraError
 
 
 def require(module: str, extra: str) -> Any:

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from engram.core.dtypes import wide
-from engram.core.errors import ArgumentError, EngineError, NonFiniteError
+from engram.errors import ArgumentError, EngineError, NonFiniteError
 
 Named = dict[str, Tensor]
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from engram.core.dtypes import wide
-from engram.core.errors import DataError, EngineError, ModelMismatchError
+from engram.errors import DataError, EngineError, ModelMismatchError
 
 PATIENCE = timedelta(minutes=5)  # waited for the other processes; one may have more to load
 SAME_NORM = 1e-6  # relative difference of squared norms of weights that is taken for rounding

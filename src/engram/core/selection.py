@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engram.core.arguments import shown
-from engram.core.errors import ArgumentError
+from engram.errors import ArgumentError
 
 
 def spread(count: int, most: int) -> Tensor:

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from engram.core.data.batches import Batch, Batches, Inputs, call
-from engram.core.errors import EngineError
 from engram.core.parameters import check_finite_weights, count, frozen, trainable
 from engram.core.state.model import device_of
 from engram.engine.interception import Paths
@@ -24,6 +23,7 @@ from engram.engine.probe import Probe, ShapeLog
 from engram.engine.refusals import check_independent, check_kinds, named_failures, pass_on
 from engram.engine.self_check import Expected, disagreements, has_true_hessian, no_second_derivative
 from engram.engine.units import Unit, replaced
+from engram.errors import EngineError
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 

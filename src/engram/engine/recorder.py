@@ -19,7 +19,6 @@ from torch.func import vmap
 from torch.nn import functional
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from engram.core.errors import EngineError
 from engram.engine.interception import Interceptor, tensors
 from engram.engine.plan import ParameterUse, Plan, Scaling
 from engram.engine.pooling import average_pool
@@ -27,6 +26,7 @@ from engram.engine.rules import RULES, bind
 from engram.engine.rules.base import Call, Function
 from engram.engine.rules.copies import Copies
 from engram.engine.sites import Site
+from engram.errors import EngineError
 
 COPIES = Copies()
 

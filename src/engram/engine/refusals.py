@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from engram.core.data.batches import Batch, call, check_output_rows
 from engram.core.data.inputs import tensors_of
-from engram.core.errors import EngineError, EngramError, brief, interruption
 from engram.core.memory import is_out_of_memory
 from engram.core.parameters import check_one_type, trainable
-from engram.core.state.modules import Buffers
+from engram.core.state.modes_and_buffers import Buffers
 from engram.engine.interception import FunctionMode, tensors
 from engram.engine.rules.base import Function
+from engram.errors import EngineError, EngramError, brief, interruption
 
 # How far apart rounding may bring outputs that must be equal. Two runs of one batch differ by the
 # order of sums at most; batches of other sizes take other kernels, and far coarser ones below

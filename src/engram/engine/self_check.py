@@ -19,12 +19,12 @@ from torch.func import functional_call
 
 from engram.core.data.batches import Batch, as_outputs, call
 from engram.core.data.inputs import handed, mapped
-from engram.core.errors import EngineError
 from engram.core.parameters import Named, trainable
 from engram.core.state.process import plain_attention
 from engram.engine.passes import Trace, trace
 from engram.engine.plan import Plan
 from engram.engine.refusals import coarsest, pass_on
+from engram.errors import EngineError
 
 # How far apart rounding can bring two ways of computing one gradient, relative to its length and,
 # where that vanishes, to a share of the longest of all parameters' gradients.

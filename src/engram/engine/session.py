@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from engram.core.arguments import AUTO, is_auto, whole
 from engram.core.data.batches import Batch, Batches, Data, call, check_output_rows
 from engram.core.data.inputs import tensors_of
-from engram.core.errors import NonFiniteError
 from engram.core.memory import available_bytes, short_of_memory
 from engram.core.parameters import Named, check_module, uncompiled
 from engram.core.progress import progress_over
@@ -20,6 +19,7 @@ from engram.core.state.model import device_of, state_preserved
 from engram.engine.passes import Trace
 from engram.engine.prepare import Engine, prepare, prepare_again, training_layers
 from engram.engine.refusals import named_failures
+from engram.errors import NonFiniteError
 from engram.likelihoods import Likelihood, resolve
 
 # How many examples a pass takes at once, where the caller does not say.

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from engram.core.errors import EngineError
 from engram.core.parameters import Named
 from engram.engine.rules.base import CHUNK_BYTES, Call, Rule
+from engram.errors import EngineError
 from engram.linalg.block import Block, MatrixBlock
 from engram.linalg.precision import Precision
 

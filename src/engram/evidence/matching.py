@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from engram.core.data.batches import Batches, call
-from engram.core.errors import ModelMismatchError
 from engram.core.selection import spread
 from engram.core.state.model import device_of, state_preserved
 from engram.engine.refusals import named_failures
+from engram.errors import ModelMismatchError
 from engram.sensitivity.result import Result
 
 EXAMPLES = 64  # spread over the data whose outputs are compared: rarer differences against time

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from engram.core.arguments import AUTO, fraction, is_auto, one_of
 from engram.core.data.batches import Data
-from engram.core.errors import DataError
 from engram.core.memory import backing_off
 from engram.core.parameters import trainable
 from engram.core.selection import check_group
 from engram.curvature.kinds import Curvature, check_exact
 from engram.engine.session import Session
+from engram.errors import DataError
 from engram.evidence.matching import check_outputs
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from engram.core.arguments import seed_number, whole
 from engram.core.data.batches import Batches, Data
-from engram.core.errors import ArgumentError
 from engram.core.parameters import check_module, trainable, uncompiled
+from engram.errors import ArgumentError
 from engram.evidence.correlation import SMALLEST_SAMPLE, agreement
 from engram.evidence.matching import check_outputs
 from engram.evidence.verification import Verification

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from engram.core import equation
 from engram.core.equation import WeightedSum
-from engram.core.errors import ArgumentError, DataError, PosteriorError
 from engram.core.parameters import Named
 from engram.core.selection import check_group
+from engram.errors import ArgumentError, DataError, PosteriorError
 from engram.families.reading import read_array
 
 #: arrays that belong together, one row of each per example

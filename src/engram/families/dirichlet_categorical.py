@@ -15,8 +15,8 @@ from torch import Tensor
 
 from engram.core import equation
 from engram.core.equation import WeightedSum
-from engram.core.errors import ArgumentError
 from engram.core.parameters import Named
+from engram.errors import ArgumentError
 from engram.families.base import Family, Observations, check_cavities, improper
 from engram.families.reading import check_support, read_numbers, read_vector
 

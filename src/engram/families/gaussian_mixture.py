@@ -19,8 +19,8 @@ from torch import Tensor
 
 from engram.core import equation
 from engram.core.equation import WeightedSum
-from engram.core.errors import ArgumentError, DataError
 from engram.core.parameters import Named
+from engram.errors import ArgumentError, DataError
 from engram.families.base import Family, Observations, check_cavities
 from engram.families.dirichlet_categorical import DirichletCategorical
 from engram.families.normal_inverse_wishart import NormalInverseWishart

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from engram.core import equation
 from engram.core.equation import WeightedSum
-from engram.core.errors import ArgumentError, DataError
 from engram.core.parameters import Named
+from engram.errors import ArgumentError, DataError
 from engram.families.base import Family, Observations, check_cavities, improper
 from engram.families.densities import multivariate_normal_log_density
 from engram.families.reading import (

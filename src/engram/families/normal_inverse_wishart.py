@@ -25,8 +25,8 @@ from torch import Tensor
 
 from engram.core import equation
 from engram.core.equation import WeightedSum
-from engram.core.errors import ArgumentError
 from engram.core.parameters import Named
+from engram.errors import ArgumentError
 from engram.families.base import Family, Observations, check_cavities, improper
 from engram.families.densities import student_log_density
 from engram.families.origin import origin_amid, translated_products

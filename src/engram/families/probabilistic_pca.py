@@ -25,9 +25,9 @@ from torch import Tensor
 
 from engram.core import equation
 from engram.core.equation import WeightedSum
-from engram.core.errors import ArgumentError, PosteriorError
 from engram.core.parameters import Named
 from engram.core.progress import progress_over
+from engram.errors import ArgumentError, PosteriorError
 from engram.families.base import Family, Observations, check_cavities
 from engram.families.origin import origin_amid, translated_products
 from engram.families.reading import read_vector, read_vectors

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.core.errors import ArgumentError, DataError, NonFiniteError, TargetError
+from engram.errors import ArgumentError, DataError, NonFiniteError, TargetError
 
 # by which a covariance may differ from its transpose: what a product of matrices leaves
 SYMMETRIC = 1e-10  # relative

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from engram.core import equation
 from engram.core.equation import WeightedSum
-from engram.core.errors import ArgumentError, DataError, PosteriorError
 from engram.core.parameters import Named
 from engram.core.progress import progress_over
 from engram.core.selection import check_group
+from engram.errors import ArgumentError, DataError, PosteriorError
 from engram.families.base import Family, FamilyPosterior, Observations, check_proper, check_weights
 from engram.families.gaussian_mixture import GaussianMixture
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engram.core.errors import LikelihoodError
+from engram.errors import LikelihoodError
 from engram.likelihoods.base import ExpectedLoss, Likelihood
 from engram.likelihoods.bernoulli import Bernoulli, ExpectedBernoulli
 from engram.likelihoods.categorical import Categorical, ExpectedCategorical

@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from engram.core.errors import LikelihoodError
 from engram.core.identity.description import Description
+from engram.errors import LikelihoodError
 from engram.likelihoods.draws import Draws
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from engram.core.errors import TargetError
+from engram.errors import TargetError
 from engram.likelihoods.base import ExpectedLoss, Likelihood, Recession
 from engram.likelihoods.draws import Draws
 from engram.likelihoods.sampled import NUM_SAMPLES, DrawnAverage

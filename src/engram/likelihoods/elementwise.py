@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from engram.core.arguments import is_number
-from engram.core.errors import ArgumentError, LikelihoodError, TargetError
+from engram.errors import ArgumentError, LikelihoodError, TargetError
 from engram.likelihoods.base import ExpectedLoss, Likelihood, Recession
 from engram.likelihoods.draws import Draws
 from engram.likelihoods.links import LINKS, Link, link_named

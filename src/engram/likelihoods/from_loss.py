@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engram.core.arguments import shown
-from engram.core.errors import LikelihoodError, brief
+from engram.errors import LikelihoodError, brief
 from engram.likelihoods.base import ExpectedLoss, Likelihood, LossFunction, MeanFunction
 from engram.likelihoods.draws import Draws
 from engram.likelihoods.sampled import Sampled

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engram.core.arguments import is_number
-from engram.core.errors import LikelihoodError
+from engram.errors import LikelihoodError
 from engram.likelihoods.base import ExpectedLoss
 from engram.likelihoods.draws import Draws
 from engram.likelihoods.elementwise import ElementwiseLikelihood

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from engram.core.errors import ArgumentError
+from engram.errors import ArgumentError
 
 LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)  # minus the log density of a normal at 0
 FAR_BELOW = -36.0  # where log(1 + exp(eta)) is exp(eta) to double precision

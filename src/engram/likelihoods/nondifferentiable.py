@@ -19,7 +19,7 @@ import math
 import torch
 from torch import Tensor
 
-from engram.core.errors import LikelihoodError
+from engram.errors import LikelihoodError
 from engram.likelihoods.base import ExpectedLoss
 from engram.likelihoods.targets import like_outputs, signs
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.core.errors import ArgumentError
+from engram.errors import ArgumentError
 from engram.likelihoods.elementwise import ElementwiseLikelihood
 from engram.likelihoods.links import Link
 

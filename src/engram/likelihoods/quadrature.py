@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.core.errors import LikelihoodError
+from engram.errors import LikelihoodError
 from engram.likelihoods.base import ExpectedLoss
 
 if TYPE_CHECKING:

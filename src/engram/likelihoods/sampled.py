@@ -18,7 +18,7 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from engram.core.errors import LikelihoodError, TargetError
+from engram.errors import LikelihoodError, TargetError
 from engram.likelihoods.base import ExpectedLoss, LossFunction
 
 NUM_SAMPLES = 1024  # draws; the error falls a little faster than one over the root of their number

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engram.core.errors import TargetError
+from engram.errors import TargetError
 
 SUM_TOLERANCE = 1e-4  # by which the probabilities of an example may miss 1: those of float16 do
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.core.errors import ArgumentError
+from engram.errors import ArgumentError
 from engram.likelihoods.elementwise import ElementwiseLikelihood
 from engram.likelihoods.gaussian import Gaussian
 from engram.likelihoods.links import Link

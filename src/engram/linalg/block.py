@@ -21,8 +21,8 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from engram.core.errors import PosteriorError
 from engram.core.parameters import Layout, Named
+from engram.errors import PosteriorError
 from engram.linalg.cg import ApplyTo, Limits, Solution, conjugate_gradients
 
 # Short ways through wide layers: what they approximate, and from where on they pay

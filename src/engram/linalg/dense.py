@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from engram.core.dtypes import in_double
-from engram.core.errors import PosteriorError
 from engram.core.parameters import Layout, Named
 from engram.core.storage.kinds import check_numbers, check_that
+from engram.errors import PosteriorError
 from engram.linalg.block import Block
 
 # Of the largest eigenvalue: a smallest one below this may be rounding of passes in single precision

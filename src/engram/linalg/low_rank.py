@@ -30,9 +30,9 @@ import torch
 from torch import Tensor
 
 from engram.core.dtypes import wide
-from engram.core.errors import PosteriorError
 from engram.core.parameters import Layout, Named
 from engram.core.storage.kinds import check_numbers, check_that
+from engram.errors import PosteriorError
 from engram.linalg.block import Block
 from engram.linalg.cg import ApplyTo, Limits, Solution, conjugate_gradients
 

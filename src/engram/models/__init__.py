@@ -9,6 +9,7 @@ measures of influence that textbooks name (:func:`linear_measures`, :func:`glm_m
 from engram.models.from_estimator import from_estimator, read
 from engram.models.glm.fit import Fit
 from engram.models.glm.fitting import fit_glm, fit_linear, fit_multinomial
+from engram.models.influence.leave_one_out import sensitivities_of
 from engram.models.influence.measures import (
     GlmMeasures,
     LinearMeasures,
@@ -16,7 +17,6 @@ from engram.models.influence.measures import (
     linear_measures,
 )
 from engram.models.influence.removal import remove_group
-from engram.models.influence.sensitivities import sensitivities_of
 
 __all__ = [
     "Fit",

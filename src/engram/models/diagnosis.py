@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engram.core.errors import NonFiniteError
+from engram.errors import NonFiniteError
 from engram.sensitivity.diagnostics import Diagnostics
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import nn
 
-from engram.core.errors import ArgumentError, UnsupportedModelError
+from engram.errors import ArgumentError, UnsupportedModelError
 from engram.models.adapters import scikit_learn, stats_models
 from engram.models.glm.fit import Fit
 from engram.models.glm.frames import check_rows
-from engram.models.influence.sensitivities import sensitivities_of
+from engram.models.influence.leave_one_out import sensitivities_of
 from engram.sensitivity.result import Result
 
 

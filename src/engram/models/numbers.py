@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.core.errors import DataError, NonFiniteError
+from engram.errors import DataError, NonFiniteError
 
 
 def as_numbers(name: str, values: Any) -> Tensor:

@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from engram.core.arguments import MANY, is_number, positive, whole
-from engram.core.errors import ArgumentError
 from engram.core.parameters import Layout
 from engram.core.state.process import plain_attention
+from engram.errors import ArgumentError
 from engram.linalg.block import Block
 from engram.optimizers.curvatures import CurvatureSource, Draw, Measured
 from engram.optimizers.structures import FLAT, SHARED, Structure

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from engram.core.arguments import MANY, whole
 from engram.core.dtypes import wide
-from engram.core.errors import ArgumentError, NonFiniteError, brief
 from engram.curvature.batched_gradients import many_gradients
 from engram.curvature.kinds import Curvature
 from engram.curvature.operators import hessian_rows
 from engram.engine.self_check import LACKING, doubtful_functions, no_second_derivative
+from engram.errors import ArgumentError, NonFiniteError, brief
 from engram.likelihoods import Likelihood, resolve
 
 ROWS_AT_ONCE = 64  # backward passes run as one batch: memory grows with it, overhead shrinks

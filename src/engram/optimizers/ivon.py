@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from engram.core.errors import ArgumentError, PosteriorError
+from engram.errors import ArgumentError, PosteriorError
 
 STEPS = "current_step"
 COLLECTED = ("count", "avg_grad", "avg_nxg", "avg_gsq")  # what samples left before the step

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from engram.core.dtypes import wide
-from engram.core.errors import ArgumentError, ModelMismatchError, PosteriorError
 from engram.core.memory import available_bytes
 from engram.core.parameters import Layout
+from engram.errors import ArgumentError, ModelMismatchError, PosteriorError
 from engram.linalg.block import Block
 from engram.linalg.dense import DenseBlock
 from engram.linalg.diagonal import DiagonalBlock

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from engram.core.arguments import AUTO, MANY, fraction, one_of, seed_number, whole
 from engram.core.data.batches import Data, call
 from engram.core.dtypes import wide
-from engram.core.errors import NonFiniteError, PosteriorError
 from engram.core.memory import backing_off
 from engram.core.parameters import Layout, trainable
 from engram.curvature.batched_gradients import many_gradients
 from engram.curvature.operators import CurvatureOperator, exact_curvature
 from engram.engine.session import Observed, Session, session
+from engram.errors import NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood
 from engram.linalg.cg import Limits, conjugate_gradients
 from engram.posteriors.gaussian import Posterior

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from engram.core.arguments import positive
-from engram.core.errors import LikelihoodError, ModelMismatchError, PosteriorError
 from engram.core.identity.digests import joined, of_tensors
 from engram.core.parameters import Layout, Named, check_finite_weights, trainable
 from engram.core.storage.kinds import Kind, check_that, checked, numbers, stored
 from engram.core.storage.values import taken_apart
 from engram.curvature.kinds import Curvature
+from engram.errors import LikelihoodError, ModelMismatchError, PosteriorError
 from engram.likelihoods import Likelihood, resolve
 from engram.likelihoods.remembered import Remembered
 from engram.linalg.block import Block

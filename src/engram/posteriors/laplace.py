@@ -15,7 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from engram.core.arguments import AUTO, is_auto, one_of, seed_number
 from engram.core.data.batches import Batches, Data, call
 from engram.core.dtypes import wide
-from engram.core.errors import ArgumentError, LikelihoodError, PosteriorError
 from engram.core.memory import available_bytes, backing_off
 from engram.core.parameters import Layout, check_module, trainable
 from engram.core.progress import announce
@@ -24,6 +23,7 @@ from engram.curvature.kinds import CURVATURES, Curvature
 from engram.curvature.operators import Hessian
 from engram.engine.refusals import named_failures, pass_on
 from engram.engine.session import Session, session
+from engram.errors import ArgumentError, LikelihoodError, PosteriorError
 from engram.likelihoods import Likelihood
 from engram.likelihoods.from_loss import LossLikelihood
 from engram.linalg.block import Block

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.core.errors import PosteriorError
 from engram.core.parameters import Layout, trainable
 from engram.curvature.kinds import Curvature
+from engram.errors import PosteriorError
 from engram.likelihoods import Categorical, Gaussian, Likelihood
 from engram.linalg.block import Block
 from engram.linalg.dense import DenseBlock

@@ -1,353 +1,293 @@
-r"""The posterior that an optimizer already holds: its preconditioner is a precision.
+r"""How each kind of optimizer is read: one short function a rule, and one line in ``OPTIMIZERS``.
 
-Every optimizer of the Bayesian-learning-rule family steps by :math:`S_t^{-1} \nabla`, so its own
-state gives S_t, with no pass over the data. Which state, and how, is in
-:mod:`engram.posteriors.adapters`: a new optimizer is one function and one line there.
+==========================  =======================================  ==========================
+optimizer                   state used                               precision S
+==========================  =======================================  ==========================
+SGD                         none                                     identity
+RMSprop                     ``square_avg`` (minus ``grad_avg`` ^ 2   N sqrt(s) + delta
+                            where centered)
+Adam, AdamW, NAdam, RAdam   ``exp_avg_sq`` (``max_exp_avg_sq`` with  N sqrt(s_hat) + delta,
+                            AMSGrad)                                 s_hat = s / (1 - beta2^t)
+Adamax                      ``exp_inf``                              N u + delta
+Adagrad                     ``sum``                                  N sqrt(sum / t) + delta
+DiagonalOnlineNewton,       ``precision``                            s
+DiagonalVON
+==========================  =======================================  ==========================
 
-The prior precision delta comes from the weight decay. A *coupled* decay w adds w theta to the
-gradient of the batch's loss: delta is N w for a mean over the batch and (N / batch size) w for a
-sum. A *decoupled* one shrinks the weights whatever the scale of the loss, so that delta is N w for
-either. IVON has its own N, the effective sample size; our own optimizers take delta itself.
+A root is taken to be no smaller than the optimizer's own ``eps``, which bounds its steps as well:
+an entry that never had a gradient and has no weight decay would otherwise have a precision of zero.
+
+The paper's row for RMSprop and Adam is N sqrt(s) with s as the optimizer keeps it; its authors add
+delta. Adam's s starts at zero, so at step t that is sqrt(1 - beta2^t) of the root above: a
+fourteenth at step 5 with beta2 = 0.999. ``Reading.as_kept`` asks for it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
-from engram.core.arguments import AUTO, is_auto, one_of, whole
-from engram.core.errors import ArgumentError, ModelMismatchError
-from engram.core.parameters import check_module, count, trainable
-from engram.curvature.kinds import Curvature
-from engram.likelihoods import Likelihood, resolve
-from engram.optimizers.base import BayesianOptimizer
-from engram.optimizers.structures import FullMatrix
-from engram.posteriors.adapters import Source, blocks_of, kind_of, takes_mean_loss
-from engram.posteriors.gaussian import SAME_PRIOR, Posterior, check_prior_precision
-from engram.posteriors.tolerance import chosen_tolerance
-
-SECOND_MOMENTS = ("batch", "example", "paper")  # readings of an average of squared gradients
+from engram.core.parameters import Layout
+from engram.errors import PosteriorError
+from engram.linalg.block import Block
+from engram.linalg.dense import DenseBlock
+from engram.linalg.diagonal import DiagonalBlock
+from engram.optimizers.ivon import check_restored
+from engram.optimizers.structures import SHARED
 
 
-def posterior_of(
-    optimizer: Optimizer,
-    model: nn.Module,
-    *,
-    num_data: int,
-    likelihood: str | Likelihood = AUTO,
-    prior_precision: float | str = AUTO,
-    reduction: str = "mean",
-    training_batch_size: int | None = None,
-    second_moment: str = "batch",
-    tolerance: float | str = AUTO,
-) -> Posterior:
-    r"""The Gaussian posterior in an optimizer's state, at the model's present weights.
+@dataclass(frozen=True)
+class Reading:
+    """What an adapter sees of one parameter: its group's settings, its state, scale and delta."""
+
+    parameter: Tensor
+    group: Mapping[str, Any]
+    state: Mapping[str, Any]
+    scale: float  # N for a loss averaged over the batch, N / batch size for a sum
+    prior_precision: float
+    as_kept: bool = False  # a running average as it stands: no correction of its start, no floor
+
+    def scaled(self, root: Tensor) -> Tensor:
+        """N root + delta, for gradients of the mean loss."""
+        return self.scale * root + self.prior_precision
+
+    def floored(self, root: Tensor, share: float = 1.0) -> Tensor:
+        """No smaller than the group's eps, or a share of it, where it has one."""
+        if self.as_kept:
+            return root
+        return root.clamp(min=share * float(self.group.get("eps", 0.0)))
+
+
+Adapter = Callable[[Reading], Tensor]
+
+
+def identity(reading: Reading) -> Tensor:
+    """1: the step is the gradient; needs no state."""
+    return torch.ones_like(reading.parameter)
+
+
+def _steps(reading: Reading) -> float:
+    return float(reading.state["step"])
+
+
+def _rmsprop(reading: Reading) -> Tensor:
+    square = reading.state["square_avg"]
+    if reading.group.get("centered"):
+        square = (square - reading.state["grad_avg"] ** 2).clamp(min=0)
+    return reading.scaled(reading.floored(square.sqrt()))
+
+
+def _adam(reading: Reading) -> Tensor:
+    name = "max_exp_avg_sq" if reading.group.get("amsgrad") else "exp_avg_sq"
+    correction = 1.0 if reading.as_kept else 1 - float(reading.group["betas"][1]) ** _steps(reading)
+    return reading.scaled(reading.floored((reading.state[name] / correction).sqrt()))
+
+
+def _adamax(reading: Reading) -> Tensor:
+    return reading.scaled(reading.state["exp_inf"])
+
+
+def _adagrad(reading: Reading) -> Tensor:
+    steps = _steps(reading)
+    root = (reading.state["sum"] / steps).sqrt()
+    return reading.scaled(reading.floored(root, share=steps**-0.5))
+
+
+def _own(reading: Reading) -> Tensor:
+    return reading.state["precision"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """An optimizer with the scale and priors that turn its state into a precision.
 
     Args:
-        optimizer: after at least one step.
-        model: whose parameters it trains.
-        num_data: N, the number of training examples.
-        likelihood: of the data, a name or an object; ``"auto"`` is that of the optimizer's own
-            curvature where it has one, as :class:`engram.optimizers.GaussNewton`, else
-            ``categorical``.
-        prior_precision: delta; ``"auto"`` is what the optimizer's weight decay means, for each
-            group of parameters: N times it for a loss averaged over the batch, N / B times it for
-            a sum over B examples.
-        reduction: of the training loss over a batch, ``mean`` or ``sum``.
-        training_batch_size: B, needed for ``sum`` and for ``second_moment="example"``.
-        second_moment: what an average s of squared gradients, as Adam keeps, is taken for.
-            ``batch``: S = N sqrt(s_hat) + delta, with the start of Adam's average corrected as in
-            its step, s_hat = s / (1 - beta2^t). ``example``: scaled to single examples,
-            S = N sqrt(B s_hat) + delta; a batch's gradient is a mean of B, so its square is about
-            1/B of an example's, and S would depend on B. ``paper``: Table 1 of the paper as its
-            authors compute it, S = N sqrt(s) + delta, with s as it is kept; delta may be 0 there.
-            See docs/optimizers.md.
-        tolerance: how far an average example's sensitivity may change for speed: wide diagonals at
-            one position are taken as a short sum of products. ``"auto"`` is 0.03 in single
-            precision and 0, everything exact, in double.
+        optimizer: as it is now.
+        parameters: the model's trainable ones, by name.
+        scale: N for a loss averaged over the batch, N / batch size for a sum.
+        prior: delta by name.
+        tolerance: how far gains of a diagonal precision may be off, for speed.
+        as_kept: take running averages as they stand; see :class:`Reading`.
+    """
 
-    Returns:
-        The posterior; ``settings`` has the prior precision that was used and where it came from.
+    optimizer: Optimizer
+    parameters: Mapping[str, Tensor]
+    scale: float
+    prior: Mapping[str, float]
+    tolerance: float
+    as_kept: bool = False
+
+    @property
+    def names(self) -> dict[int, str]:
+        """Names of the model's parameters by identity."""
+        return {id(p): name for name, p in self.parameters.items()}
+
+
+Reader = Callable[[Source], Iterator[Block]]
+
+
+def blocks_of(source: Source) -> tuple[Block, ...]:
+    """The precision of every parameter that has been stepped, in the order of the model."""
+    found = list(kind_of(source.optimizer).read(source))
+    if not found:
+        raise PosteriorError(
+            "an optimizer that has taken a step",
+            f"{type(source.optimizer).__name__} without state",
+            "call it after training",
+        )
+    order = {name: place for place, name in enumerate(source.parameters)}
+    return tuple(sorted(found, key=lambda block: order[block.names[0]]))
+
+
+def takes_mean_loss(optimizer: Optimizer) -> bool:
+    """Whether the algorithm itself is defined for the mean loss of a batch."""
+    return any("ess" in group or "num_data" in group for group in optimizer.param_groups)
+
+
+def kind_of(optimizer: Optimizer) -> Kind:
+    """The adapter of an optimizer; PosteriorError where there is none for its class."""
+    for base in type(optimizer).__mro__:
+        if base.__name__ in OPTIMIZERS:
+            return OPTIMIZERS[base.__name__]
+    raise PosteriorError(
+        f"one of {', '.join(OPTIMIZERS)}, or a registered optimizer",
+        type(optimizer).__name__,
+        "teach it with engram.posteriors.optimizer_state.register(name, adapter)",
+    )
+
+
+def _entries(source: Source, adapter: Adapter) -> Iterator[Block]:
+    """Parameter by parameter; without a step there is no precision, except for SGD."""
+    names = source.names
+    for group in source.optimizer.param_groups:
+        for parameter in group["params"]:
+            name, state = names.get(id(parameter)), source.optimizer.state.get(parameter, {})
+            young = not state or float(state.get("step", 1)) == 0
+            if name is None or (young and adapter is not identity):
+                continue
+            given = (group, state, source.scale, source.prior[name], source.as_kept)
+            reading = Reading(parameter.detach(), *given)
+            precision = _read(reading, adapter, source.optimizer).detach()
+            yield DiagonalBlock.of(name, precision, source.tolerance)
+
+
+def _read(reading: Reading, adapter: Adapter, optimizer: Optimizer) -> Tensor:
+    try:
+        return adapter(reading)
+    except KeyError as missing:
+        raise PosteriorError(
+            f"a {type(optimizer).__name__} with {missing} in its state or settings",
+            f"one with {', '.join(map(str, reading.state))} in its state",
+            "register an adapter for this kind with engram.posteriors.optimizer_state.register",
+        ) from missing
+
+
+def _dense(source: Source) -> Iterator[Block]:
+    """The matrix that our own full-matrix optimizers share between their parameters."""
+    shared = dict(source.optimizer.state)[SHARED]  # type: ignore[index]
+    if "precision" not in shared:
+        return
+    names = source.names
+    trained = [
+        p for group in source.optimizer.param_groups for p in group["params"] if p.requires_grad
+    ]
+    strange = sum(p.numel() for p in trained if id(p) not in names)
+    if strange or len(shared["precision"]) != sum(p.numel() for p in trained):
+        raise PosteriorError(
+            "a matrix over parameters of this model only, as they were trained",
+            f"{strange:,} entries of others among {len(shared['precision']):,}",
+            "make the optimizer with the parameters of one model, and do not freeze any later",
+        )
+    layout = Layout.of({names[id(p)]: p for p in trained})
+    yield DenseBlock.factorise(layout, shared["precision"])
+
+
+def _ivon(source: Source) -> Iterator[Block]:
+    """ess h + delta; IVON keeps one flat h per group, frozen parameters included."""
+    optimizer, names = source.optimizer, source.names
+    check_restored(optimizer)
+    if not getattr(optimizer, "current_step", 0):
+        return
+    for group in optimizer.param_groups:
+        parts = group["hess"].split([p.numel() for p in group["params"]])
+        for parameter, part in zip(group["params"], parts, strict=True):
+            name = names.get(id(parameter))
+            if name is not None:
+                precision = group["ess"] * part + source.prior[name]
+                shaped = precision.reshape(parameter.shape)
+                yield DiagonalBlock.of(name, shaped, source.tolerance)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How one kind of optimizer is read.
+
+    Args:
+        entries: the precision of each parameter's entries; None where the state is no state of
+            single parameters.
+        blocks: all blocks, where ``entries`` is None.
+        squares: whether the state is an average of squared gradients of batches.
+        in_paper: whether it has the paper's row of RMSprop and Adam.
+        decoupled: whether weight decay shrinks the weights whatever the scale of the loss.
+    """
+
+    entries: Adapter | None = None
+    blocks: Reader | None = None
+    squares: bool = False
+    in_paper: bool = False
+    decoupled: bool = False
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the precision is the identity, of which a prior is no part."""
+        return self.entries is identity
+
+    def read(self, source: Source) -> Iterator[Block]:
+        """The blocks of the precision."""
+        if self.entries is not None:
+            return _entries(source, self.entries)
+        assert self.blocks is not None
+        return self.blocks(source)
+
+
+# Every optimizer that is read, by the name of its class; subclasses are read in the same way.
+OPTIMIZERS: dict[str, Kind] = {
+    "SGD": Kind(identity),
+    "RMSprop": Kind(_rmsprop, squares=True, in_paper=True),
+    "Adam": Kind(_adam, squares=True, in_paper=True),
+    "AdamW": Kind(_adam, squares=True, in_paper=True, decoupled=True),
+    "NAdam": Kind(_adam, squares=True, in_paper=True),
+    "RAdam": Kind(_adam, squares=True, in_paper=True),
+    "Adamax": Kind(_adamax),
+    "Adagrad": Kind(_adagrad, squares=True),
+    "DiagonalOnlineNewton": Kind(_own),
+    "DiagonalVON": Kind(_own),
+    "IVON": Kind(blocks=_ivon),
+    "Newton": Kind(blocks=_dense),
+    "OnlineNewton": Kind(blocks=_dense),
+    "VON": Kind(blocks=_dense),
+}
+
+
+def register(
+    name: str, adapter: Adapter, *, squares: bool = False, decoupled: bool = False
+) -> None:
+    """Teach :func:`engram.posterior_of` another optimizer, by the name of its class.
+
+    Args:
+        name: of the class; subclasses are read in the same way.
+        adapter: from a :class:`Reading` of one parameter to the precision of each of its entries.
+        squares: whether its state is an average of squared gradients of batches, as Adam's, so
+            that ``second_moment="example"`` means something.
+        decoupled: whether its weight decay shrinks the weights by themselves, as AdamW's.
 
     Example:
-        >>> import torch
-        >>> model = nn.Linear(2, 1)
-        >>> optimizer = torch.optim.Adam(model.parameters(), weight_decay=0.01)
-        >>> model(torch.ones(4, 2)).sum().backward()
-        >>> _ = optimizer.step()
-        >>> posterior_of(optimizer, model, num_data=100)
-        Posterior(Adam, 3 parameters, N=100, prior_precision=1, ...)
-
-    Reference:
-        Nickl et al., *The Memory-Perturbation Equation*, NeurIPS 2023, Table 1.
+        >>> register("MyAdam", lambda reading: reading.scaled(reading.state["v"].sqrt()))
+        >>> _ = OPTIMIZERS.pop("MyAdam")
     """
-    wanted = Wanted(
-        num_data,
-        likelihood,
-        prior_precision,
-        reduction,
-        training_batch_size,
-        second_moment,
-        tolerance,
-    )
-    source, prior = wanted.applied(optimizer, model)
-    blocks = blocks_of(source)
-    mean = {name: p.detach().clone() for name, p in source.parameters.items()}
-    settings = _settings(source.optimizer, prior, reduction, training_batch_size)
-    covered = {name for block in blocks for name in block.names}
-    settings["second_moment"] = second_moment
-    settings["tolerance"] = source.tolerance
-    settings["not_stepped"] = [name for name in source.parameters if name not in covered]
-    return Posterior(
-        type(source.optimizer).__name__,
-        mean,
-        blocks,
-        prior.mean(source.parameters),
-        num_data,
-        settings,
-        prior.by_name if prior.differs else {},
-        likelihood=likelihood_of(source.optimizer, likelihood),
-        **_facts(source.optimizer),
-    )
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """The settings of :func:`posterior_of`."""
-
-    num_data: int
-    likelihood: str | Likelihood
-    prior_precision: float | str
-    reduction: str
-    training_batch_size: int | None
-    second_moment: str
-    tolerance: float | str = AUTO
-
-    @property
-    def as_kept(self) -> bool:
-        """Whether running averages are taken as the paper's table has them."""
-        return self.second_moment == "paper"
-
-    def applied(self, optimizer: Optimizer, model: nn.Module) -> tuple[Source, Prior]:
-        """What is to be read, all checked; works before the first step as well."""
-        check_module(model)
-        optimizer = unwrapped(optimizer)
-        kind = kind_of(optimizer)
-        likelihood_of(optimizer, self.likelihood)
-        parameters = trainable(model)
-        _check_owner(optimizer, parameters)
-        scale = loss_scale(optimizer, self.num_data, self.reduction, self.training_batch_size)
-        root = _root(optimizer, self.second_moment, self.training_batch_size, self.num_data)
-        needed = not (self.as_kept or kind.is_identity)
-        given = (self.prior_precision, scale, self.num_data, needed)
-        prior = prior_of(optimizer, parameters, *given)
-        tolerance = chosen_tolerance(self.tolerance, model)
-        read = (scale * root, prior.by_name, tolerance, self.as_kept)
-        return Source(optimizer, parameters, *read), prior
-
-
-def unwrapped(optimizer: Optimizer) -> Optimizer:
-    """The optimizer inside those that only pass its steps on, such as accelerate's."""
-    inner = getattr(optimizer, "optimizer", None)
-    return unwrapped(inner) if isinstance(inner, Optimizer) else optimizer
-
-
-def likelihood_of(optimizer: Optimizer, given: str | Likelihood) -> Likelihood:
-    """The likelihood that is given, which must be that of the optimizer where it has one."""
-    curvature = getattr(unwrapped(optimizer), "curvature", None)
-    own = getattr(curvature, "likelihood", None)
-    if is_auto(given):
-        return own if isinstance(own, Likelihood) else resolve("categorical")
-    chosen = resolve(given)
-    if isinstance(own, Likelihood) and own.identity != chosen.identity:
-        raise ModelMismatchError(
-            f"the likelihood that the optimizer's curvature was made with, {own}",
-            repr(chosen),
-            "leave likelihood out",
-        )
-    return chosen
-
-
-def loss_scale(
-    optimizer: Optimizer, num_data: int, reduction: str, batch_size: int | None
-) -> float:
-    """N for a loss averaged over the batch, N / batch size for a sum."""
-    num_data = whole("num_data", num_data, remedy="count the training examples")
-    own = {group["num_data"] for group in optimizer.param_groups if "num_data" in group}
-    if own and own != {num_data}:
-        raise ArgumentError(
-            f"the num_data that the optimizer was made with, {own.pop():,}",
-            f"{num_data:,}",
-            "pass the same number to both",
-        )
-    one_of("reduction", reduction, ("mean", "sum"), "see your loss function")
-    if reduction == "mean":
-        return float(num_data)
-    if takes_mean_loss(optimizer):
-        raise ArgumentError(
-            f'reduction="mean" with {type(optimizer).__name__}, whose equations are those of the '
-            "mean loss",
-            '"sum"',
-            "train with the mean loss of a batch",
-        )
-    return num_data / _checked_batch_size(batch_size, num_data, 'reduction="sum"')
-
-
-def _root(optimizer: Optimizer, second_moment: str, batch_size: int | None, num_data: int) -> float:
-    """The square root of B where averages of squared gradients are scaled to single examples."""
-    check_second_moment(second_moment)
-    if second_moment == "batch":
-        return 1.0
-    kind = kind_of(optimizer)
-    if not (kind.in_paper if second_moment == "paper" else kind.squares):
-        raise ArgumentError(
-            'second_moment="batch" with an optimizer that keeps no average of squared gradients',
-            f'{type(optimizer).__name__} with "{second_moment}"',
-            "leave second_moment out",
-        )
-    if second_moment == "paper":
-        return 1.0
-    return math.sqrt(_checked_batch_size(batch_size, num_data, 'second_moment="example"'))
-
-
-def check_second_moment(second_moment: str) -> None:
-    """ArgumentError for an unknown ``second_moment``."""
-    one_of("second_moment", second_moment, SECOND_MOMENTS, 'use "batch"')
-
-
-def _checked_batch_size(batch_size: int | None, num_data: int, purpose: str) -> int:
-    remedy = f"pass training_batch_size with {purpose}"
-    return whole("training_batch_size", batch_size, 1, num_data, remedy)
-
-
-def _check_owner(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> None:
-    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if not own & {id(p) for p in parameters.values()}:
-        raise ModelMismatchError(
-            "an optimizer of this model's parameters",
-            f"a {type(optimizer).__name__} that trains none of them",
-            "pass the optimizer that was made with model.parameters()",
-        )
-
-
-def _settings(
-    optimizer: Optimizer, prior: Prior, reduction: str, batch_size: int | None
-) -> dict[str, Any]:
-    """The settings that go into the provenance of every result."""
-    settings: dict[str, Any] = {
-        "method": "optimizer",
-        "optimizer": type(optimizer).__name__,
-        "prior_precision": dict(prior.by_name) if prior.differs else prior.mean({}),
-        "prior_from": prior.source,
-        "reduction": reduction,
-        "training_batch_size": batch_size,
-    }
-    if isinstance(optimizer, BayesianOptimizer):
-        settings["curvature"] = repr(optimizer.curvature)
-    return settings
-
-
-def _facts(optimizer: Optimizer) -> dict[str, Any]:
-    """What the precision is made of.
-
-    Every example's own Hessian is in it where nothing of earlier steps is left and nothing was
-    sampled, as after a step of Newton's method on all data.
-    """
-    if not isinstance(optimizer, BayesianOptimizer):
-        return {"curvature": Curvature.OPTIMIZER}
-    kind: Curvature = getattr(optimizer.curvature, "kind", Curvature.OPTIMIZER)
-    fresh = all(group["precision_lr"] == 1 for group in optimizer.param_groups)
-    whole = fresh and not optimizer.num_samples and isinstance(optimizer.structure, FullMatrix)
-    return {
-        "curvature": kind,
-        "exact": kind is Curvature.HESSIAN and whole,
-    }
-
-
-@dataclass(frozen=True)
-class Prior:
-    """delta of every parameter that the optimizer trains, and where it comes from."""
-
-    by_name: Mapping[str, float]
-    source: str
-
-    @property
-    def differs(self) -> bool:
-        """Whether parameters have different ones."""
-        return len(set(self.by_name.values())) > 1
-
-    def mean(self, parameters: Mapping[str, Tensor]) -> float:
-        """delta; where it differs, its mean over the parameters' entries."""
-        if not self.differs:
-            return next(iter(self.by_name.values()))
-        total = sum(value * parameters[name].numel() for name, value in self.by_name.items())
-        return total / count(parameters[name] for name in self.by_name)
-
-
-def prior_of(
-    optimizer: Optimizer,
-    parameters: Mapping[str, Tensor],
-    given: float | str,
-    scale: float,
-    num_data: int,
-    needed: bool = True,
-) -> Prior:
-    """The prior that is given, or else the one that the groups' weight decays stand for.
-
-    Args:
-        optimizer: whose groups are read.
-        parameters: the model's trainable ones.
-        given: delta for all of them, or ``"auto"``.
-        scale: N for a loss averaged over the batch, N / batch size for a sum.
-        num_data: N.
-        needed: whether the precision would be nothing without one.
-    """
-    names = {id(p): name for name, p in parameters.items()}
-    found: dict[str, float] = {}
-    kinds: set[str] = set()
-    for group in optimizer.param_groups:
-        value, kind = _of_group(optimizer, group, scale, num_data)
-        mine = [names[id(p)] for p in group["params"] if id(p) in names]
-        found |= dict.fromkeys(mine, value)
-        kinds |= {kind} if mine else set()
-    source = " and ".join(sorted(kinds))
-    if not is_auto(given):
-        return _replaced(found, source, check_prior_precision(given))
-    if (needed and not max(found.values()) > 0) or min(found.values()) < 0:
-        raise ArgumentError(
-            "a prior_precision, or a positive weight decay to take it from",
-            f"prior precisions {sorted(set(found.values()))} from the weight decays",
-            "pass prior_precision (num_data times the weight decay of the mean loss)",
-        )
-    return Prior(found, source)
-
-
-def _of_group(
-    optimizer: Optimizer, group: Mapping[str, Any], scale: float, num_data: int
-) -> tuple[float, str]:
-    if "prior_precision" in group:
-        return float(group["prior_precision"]), "optimizer"
-    decay = float(group.get("weight_decay", 0.0))
-    if "ess" in group:
-        return float(group["ess"]) * decay, "ess times weight decay"
-    if kind_of(optimizer).decoupled or group.get("decoupled_weight_decay"):
-        return num_data * decay, "decoupled weight decay"
-    return scale * decay, "weight decay"
-
-
-def _replaced(found: Mapping[str, float], source: str, given: float) -> Prior:
-    """The prior of the argument; our own optimizers have theirs in the precision already."""
-    values = found.values()
-    same = all(math.isclose(value, given, rel_tol=SAME_PRIOR) for value in values)
-    if source == "optimizer" and not same:
-        raise ArgumentError(
-            f"the prior_precision that the optimizer was made with, {sorted(set(values))}",
-            repr(given),
-            "leave prior_precision out: the precision in the state contains it",
-        )
-    return Prior(dict.fromkeys(found, given), "argument")
+    OPTIMIZERS[name] = Kind(adapter, squares=squares, decoupled=decoupled)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from engram.core.dtypes import wide
-from engram.core.errors import PosteriorError
 from engram.core.memory import available_bytes
 from engram.core.parameters import Layout, Named, trainable
 from engram.core.progress import Pace
@@ -24,6 +23,7 @@ from engram.curvature.kinds import ggn_roots
 from engram.curvature.moments import OuterMoments, SquareMoments
 from engram.curvature.operators import Hessian
 from engram.engine.session import Observed, Session
+from engram.errors import PosteriorError
 from engram.linalg.block import Block
 from engram.linalg.dense import DenseBlock
 from engram.linalg.diagonal import DiagonalBlock

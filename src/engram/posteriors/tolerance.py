@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from engram.core.arguments import is_auto, is_number, shown
-from engram.core.errors import ArgumentError
 from engram.core.parameters import trainable
+from engram.errors import ArgumentError
 from engram.linalg.block import Block
 
 # Relative errors that are allowed in single precision. At 0.03 scores change by 0.2 to 2.2 %, less

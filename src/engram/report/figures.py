@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from engram.core.errors import DataError
+from engram.errors import DataError
 from engram.evidence.correlation import Agreement
 from engram.evidence.verification import Verification
 from engram.sensitivity.result import Result

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from engram.core.data.batches import Batches, Data
-from engram.core.errors import RunFolderError
 from engram.core.identity.description import Description
 from engram.core.identity.digests import joined, of_tensors
 from engram.core.identity.references import referred
 from engram.core.selection import spread
 from engram.engine.prepare import training_layers
+from engram.errors import RunFolderError
 from engram.retraining.prior import Prior
 from engram.retraining.recipes import Recipe
 from engram.retraining.selection import EXAMPLES_AT_ONCE, Task

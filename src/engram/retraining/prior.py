@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from engram.core.arguments import is_number, shown
-from engram.core.errors import ArgumentError
 from engram.core.parameters import Layout
+from engram.errors import ArgumentError
 from engram.posteriors.gaussian import check_prior_precision
 
 Prior = float | Mapping[str, float]

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from engram.core.arguments import AUTO, is_auto, is_number, positive, shown, whole
 from engram.core.dtypes import wide
-from engram.core.errors import ArgumentError
 from engram.core.selection import spread
+from engram.errors import ArgumentError
 from engram.linalg.lbfgs import IDENTITY, Base, LBFGSMemory
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace_torch import as_posterior

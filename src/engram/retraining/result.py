@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from engram.core.arguments import whole
 from engram.core.data.batches import Batches, Data
-from engram.core.errors import ArgumentError
 from engram.core.parameters import Named, check_module, uncompiled
 from engram.core.printable import printable
 from engram.core.storage.kinds import (
@@ -25,6 +24,7 @@ from engram.core.storage.kinds import (
     positions,
     stored,
 )
+from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
 from engram.retraining.identity import Identity
 from engram.retraining.run_folder import Part, RunFolder

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from engram.core.arguments import MANY, seed_number, whole
 from engram.core.data.batches import Batch, Batches, Data
-from engram.core.errors import ArgumentError, NonFiniteError
 from engram.core.parameters import check_module, trainable, uncompiled
 from engram.core.progress import Bar
 from engram.core.state.model import device_of, locked, state_preserved
 from engram.core.state.process import kept_surroundings
 from engram.engine.refusals import named_failures
+from engram.errors import ArgumentError, NonFiniteError
 from engram.likelihoods import Likelihood, resolve
 from engram.problem import Opener
 from engram.retraining.identity import Identity, identify, is_steady

@@ -22,7 +22,6 @@ from typing import Any
 from torch import Tensor
 
 from engram.core.arguments import path_of, shown
-from engram.core.errors import ArgumentError, FormatError, RunFolderError, StorageError
 from engram.core.identity.digests import joined, of_tensors
 from engram.core.progress import Bar
 from engram.core.storage.files import (
@@ -34,6 +33,7 @@ from engram.core.storage.files import (
 )
 from engram.core.storage.folder import read_folder, write_folder
 from engram.core.storage.values import objects, taken_apart
+from engram.errors import ArgumentError, FormatError, RunFolderError, StorageError
 
 FORMAT = 2  # version of the manifest's layout; a folder of another one is refused
 # Waiting for other processes: longer is safer for slow copies, and hides a dead process for longer

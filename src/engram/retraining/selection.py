@@ -11,8 +11,8 @@ from torch import Tensor
 
 from engram.core.arguments import shown, whole
 from engram.core.data.batches import Batches, Data
-from engram.core.errors import ArgumentError
 from engram.core.selection import check_indices
+from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
 from engram.sensitivity.groups import class_numbers
 

@@ -18,12 +18,12 @@ from torch.func import functional_call, vmap
 from engram.core.data.batches import Batch, Batches, Data, as_outputs, check_output_rows
 from engram.core.data.inputs import handed, mapped, tensors_of
 from engram.core.dtypes import wide, widest
-from engram.core.errors import EngineError, NonFiniteError
 from engram.core.memory import available_bytes
 from engram.core.parameters import Layout, Named, check_finite_weights, check_one_type, trainable
 from engram.core.state.model import device_of
 from engram.core.state.process import plain_attention
 from engram.engine.refusals import named_failures
+from engram.errors import EngineError, NonFiniteError
 from engram.likelihoods import Likelihood
 from engram.retraining.prior import Prior, prior_entries
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from engram.core.data.batches import Data
-from engram.core.errors import ArgumentError, ModelMismatchError, TrainingError
 from engram.core.identity.digests import bytes_of
+from engram.errors import ArgumentError, ModelMismatchError, TrainingError
 from engram.retraining.identity import sample_fingerprint
 
 

@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader, Subset
 
 from engram.core.data.batches import Batch, Batches, Data, call
 from engram.core.data.inputs import mapped
-from engram.core.errors import NonFiniteError, TrainingError
 from engram.core.state.model import device_of, state_preserved
 from engram.core.state.process import kept_surroundings
 from engram.engine.refusals import named_failures
+from engram.errors import NonFiniteError, TrainingError
 from engram.problem import Opener
 from engram.retraining.recipes import Recipe, Report, Trained
 from engram.retraining.run_folder import Part

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from engram.core.errors import LikelihoodError, ModelMismatchError
+from engram.errors import LikelihoodError, ModelMismatchError
 from engram.likelihoods import Likelihood, resolve
 from engram.likelihoods.remembered import Remembered
 from engram.posteriors.gaussian import SAME_PRIOR, Posterior

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from engram.core.data.batches import Batch
 from engram.core.data.columns import Columns
-from engram.core.errors import NonFiniteError
 from engram.core.parameters import Named, trainable
 from engram.core.state.model import outputs_at
 from engram.engine.gradient_accumulator import DiscardGradients
 from engram.engine.session import Observed, Session
+from engram.errors import NonFiniteError
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.estimators.base import Setting
 from engram.sensitivity.estimators.paper import paper

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from engram.core.arguments import AUTO, is_auto, one_of
 from engram.core.data.batches import Batches, Data
-from engram.core.errors import ArgumentError, TargetError
 from engram.core.memory import backing_off
 from engram.core.parameters import Named
 from engram.core.selection import check_group
+from engram.errors import ArgumentError, TargetError
 from engram.posteriors.gaussian import Posterior
 from engram.problem import Problem, opened_problem
 from engram.sensitivity.effects import Effect, effect, paper_effect

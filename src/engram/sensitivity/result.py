@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from engram.core.arguments import one_of, path_of, whole
-from engram.core.errors import ArgumentError, ModelMismatchError
 from engram.core.printable import printable
 from engram.core.storage.kinds import (
     Kind,
@@ -25,6 +24,7 @@ from engram.core.storage.kinds import (
     positions,
     stored,
 )
+from engram.errors import ArgumentError, ModelMismatchError
 from engram.likelihoods import Likelihood
 from engram.sensitivity.basis import Basis
 from engram.sensitivity.diagnostics import Diagnostics

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from engram.core.arguments import whole
-from engram.core.errors import ArgumentError, DataError
 from engram.core.processes import Processes
 from engram.core.storage.values import objects, typed, wrong
+from engram.errors import ArgumentError, DataError
 from engram.tracking.held_out_twin import HeldOutTwin
 from engram.tracking.history import Record
 from engram.tracking.training_steps import Training, TrainingStep

@@ -23,14 +23,14 @@ from torch.optim import LBFGS, Optimizer
 
 from engram.core.data.batches import Batches, as_outputs
 from engram.core.data.inputs import handed
-from engram.core.errors import DataError, PosteriorError
 from engram.core.parameters import Named
 from engram.core.state.model import own_forward, state_kept
 from engram.core.storage.values import objects, typed, wrong
 from engram.engine.streaming.step import StepRecorder
+from engram.errors import DataError, PosteriorError
 from engram.likelihoods import Likelihood
 from engram.optimizers.base import BayesianOptimizer
-from engram.posteriors.optimizer_state import unwrapped
+from engram.posteriors.posterior_of import unwrapped
 from engram.tracking.validation import BATCH_SIZE, losses_of
 
 TWIN = "a saved twin"

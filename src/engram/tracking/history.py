@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from engram.core.arguments import whole
-from engram.core.errors import ArgumentError, DataError, FormatError
 from engram.core.storage.kinds import Kind, stored
 from engram.core.storage.values import init_fields, objects, typed, wrong
+from engram.errors import ArgumentError, DataError, FormatError
 from engram.sensitivity.result import Result
 from engram.tracking.scores import ScoreRows
 

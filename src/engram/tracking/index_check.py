@@ -18,11 +18,11 @@ from torch.utils.data import Dataset
 
 from engram.core.data.batches import Batches, Data
 from engram.core.data.inputs import mapped
-from engram.core.errors import ArgumentError, DataError
 from engram.core.selection import check_indices
 from engram.core.state.process import random_states, restored
 from engram.engine.interception import tensors
 from engram.engine.streaming.step import StepRecorder
+from engram.errors import ArgumentError, DataError
 
 Indices = Tensor | Sequence[int] | None
 

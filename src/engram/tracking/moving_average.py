@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from engram.core.arguments import is_number, shown
 from engram.core.data.batches import Data
-from engram.core.errors import ArgumentError, DataError, ModelMismatchError
 from engram.core.parameters import trainable
 from engram.core.storage.values import objects, typed, wrong
 from engram.curvature.kfac import KroneckerFactors
 from engram.curvature.kinds import Curvature
 from engram.curvature.moments import SquareMoments
 from engram.engine.session import session
+from engram.errors import ArgumentError, DataError, ModelMismatchError
 from engram.likelihoods import Likelihood
 from engram.linalg.gram import GramSum
 from engram.posteriors.gaussian import Posterior, check_prior_precision

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from engram.core.arguments import AUTO, MANY, is_auto, whole
 from engram.core.data.batches import Batch, Data
 from engram.core.data.columns import Columns
-from engram.core.errors import ArgumentError
 from engram.core.memory import GRADIENT_BYTES
 from engram.core.parameters import Layout, Named, trainable
 from engram.core.state.model import device_of
 from engram.engine.session import Session, session
+from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.estimators.base import displaced

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engram.core.errors import DataError, StorageError
 from engram.core.processes import Processes
 from engram.core.storage.kinds import Kind, stored
+from engram.errors import DataError, StorageError
 from engram.tracking.held_out import HeldOut
 from engram.tracking.history import History
 from engram.tracking.sources import Source

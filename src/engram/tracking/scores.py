@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from engram.core.arguments import path_of
-from engram.core.errors import DataError, StorageError
 from engram.core.storage.files import reason_of, replacing
+from engram.errors import DataError, StorageError
 
 MEMORY_BYTES = 16 * 2**20  # of rows that are held in memory; beyond, all go to a file
 FILE = "scores.f32"  # single-precision numbers, row after row

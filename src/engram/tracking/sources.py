@@ -13,19 +13,19 @@ from torch.optim import Optimizer
 
 from engram.core.arguments import AUTO, is_auto, one_of, whole
 from engram.core.data.batches import Data
-from engram.core.errors import (
+from engram.core.parameters import trainable
+from engram.errors import (
     ArgumentError,
     DataError,
     ModelMismatchError,
     NonFiniteError,
     PosteriorError,
 )
-from engram.core.parameters import trainable
 from engram.likelihoods import Likelihood
 from engram.optimizers.ivon import at_mean
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.laplace import laplace
-from engram.posteriors.optimizer_state import (
+from engram.posteriors.posterior_of import (
     Wanted,
     check_second_moment,
     posterior_of,

@@ -16,13 +16,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engram.core.arguments import AUTO
-from engram.core.errors import (
-    ArgumentError,
-    DataError,
-    ModelMismatchError,
-    NonFiniteError,
-    PosteriorError,
-)
 from engram.core.parameters import trainable
 from engram.core.processes import Processes
 from engram.core.state.model import state_preserved
@@ -30,9 +23,16 @@ from engram.core.storage.values import objects, read_fields, typed, wrong
 from engram.engine.prepare import Engine, prepare
 from engram.engine.session import keep_freed_memory
 from engram.engine.streaming.tape import Tape
+from engram.errors import (
+    ArgumentError,
+    DataError,
+    ModelMismatchError,
+    NonFiniteError,
+    PosteriorError,
+)
 from engram.optimizers.base import BayesianOptimizer
 from engram.optimizers.ivon import at_mean
-from engram.posteriors.optimizer_state import unwrapped
+from engram.posteriors.posterior_of import unwrapped
 from engram.sensitivity.estimators.base import displaced
 from engram.tracking.history import Record
 from engram.tracking.sources import Source, training_lost

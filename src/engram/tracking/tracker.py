@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 
 from engram.core.arguments import AUTO, path_of, whole
 from engram.core.data.batches import Batches, Data
-from engram.core.errors import NonFiniteError, PosteriorError
 from engram.core.parameters import check_module, uncompiled
 from engram.core.processes import Processes
+from engram.errors import NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood, resolve
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.estimators import check_estimator

@@ -20,10 +20,10 @@ from torch.optim import Optimizer
 from engram.core.arguments import positive
 from engram.core.data.batches import Batches
 from engram.core.dtypes import SMALLEST_DIVISOR, wide
-from engram.core.errors import ArgumentError, EngineError, LikelihoodError
 from engram.core.state.process import end_suspended, of_the_thread, random_states, restored
 from engram.engine.streaming.step import StepRecorder
 from engram.engine.streaming.tape import Tape
+from engram.errors import ArgumentError, EngineError, LikelihoodError
 from engram.likelihoods import Likelihood
 from engram.tracking.index_check import IndexCheck, Indices, check_batch_indices, check_length
 

@@ -22,7 +22,6 @@ from torch.optim import Optimizer
 
 from engram.core.arguments import AUTO, one_of, shown
 from engram.core.data.batches import Data
-from engram.core.errors import ArgumentError, NonFiniteError, TrainingError
 from engram.core.memory import backing_off
 from engram.core.parameters import check_module, trainable
 from engram.core.progress import progress_over
@@ -30,10 +29,11 @@ from engram.core.state.process import kept_surroundings
 from engram.core.storage.kinds import Kind, check_that, stored
 from engram.core.storage.values import objects, typed
 from engram.engine.session import Session
+from engram.errors import ArgumentError, NonFiniteError, TrainingError
 from engram.likelihoods import Likelihood, resolve
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.laplace import fitted
-from engram.posteriors.optimizer_state import posterior_of
+from engram.posteriors.posterior_of import posterior_of
 from engram.posteriors.structures import STRUCTURES
 from engram.problem import Opener, Problem
 from engram.retraining.identity import is_steady

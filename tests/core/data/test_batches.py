@@ -9,7 +9,7 @@ from torch.utils.data import BatchSampler, DataLoader, TensorDataset, default_co
 import engram
 from cases import MLP
 from engram.core.data.batches import Batches
-from engram.core.errors import DataError, EngramError
+from engram.errors import DataError, EngramError
 from fitted import posterior
 from hostile_data import (
     Augmented,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engram.core.data.columns import Columns, finite
-from engram.core.errors import DataError, NonFiniteError
+from engram.errors import DataError, NonFiniteError
 
 
 def test_batches_follow_each_other():

@@ -239,7 +239,7 @@ def test_a_copy_is_not_taken_while_another_thread_looks():
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
     looking.wait()
-    with pytest.raises(engram.core.errors.EngramError):  # the function above does not train
+    with pytest.raises(engram.errors.EngramError):  # the function above does not train
         engram.retrain(model, (X, Y), [0], train=train, refits=2, progress=False)
     thread.join(60)
     assert done[:2] == ["looked", True]

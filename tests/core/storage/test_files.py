@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engram.core.errors import StorageError
 from engram.core.storage.files import LARGEST_JSON, read_bytes, replacing, write_text
+from engram.errors import StorageError
 from engram.report.pages import Page
 
 

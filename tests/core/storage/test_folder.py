@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from engram.core.errors import ArgumentError, StorageError
 from engram.core.storage import files
 from engram.core.storage.folder import read_folder, write_folder
 from engram.core.storage.values import taken_apart
+from engram.errors import ArgumentError, StorageError
 from saved_folders import files_of
 
 SOURCE = Path(__file__).parents[3] / "src"

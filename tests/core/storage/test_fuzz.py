@@ -33,9 +33,9 @@ from damage import (
     tensors_changed,
     written,
 )
-from engram.core.errors import EngramError
 from engram.core.identity.digests import of_tensors
 from engram.core.storage.values import taken_apart
+from engram.errors import EngramError
 from engram.retraining.run_folder import RunFolder
 from saved_folders import files_of
 

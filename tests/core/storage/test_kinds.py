@@ -11,7 +11,6 @@ import torch
 
 import engram
 import saved_things
-from engram.core.errors import ArgumentError, ModelMismatchError, StorageError
 from engram.core.storage.kinds import (
     KINDS,
     Column,
@@ -21,6 +20,7 @@ from engram.core.storage.kinds import (
     numbers,
     positions,
 )
+from engram.errors import ArgumentError, ModelMismatchError, StorageError
 from engram.likelihoods import from_loss
 from engram.likelihoods.remembered import Remembered
 from engram.tracking.history import History

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from engram.core.errors import EngineError
 from engram.engine.streaming.step import StepRecorder, hooked
+from engram.errors import EngineError
 
 X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
 

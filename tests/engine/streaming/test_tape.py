@@ -12,11 +12,11 @@ from torch.nn import functional
 
 import engram
 from engram.core.data.batches import Batches
-from engram.core.errors import EngineError
 from engram.core.state.model import state_preserved
 from engram.engine.prepare import prepare
 from engram.engine.streaming.step import StepRecorder
 from engram.engine.streaming.tape import Tape
+from engram.errors import EngineError
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(5, 8, generator=GENERATOR, dtype=torch.float64)

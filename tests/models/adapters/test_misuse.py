@@ -10,7 +10,7 @@ import torch
 from sklearn import linear_model
 
 import engram
-from engram.core.errors import ArgumentError, DataError, TargetError, UnsupportedModelError
+from engram.errors import ArgumentError, DataError, TargetError, UnsupportedModelError
 from tabular_data import CANCER, COUNTS, DIABETES, IRIS, WEIGHTS, X
 
 

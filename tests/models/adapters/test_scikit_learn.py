@@ -11,7 +11,7 @@ from sklearn.preprocessing import StandardScaler
 
 import engram
 from engram import models
-from engram.core.errors import ArgumentError, DataError
+from engram.errors import ArgumentError, DataError
 from tabular_data import CANCER, DIABETES, IRIS, WEIGHTS
 
 NAMED = (CANCER[0], np.where(CANCER[1] == 1, "benign", "malignant"))

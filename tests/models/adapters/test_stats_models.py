@@ -8,7 +8,7 @@ from sklearn import linear_model
 
 import engram
 from engram import models
-from engram.core.errors import DesignError
+from engram.errors import DesignError
 from tabular_data import CANCER, COUNTS, HITS, IRIS, TRIALS, WEIGHTS, X
 
 RESULTS = {

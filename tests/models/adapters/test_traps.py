@@ -10,7 +10,7 @@ import torch
 from sklearn import linear_model
 
 import engram
-from engram.core.errors import DataError, UnsupportedModelError
+from engram.errors import DataError, UnsupportedModelError
 from engram.models import fit_glm, fit_linear, read, sensitivities_of
 
 RANDOM = np.random.default_rng(0)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from engram.core.errors import ArgumentError, DataError
+from engram.errors import ArgumentError, DataError
 from engram.models.gaussian_process import (
     NewPoints,
     exact_gaussian_process,

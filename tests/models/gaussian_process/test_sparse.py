@@ -17,7 +17,7 @@ from gpytorch.variational import (
     MeanFieldVariationalDistribution,
 )
 
-from engram.core.errors import (
+from engram.errors import (
     PosteriorError,
 )
 from engram.models.gaussian_process import (

@@ -14,7 +14,7 @@ from gpytorch.variational import (
     LMCVariationalStrategy,
 )
 
-from engram.core.errors import (
+from engram.errors import (
     ArgumentError,
     DataError,
     LikelihoodError,

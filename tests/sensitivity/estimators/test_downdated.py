@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 import engram
-from engram.core.errors import ArgumentError
+from engram.errors import ArgumentError
 from engram.likelihoods import Gaussian
 from engram.posteriors.downdating import downdated
 

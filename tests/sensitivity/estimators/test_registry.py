@@ -3,7 +3,7 @@
 import pytest
 
 from cases import MLP
-from engram.core.errors import ArgumentError
+from engram.errors import ArgumentError
 from engram.sensitivity.estimators import ESTIMATORS, FROM_VARIANCE, default_estimator
 from fitted import posterior, sensitivities
 

@@ -33,8 +33,8 @@ from engram.core.data.inputs import (
     plain,
     tensors_of,
 )
-from engram.core.errors import DataError, EngineError, brief
 from engram.core.selection import spread
+from engram.errors import DataError, EngineError, brief
 
 
 @dataclass(frozen=True)

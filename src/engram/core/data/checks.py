@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from engram.core.data.inputs import length_of, tensors_of
-from engram.core.errors import DataError
 from engram.core.selection import spread
+from engram.errors import DataError
 
 if TYPE_CHECKING:
     from engram.core.data.batches import Batch

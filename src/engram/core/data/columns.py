@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from engram.core.errors import DataError, NonFiniteError
 from engram.core.memory import check_room
+from engram.errors import DataError, NonFiniteError
 
 HALVES = (torch.bfloat16, torch.float16)  # too coarse for losses, and unknown to pandas
 

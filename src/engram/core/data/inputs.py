@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import SequenceKey, tree_flatten_with_path, tree_leaves, tree_map_only
 
-from engram.core.errors import DataError, brief
+from engram.errors import DataError, brief
 
 Data = Any  #: whatever a user calls data; :class:`engram.core.data.batches.Batches` reads it
 Inputs = Any  #: a tuple of positional arguments or a dict of named ones

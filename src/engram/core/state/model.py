@@ -20,7 +20,7 @@ from torch.func import functional_call
 from engram.core.data.batches import Batch, as_outputs
 from engram.core.data.inputs import handed
 from engram.core.parameters import Named, uncompiled
-from engram.core.state.modules import Buffers, Modes
+from engram.core.state.modes_and_buffers import Buffers, Modes
 from engram.core.state.process import of_the_thread, random_states, restored, stacks
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engram.core.arguments import path_of
-from engram.core.errors import StorageError
+from engram.errors import StorageError
 
 LARGEST_JSON = 2**28  # bytes of a description in JSON; more is damage, and is not read into memory
 PART = ".part"  # ending of what is not in its place yet

@@ -21,7 +21,6 @@ from typing import Any
 from torch import Tensor
 
 from engram.core.arguments import path_of, shown
-from engram.core.errors import FormatError, StorageError
 from engram.core.storage.files import (
     check_free,
     digest_of,
@@ -33,6 +32,7 @@ from engram.core.storage.files import (
     write_text,
 )
 from engram.core.storage.values import put_together, taken_apart
+from engram.errors import FormatError, StorageError
 
 KEYS = ("engram", "format", "tensors", "content", "sha256")  # of every description
 NAME = r"{kind}-[0-9a-f]{{16}}\.safetensors"  # of files of tensors; others are the user's own

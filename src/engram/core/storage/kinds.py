@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from engram.core.arguments import path_of, usable_device
-from engram.core.errors import ArgumentError, StorageError
 from engram.core.storage.files import reason_of
 from engram.core.storage.folder import read_folder, write_folder
 from engram.core.storage.values import READERS, Reader, as_read, init_fields, read_fields
+from engram.errors import ArgumentError, StorageError
 
 T = TypeVar("T")
 KINDS: dict[str, Kind[Any]] = {}  # by name; a kind is here once its module is imported

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.core.errors import EngramError, StorageError
+from engram.errors import EngramError, StorageError
 
 TENSOR, FLOAT = "tensor", "float"  # keys of objects that stand for what JSON has not
 UNUSUAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -191,7 +191,7 @@ def typed(kind: Any, value: Any, where: str) -> Any:
         (1.0, 2.5)
         >>> typed(int, "3", "seed")
         Traceback (most recent call last):
-        engram.core.errors.StorageError: expected a whole number in seed; got '3'. What to do: ...
+        engram.errors.StorageError: expected a whole number in seed; got '3'. What to do: ...
     """
     if kind is Any or kind is object:
         return value

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from engram.core.data.batches import as_outputs, logits_of
-from engram.core.errors import EngineError, brief
 from engram.core.state.model import state_kept
 from engram.core.state.process import RandomState, end_suspended
 from engram.engine.passes import trace
 from engram.engine.refusals import named_failures, pass_on
 from engram.engine.streaming.tape import UPDATE, Tape
+from engram.errors import EngineError, brief
 from engram.linalg.precision import Precision
 
 # where a module keeps its forward hooks

@@ -23,8 +23,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
-from engram.core.errors import EngineError
-from engram.core.state.modules import Buffers
+from engram.core.state.modes_and_buffers import Buffers
 from engram.core.state.process import RandomState
 from engram.engine.gradient_accumulator import DiscardGradients
 from engram.engine.interception import FunctionMode, tensors
@@ -35,6 +34,7 @@ from engram.engine.rules import RULES, bind
 from engram.engine.rules.base import Call, Function
 from engram.engine.self_check import ROUNDING
 from engram.engine.sites import Site
+from engram.errors import EngineError
 from engram.linalg.precision import Precision
 
 UPDATE = "use tracker.update() at chosen times instead: it looks at the model in eval mode"

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.core.errors import DataError, TargetError, UnsupportedModelError
+from engram.errors import DataError, TargetError, UnsupportedModelError
 from engram.likelihoods import (
     Bernoulli,
     Categorical,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.core.errors import DataError, UnsupportedModelError
+from engram.errors import DataError, UnsupportedModelError
 from engram.likelihoods import (
     Bernoulli,
     Categorical,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.core.errors import DataError, NonFiniteError, PosteriorError
+from engram.errors import DataError, NonFiniteError, PosteriorError
 from engram.models.numbers import as_numbers
 
 

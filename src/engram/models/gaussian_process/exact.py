@@ -20,8 +20,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from engram.core.errors import ArgumentError, DataError, NonFiniteError, PosteriorError
 from engram.core.selection import check_group
+from engram.errors import ArgumentError, DataError, NonFiniteError, PosteriorError
 from engram.likelihoods.gaussian import ExpectedGaussian, noise_variances
 from engram.models.diagnosis import Convergence
 from engram.models.gaussian_process.covariance import checked_covariance

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.core.errors import LikelihoodError, ModelMismatchError, PosteriorError
 from engram.core.optional import require
+from engram.errors import LikelihoodError, ModelMismatchError, PosteriorError
 from engram.likelihoods import (
     Bernoulli,
     ExpectedCategorical,

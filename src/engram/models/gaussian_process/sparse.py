@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from engram.core.arguments import whole
-from engram.core.errors import DataError, NonFiniteError
 from engram.core.progress import progress_over
+from engram.errors import DataError, NonFiniteError
 from engram.models.gaussian_process.from_gpytorch import (
     Inducing,
     as_expected_loss,

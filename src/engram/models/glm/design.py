@@ -16,7 +16,7 @@ from scipy.linalg import qr, solve_triangular
 from torch import Tensor
 
 from engram.core.arguments import truth
-from engram.core.errors import ArgumentError, DataError, DesignError, NonFiniteError
+from engram.errors import ArgumentError, DataError, DesignError, NonFiniteError
 from engram.models.glm.frames import (
     check_names,
     check_rows,

@@ -14,18 +14,18 @@ from torch import Tensor
 
 from engram.core import equation
 from engram.core.arguments import one_of, positive
-from engram.core.errors import PosteriorError
 from engram.core.parameters import Layout
 from engram.core.selection import check_group
 from engram.curvature.kinds import Curvature
+from engram.errors import PosteriorError
 from engram.likelihoods import Likelihood
 from engram.likelihoods.weighted import Weighted
 from engram.linalg.dense import DenseBlock
 from engram.models.glm.design import as_column, check_rank, count_of
 from engram.models.glm.factor import Factor
 from engram.models.glm.frames import check_rows
-from engram.models.glm.leaving_out import minimise_again, objective_without
 from engram.models.glm.newton import Minimum, Objective
+from engram.models.glm.reduced_objective import minimise_again, objective_without
 from engram.models.glm.separation import check_separation, check_separation_elsewhere
 from engram.posteriors.gaussian import Posterior
 

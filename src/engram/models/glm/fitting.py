@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from engram.core.arguments import truth
-from engram.core.errors import ArgumentError, PosteriorError, TargetError
+from engram.errors import ArgumentError, PosteriorError, TargetError
 from engram.likelihoods import ELEMENTWISE, Categorical, ElementwiseLikelihood, Gaussian, Link
 from engram.models.glm.design import as_column, check_rank, count_of, read_design
 from engram.models.glm.fit import Fit, fit_at

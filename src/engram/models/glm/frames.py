@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engram.core.errors import DataError
+from engram.errors import DataError
 
 MENTIONED = 8  # names of columns in a message: enough to know the table by
 

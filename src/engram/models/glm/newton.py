@@ -16,7 +16,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from engram.core.errors import PosteriorError
+from engram.errors import PosteriorError
 from engram.likelihoods import Likelihood
 from engram.models.glm.design import Design, check_rank
 from engram.models.glm.factor import Factor, factorise

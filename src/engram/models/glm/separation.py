@@ -12,7 +12,7 @@ import torch
 from scipy.optimize import linprog
 from torch import Tensor
 
-from engram.core.errors import SeparationError
+from engram.errors import SeparationError
 from engram.models.glm.newton import Objective
 
 # when a fit is looked at; a look is a linear programme, which costs more than the fit

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engram.core.errors import ArgumentError, PosteriorError
+from engram.errors import ArgumentError, PosteriorError
 from engram.models.glm.fit import SMALLEST_FREEDOM, Fit
 
 if TYPE_CHECKING:

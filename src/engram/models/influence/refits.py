@@ -37,11 +37,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engram.core.errors import DesignError, SeparationError
 from engram.core.progress import progress_over
+from engram.errors import DesignError, SeparationError
 from engram.models.glm.fit import Fit
-from engram.models.glm.leaving_out import objective_without
 from engram.models.glm.newton import minimise
+from engram.models.glm.reduced_objective import objective_without
 from engram.sensitivity.estimators.base import Estimate
 
 # the look for examples that a second step would move: time against what may be missed

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from engram.core.arguments import one_of
-from engram.core.errors import DataError, PosteriorError
 from engram.core.selection import check_group
+from engram.errors import DataError, PosteriorError
 from engram.likelihoods.weighted import Weighted
 from engram.models.glm.design import Design, check_rank
 from engram.models.glm.factor import curvature

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from engram.core import equation
 from engram.core.arguments import is_number
-from engram.core.errors import ArgumentError, PosteriorError
 from engram.core.selection import check_group
+from engram.errors import ArgumentError, PosteriorError
 from engram.likelihoods import ExpectedLoss
 from engram.models.diagnosis import Convergence
 from engram.models.latent.marginals import (

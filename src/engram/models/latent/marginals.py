@@ -37,7 +37,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.core.errors import ArgumentError
+from engram.errors import ArgumentError
 from engram.likelihoods import ExpectedLoss
 from engram.models.diagnosis import Convergence, diagnose, finished
 from engram.sensitivity.basis import Basis

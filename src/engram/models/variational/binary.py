@@ -22,8 +22,8 @@ from torch import Tensor
 
 from engram.core import equation
 from engram.core.arguments import one_of
-from engram.core.errors import ArgumentError, NonFiniteError
 from engram.core.selection import check_group
+from engram.errors import ArgumentError, NonFiniteError
 from engram.likelihoods import ExpectedLoss, Likelihood, expected_loss
 from engram.models.diagnosis import Convergence, diagnose, finished
 from engram.models.numbers import checked_inputs

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from engram.core.arguments import one_of
-from engram.core.errors import ArgumentError
+from engram.errors import ArgumentError
 from engram.likelihoods import ExpectedLoss
 from engram.likelihoods.sampled import check_samples
 

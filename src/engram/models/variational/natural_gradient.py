@@ -7,8 +7,8 @@ import warnings
 from typing import Protocol, TypeVar
 
 from engram.core.arguments import is_number, shown, whole
-from engram.core.errors import ArgumentError, PosteriorError
 from engram.core.progress import Bar
+from engram.errors import ArgumentError, PosteriorError
 
 # the step size rho
 SMALLEST_STEP = 2.0**-20  # below, the objective is too rough for steps: the fit ends with a warning

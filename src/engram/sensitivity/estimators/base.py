@@ -15,9 +15,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engram.core.errors import ArgumentError
 from engram.engine.gradient_accumulator import GradientSink
 from engram.engine.session import Session
+from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.variance import KnownVariance, Products

@@ -7,7 +7,7 @@ import torch
 
 import engram
 from drawn_responses import BINARY, COUNTS, X, Y
-from engram.core.errors import PosteriorError
+from engram.errors import PosteriorError
 from engram.models import (
     fit_glm,
     fit_linear,

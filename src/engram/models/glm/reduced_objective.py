@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from engram.core.errors import PosteriorError
+from engram.errors import PosteriorError
 from engram.models.glm.newton import Minimum, Objective, minimise
 from engram.models.glm.separation import check_one_class, check_separation
 

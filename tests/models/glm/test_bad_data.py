@@ -6,7 +6,7 @@ import torch
 
 from drawn_responses import BINARY, COUNTS, X, Y
 from engram import likelihoods
-from engram.core.errors import (
+from engram.errors import (
     ArgumentError,
     DataError,
     NonFiniteError,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engram.core.errors import ArgumentError, DataError
+from engram.errors import ArgumentError, DataError
 from engram.families import GaussianMixture, VariationalGaussianMixture
 from engram.models.variational.binary import fit_binary_linear
 from engram.models.variational.linear import fit_variational_linear

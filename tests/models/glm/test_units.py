@@ -6,7 +6,7 @@ import torch
 from sklearn.linear_model import LogisticRegression, PoissonRegressor
 
 import engram
-from engram.core.errors import ArgumentError, DataError, EngramError, TargetError
+from engram.errors import ArgumentError, DataError, EngramError, TargetError
 from engram.models import fit_glm, fit_linear, fit_multinomial, sensitivities_of
 
 RANDOM = np.random.default_rng(5)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from engram.core.errors import EngramError
+from engram.errors import EngramError
 from engram.models import fit_glm, fit_linear, sensitivities_of
 from engram.models.gaussian_process import exact_gaussian_process
 from engram.models.variational.linear import fit_variational_linear

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from engram.core.arguments import MANY, is_number, whole
-from engram.core.errors import ArgumentError
 from engram.engine.gradient_accumulator import DiscardGradients
+from engram.errors import ArgumentError
 from engram.likelihoods.weighted import Weighted
 from engram.models.glm.fit import Fit
 from engram.models.influence.refits import Settled, settle

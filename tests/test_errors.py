@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
-from engram.core import errors
-from engram.core.errors import EngramError, MemoryLimitError
+from engram import errors
+from engram.errors import EngramError, MemoryLimitError
 
 KINDS = [getattr(errors, name) for name in errors.__all__]
 

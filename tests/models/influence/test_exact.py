@@ -8,7 +8,7 @@ from sklearn.datasets import load_breast_cancer
 from sklearn.linear_model import LogisticRegression
 
 import engram
-from engram.core.errors import SeparationError
+from engram.errors import SeparationError
 from engram.models import fit_glm, fit_multinomial, read, remove_group, sensitivities_of
 from engram.models.influence import refits
 

@@ -8,7 +8,7 @@ from sklearn.preprocessing import StandardScaler
 
 import engram
 from drawn_responses import BINARY, X, Y
-from engram.core.errors import DataError
+from engram.errors import DataError
 from engram.models import fit_glm, fit_linear, fit_multinomial, read, remove_group
 
 LABELS = [f"row{number}" for number in range(40)]

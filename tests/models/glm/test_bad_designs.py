@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from drawn_responses import BINARY, COUNTS, RANDOM, X, Y
-from engram.core.errors import (
+from engram.errors import (
     ArgumentError,
     DataError,
     DesignError,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import engram
-from engram.core.errors import (
+from engram.errors import (
     ArgumentError,
     DataError,
     LikelihoodError,

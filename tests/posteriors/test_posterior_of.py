@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import engram
-from engram.core.errors import ArgumentError, ModelMismatchError, PosteriorError
+from engram.errors import ArgumentError, ModelMismatchError, PosteriorError
 
 NUM_DATA, DECAY, STEPS = 20, 0.05, 3
 Averaged = Callable[[list[Tensor]], Tensor]
