@@ -68,7 +68,16 @@ def tune(net: Net) -> Callable[[], object]:
     return lambda: engram.tune(model, data, train, [1.0, 2.0, 4.0], progress=False)
 
 
-@pytest.mark.parametrize("call", [refine, verify, tune])
+def updates(net: Net) -> Callable[[], object]:
+    model, data = net
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracker = engram.Tracker(
+        model, optimizer, data, posterior="kronecker", prior_precision=DELTA, samples=2
+    )
+    return lambda: [tracker.update() for _ in range(2)]
+
+
+@pytest.mark.parametrize("call", [refine, verify, tune, updates])
 def test_calls_inside_a_call_plan_once(
     call: Callable[[Net], Callable[[], object]], net: Net, plans: list[nn.Module]
 ) -> None:

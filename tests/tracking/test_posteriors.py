@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 import engram
 from engram.errors import ArgumentError
+from engram.likelihoods import Categorical
+from engram.problem import Opener
 from engram.tracking.moving_average import MovingAverageCurvature
 from engram.tracking.sampling import weights
 from streamed import NUM_DATA, backward, build, data
@@ -37,7 +39,7 @@ def test_a_diagonal_is_averaged_with_its_bias_corrected() -> None:
     averaged = MovingAverageCurvature("diagonal", 0.9, DELTA)
     expected: list[Tensor] = []
     for number in range(1, 4):
-        posterior = averaged.update(model, data(), "categorical")
+        posterior = averaged.update(model, Opener(data(), Categorical()))
         fresh = [0.1 * c for c in curvatures("diagonal", model)]
         before = expected or [torch.zeros_like(f) for f in fresh]
         expected = [0.9 * e + f for e, f in zip(before, fresh, strict=True)]
@@ -64,10 +66,10 @@ def test_kronecker_factors_are_averaged_each_by_itself() -> None:
     model, _ = build()
     averaged = MovingAverageCurvature("kronecker", 0.5, DELTA)
     first = dense_factors(model)
-    averaged.update(model, data(), "categorical")
+    averaged.update(model, Opener(data(), Categorical()))
     trained(model, 5)
     second = dense_factors(model)
-    posterior = averaged.update(model, data(), "categorical")
+    posterior = averaged.update(model, Opener(data(), Categorical()))
     for block, before, after in zip(posterior.blocks, first, second, strict=True):
         columns, rows = ((0.25 * b + 0.5 * a) / 0.75 for b, a in zip(before, after, strict=True))
         expected = torch.kron(rows, columns) / NUM_DATA

@@ -14,7 +14,8 @@ from engram.core.processes import Processes
 from engram.engine.gradient_accumulator import GradientAccumulator
 from engram.engine.session import Session
 from engram.posteriors.gaussian import Posterior
-from engram.problem import Problem, opened_problem
+from engram.posteriors.laplace_torch import as_posterior
+from engram.problem import Opener, Problem
 from engram.sensitivity.basis import Basis
 from engram.sensitivity.diagnostics import Leverages, diagnose, sampled_leverages
 from engram.sensitivity.estimators import ESTIMATORS, check_estimator, chosen_estimator
@@ -23,7 +24,6 @@ from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import Result
 
 
-@backing_off
 def sensitivities(
     model: nn.Module,
     data: Data,
@@ -62,12 +62,44 @@ def sensitivities(
         >>> result.loo_nll > result.train_nll
         True
     """
+    posterior = as_posterior(posterior, model)
+    return sensitivities_again(
+        Opener(data, posterior.known_likelihood),
+        model,
+        posterior,
+        estimator=estimator,
+        rounds=rounds,
+        across_ranks=across_ranks,
+        batch_size=batch_size,
+        seed=seed,
+        progress=progress,
+    )
+
+
+@backing_off
+def sensitivities_again(
+    opener: Opener,
+    model: nn.Module,
+    posterior: Posterior,
+    *,
+    estimator: str = AUTO,
+    rounds: int = 3,
+    across_ranks: bool = False,
+    batch_size: int | str = AUTO,
+    seed: int = 0,
+    progress: bool = True,
+) -> Result:
+    """The same of a model that is asked again and again, as while it trains: planned once.
+
+    Args:
+        opener: of the model with its data.
+    """
     rounds = whole("number of rounds", rounds, 0, MANY, "use rounds=3")
     seed = seed_number(seed)
     check_estimator(estimator)
     peers = Processes.found(across_ranks)
-    with opened_problem(model, data, posterior, batch_size, progress) as problem:
-        return left_out(problem, estimator, rounds, seed, peers)
+    with opener.session(model, batch_size, progress) as opened:
+        return left_out(Problem(opened, posterior), estimator, rounds, seed, peers)
 
 
 def left_out(

@@ -15,19 +15,17 @@ from typing import Any
 from torch import Tensor, nn
 
 from engram.core.arguments import is_number, shown
-from engram.core.data.batches import Data
 from engram.core.parameters import trainable
 from engram.core.storage.values import objects, typed, wrong
 from engram.curvature.kfac import KroneckerFactors
 from engram.curvature.kinds import Curvature
 from engram.curvature.moments import SquareMoments
-from engram.engine.session import session
 from engram.errors import ArgumentError, DataError, ModelMismatchError
-from engram.likelihoods import Likelihood
 from engram.linalg.gram import GramSum
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.laplace import check_curved
 from engram.posteriors.structures import Fit, kronecker_blocks, kronecker_sums
+from engram.problem import Opener
 
 AVERAGED = ("diagonal", "kronecker")
 SQUARES, SUMS = ("rows", "columns"), ("column_sum", "counts")
@@ -44,9 +42,11 @@ class MovingAverageCurvature:
 
     Example:
         >>> import torch
+        >>> from engram.likelihoods import Gaussian
         >>> model, x = nn.Linear(2, 1, bias=False), torch.ones(4, 2)
         >>> averaged = MovingAverageCurvature("diagonal", 0.5, prior_precision=1.0)
-        >>> posterior = averaged.update(model, (x, torch.zeros(4, 1)), "gaussian")
+        >>> opener = Opener((x, torch.zeros(4, 1)), Gaussian())
+        >>> posterior = averaged.update(model, opener)
         >>> posterior.blocks[0].precision.flatten()
         tensor([5., 5.])
     """
@@ -67,12 +67,12 @@ class MovingAverageCurvature:
         self.updates = 0
         self.sums: dict[str, Tensor] = {}
 
-    def update(self, model: nn.Module, data: Data, likelihood: str | Likelihood) -> Posterior:
+    def update(self, model: nn.Module, opener: Opener) -> Posterior:
         """Add the present curvature to the average and return the posterior with it.
 
         Where the fit fails, nothing is counted.
         """
-        with session(model, data, likelihood, progress=False) as opened:
+        with opener.session(model, progress=False) as opened:
             fit = Fit(opened, self.prior_precision, self.curvature, self.updates)
             averages = _Averages(self.average, self.updates + 1, self.sums)
             if self.structure == "diagonal":

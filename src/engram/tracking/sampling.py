@@ -20,18 +20,18 @@ import torch
 from torch import Tensor, nn
 
 from engram.core.arguments import AUTO, MANY, is_auto, whole
-from engram.core.data.batches import Batch, Data
+from engram.core.data.batches import Batch
 from engram.core.data.columns import Columns
 from engram.core.memory import GRADIENT_BYTES
 from engram.core.parameters import Layout, Named, trainable
 from engram.core.state.model import device_of
-from engram.engine.session import Session, session
+from engram.engine.session import Session
 from engram.errors import ArgumentError
-from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
+from engram.problem import Opener
 from engram.sensitivity.estimators.base import displaced
 from engram.sensitivity.estimators.paper import linearised
-from engram.sensitivity.leave_one_out import sensitivities
+from engram.sensitivity.leave_one_out import sensitivities_again
 from engram.sensitivity.provenance import noted
 from engram.sensitivity.result import Result
 
@@ -93,10 +93,9 @@ class Sampling:
 
 
 def sampled_sensitivities(
+    opener: Opener,
     model: nn.Module,
-    data: Data,
     posterior: Posterior,
-    likelihood: Likelihood,
     sampling: Sampling,
     seed: int = 0,
     estimator: str = AUTO,
@@ -105,7 +104,8 @@ def sampled_sensitivities(
     """Outputs at the mean, and their deviation as an expectation over the posterior.
 
     Args:
-        model, data, posterior, likelihood: as for :func:`engram.sensitivities`.
+        opener: of the model with its data.
+        model, posterior: as for :func:`engram.sensitivities`.
         sampling: of what, and how many.
         seed: of the draws.
         estimator: as there; with the equation's form ``linear``, the default, or ``paper``.
@@ -113,16 +113,17 @@ def sampled_sensitivities(
     """
     rule = sampling.rule(estimator)
     settings |= {"seed": seed, "estimator": rule}
-    at_mean = sensitivities(model, data, posterior, **settings)
+    at_mean = sensitivities_again(opener, model, posterior, **settings)
     if not sampling.samples:
         return at_mean
     draws = Draws(posterior, sampling.samples, seed, device_of(model))
     flagged = at_mean.flagged
     if sampling.expectation == GRADIENT:
-        with session(model, data, likelihood, progress=False) as opened:
+        with opener.session(model, progress=False) as opened:
             deviation = _expected(opened, posterior, draws, PARTS[rule])
     else:
-        deviation, flagged = _averaged(model, data, draws, at_mean, settings)
+        deviation, flagged = _averaged(opener, model, draws, at_mean, settings)
+    likelihood = opener.likelihood
     prepared = likelihood.prepare(at_mean.outputs, at_mean.targets)
     moved = linearised if rule == "paper" else displaced
     change, loo_loss = moved(likelihood, at_mean.outputs, prepared, deviation)
@@ -154,8 +155,8 @@ class Draws:
 
 
 def _averaged(
+    opener: Opener,
     model: nn.Module,
-    data: Data,
     draws: Draws,
     at_mean: Result,
     settings: Mapping[str, Any],
@@ -165,7 +166,7 @@ def _averaged(
     for draw in draws:
         with weights(model, draw):
             there = replace(draws.posterior, mean=draw)
-            found = sensitivities(model, data, there, **settings)
+            found = sensitivities_again(opener, model, there, **settings)
         total += found.deviation / draws.samples
         flagged |= found.flagged
     return total, flagged

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engram.core.arguments import AUTO, is_auto, one_of, whole
-from engram.core.data.batches import Data
+from engram.core.memory import backing_off
 from engram.core.parameters import trainable
 from engram.errors import (
     ArgumentError,
@@ -21,10 +21,9 @@ from engram.errors import (
     NonFiniteError,
     PosteriorError,
 )
-from engram.likelihoods import Likelihood
 from engram.optimizers.ivon import at_mean
 from engram.posteriors.gaussian import Posterior, check_prior_precision
-from engram.posteriors.laplace import laplace
+from engram.posteriors.laplace import fitted
 from engram.posteriors.posterior_of import (
     Wanted,
     check_second_moment,
@@ -32,6 +31,7 @@ from engram.posteriors.posterior_of import (
     unwrapped,
 )
 from engram.posteriors.structures import STRUCTURES
+from engram.problem import Opener
 from engram.tracking.moving_average import MovingAverageCurvature
 
 EVERY_STEP_UNTIL, READ_EVERY = 20, 8  # streamed steps
@@ -139,13 +139,12 @@ class FromCurvature(Source):
     def __init__(
         self,
         model: nn.Module,
-        data: Data,
-        likelihood: Likelihood,
+        opener: Opener,
         structure: str,
         prior_precision: float,
         average: float | None,
     ) -> None:
-        self.model, self.data, self.likelihood = model, data, likelihood
+        self.model, self.opener = model, opener
         self.structure, self.prior_precision = structure, prior_precision
         self.averaged = (
             None if average is None else MovingAverageCurvature(structure, average, prior_precision)
@@ -155,15 +154,10 @@ class FromCurvature(Source):
 
     def posterior(self) -> Posterior:
         if self.averaged is not None:
-            self.present = self.averaged.update(self.model, self.data, self.likelihood)
+            self.present = self.averaged.update(self.model, self.opener)
         else:
-            self.present = laplace(
-                self.model,
-                self.data,
-                likelihood=self.likelihood,
-                structure=self.structure,
-                prior_precision=self.prior_precision,
-                progress=False,
+            self.present = _fitted_now(
+                self.opener, self.model, self.structure, self.prior_precision
             )
         return self.present
 
@@ -193,6 +187,18 @@ class FromCurvature(Source):
         if self.averaged is not None:
             self.averaged.load_state_dict(state)
         self.present, self.lost = None, False
+
+
+@backing_off
+def _fitted_now(
+    opener: Opener,
+    model: nn.Module,
+    structure: str,
+    prior_precision: float,
+    batch_size: int | str = AUTO,
+) -> Posterior:
+    with opener.session(model, batch_size, progress=False) as opened:
+        return fitted(opened, structure, prior_precision)
 
 
 def check_same_source(state: Mapping[str, Any], wanted: bool) -> None:
@@ -249,8 +255,7 @@ def source_of(
     wanted: SourceSettings,
     model: nn.Module,
     optimizer: Optimizer,
-    data: Data,
-    likelihood: Likelihood,
+    opener: Opener,
     num_data: int,
 ) -> Source:
     """The source that was asked for."""
@@ -264,7 +269,7 @@ def source_of(
     if wanted.kind == "optimizer":
         settings = {
             "num_data": num_data,
-            "likelihood": likelihood,
+            "likelihood": opener.likelihood,
             "prior_precision": wanted.prior_precision,
             "reduction": wanted.reduction,
             "training_batch_size": wanted.training_batch_size,
@@ -272,7 +277,7 @@ def source_of(
         }
         return FromOptimizer(model, optimizer, settings)
     delta = check_prior_precision(wanted.prior_precision)
-    return FromCurvature(model, data, likelihood, wanted.kind, delta, wanted.average)
+    return FromCurvature(model, opener, wanted.kind, delta, wanted.average)
 
 
 def watched(model: nn.Module, optimizer: Optimizer) -> Iterator[Tensor]:

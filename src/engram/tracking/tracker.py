@@ -19,6 +19,7 @@ from engram.core.processes import Processes
 from engram.errors import NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood, resolve
 from engram.posteriors.gaussian import Posterior
+from engram.problem import Opener
 from engram.sensitivity.estimators import check_estimator
 from engram.sensitivity.result import Result
 from engram.tracking.held_out import HeldOut, check_alone, check_given
@@ -112,7 +113,8 @@ class Tracker(Resumable):
         wanted = SourceSettings(
             posterior, prior_precision, average, reduction, training_batch_size, second_moment
         )
-        self.source = source_of(wanted, model, optimizer, data, self.likelihood, self.num_data)
+        self.opener = Opener(data, self.likelihood)
+        self.source = source_of(wanted, model, optimizer, self.opener, self.num_data)
         training = Training(model, optimizer, batches, self.likelihood)
         self.held_out: HeldOut | None = None
         if held_out is not None:
@@ -151,8 +153,8 @@ class Tracker(Resumable):
         sampling = self.sampling.drawing(samples)
         sampling.rule(chosen["estimator"])  # complain before the posterior is made
         try:
-            given = (self.model, self.data, self.posterior(), self.likelihood, sampling)
-            result = sampled_sensitivities(*given, **chosen)
+            posterior = self.posterior()
+            result = sampled_sensitivities(self.opener, self.model, posterior, sampling, **chosen)
         except (NonFiniteError, PosteriorError) as error:
             if not training_lost(error, self.model, self.optimizer):
                 raise
