@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
@@ -156,6 +157,7 @@ def main() -> None:
     now, late = edges(known)
     names = {folder(module) for module in known} - set(TOP)
     at = levels(names, now)
+    matplotlib.rcParams["svg.hashsalt"] = "engram"  # the same picture has the same bytes
     draw(at, now, late).savefig(TARGET, metadata={"Date": None})
     lines = sum(len(path.read_text().splitlines()) for path in known.values())
     single = single_importers(known)
