@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from engram.core.storage import folder as storage
+from engram.core.storage import json_folder as storage
 from engram.core.storage.files import digest_of
 
 Files = dict[str, bytes]

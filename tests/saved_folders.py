@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engram.core.storage import folder as storage
+from engram.core.storage import json_folder as storage
 from engram.core.storage.files import digest_of
 
 

@@ -9,7 +9,7 @@ from engram.errors import MissingExtraError
 
 
 def require(module: str, extra: str) -> Any:
-    """The module; MissingExtraError with the command that installs it.
+    """The module; MissingExtraError that says what to install.
 
     Args:
         module: dotted name, such as ``lightning.pytorch``.
@@ -25,5 +25,5 @@ def require(module: str, extra: str) -> Any:
         raise MissingExtraError(
             f"the library {module.partition('.')[0]!r}",
             f"{type(error).__name__}: {error}",
-            f"pip install 'engram[{extra}]'",
+            f"pip install it, in a version that engram's extra {extra!r} in pyproject.toml allows",
         ) from error

@@ -1,6 +1,7 @@
 """The structures of a Laplace posterior by name: one function each, from a fit to its blocks.
 
-A new structure is a function here and a line in ``STRUCTURES``.
+A new structure is a function here and a line in ``STRUCTURES``; which of them ``"auto"`` stands for
+is decided in :mod:`engram.posteriors.laplace`.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from engram.core.storage.files import (
     write_tensors,
     write_text,
 )
-from engram.core.storage.folder import read_folder, write_folder
+from engram.core.storage.json_folder import read_folder, write_folder
 from engram.core.storage.values import objects, taken_apart
 from engram.errors import ArgumentError, FormatError, RunFolderError, StorageError
 

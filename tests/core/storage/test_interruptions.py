@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from engram.core.storage import files
-from engram.core.storage import folder as storage
-from engram.core.storage.folder import read_folder, write_folder
+from engram.core.storage import json_folder as storage
+from engram.core.storage.json_folder import read_folder, write_folder
 
 SOURCE = Path(__file__).parents[3] / "src"
 SAVES = 30  # of each saver
@@ -102,7 +102,7 @@ def test_savers_and_readers_at_once(tmp_path: Path) -> None:
 
 SCRIPT = """
 import os, sys, torch
-from engram.core.storage.folder import write_folder
+from engram.core.storage.json_folder import write_folder
 torch.set_num_threads(1)
 for _ in sys.stdin:
     child = os.fork()

@@ -95,5 +95,5 @@ def test_without_the_library(inputs, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "gpytorch", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'engram\[gp\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install it.*extra 'gp'"):
         read_sparse(object(), "gaussian", (inputs, inputs[:, 0]))

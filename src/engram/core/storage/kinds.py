@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engram.core.arguments import path_of, usable_device
 from engram.core.storage.files import reason_of
-from engram.core.storage.folder import read_folder, write_folder
+from engram.core.storage.json_folder import read_folder, write_folder
 from engram.core.storage.values import READERS, Reader, as_read, init_fields, read_fields
 from engram.errors import ArgumentError, StorageError
 

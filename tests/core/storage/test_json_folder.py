@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from engram.core.storage import files
-from engram.core.storage.folder import read_folder, write_folder
+from engram.core.storage.json_folder import read_folder, write_folder
 from engram.core.storage.values import taken_apart
 from engram.errors import ArgumentError, StorageError
 from saved_folders import files_of
