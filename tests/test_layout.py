@@ -92,3 +92,16 @@ def test_tests_mirror_the_source() -> None:
         for folder in sorted(folders)
         if folder.parts and folder.parts[0] not in kept and not (SOURCE / folder).is_dir()
     ] == []
+
+
+def test_nobody_asks_a_block_for_its_kind() -> None:
+    asked = [
+        f"{path.relative_to(SOURCE)}:{node.lineno}"
+        for path in SOURCE.rglob("*.py")
+        if part_of(path) != "linalg"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", "") == "isinstance"
+        and "Block" in ast.unparse(node.args[1])
+    ]
+    assert asked == []
