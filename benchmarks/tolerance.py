@@ -114,7 +114,7 @@ def compare(found: dict[str, Any], exact: dict[str, Any]) -> dict[str, float]:
 
 
 def measure(net: str, count: int, epochs: int, delta: float, seed: int) -> dict[str, Any]:
-    """ClusteredSpectrum eigenvalues, and the default as a whole, one row a way."""
+    """Clustered eigenvalues, and the default as a whole, one row a way."""
     train, test = train_and_test("fmnist")
     others = train_and_test("mnist")[1]
     model = build(net, seed=seed)
@@ -186,7 +186,7 @@ def page(record: dict[str, Any]) -> str:
 `engram.laplace(..., tolerance=...)` on Fashion-MNIST in single precision.
 {conditions(record["environment"])} Written by `python -m benchmarks.tolerance`.
 
-## ClusteredSpectrum eigenvalues
+## Clustered eigenvalues
 
 Against the same factors (sampled Fisher) with nothing merged: the multiplications left in rotating
 vectors into the eigenbasis (one position), the rank correlation and relative difference of the

@@ -114,7 +114,7 @@ were seen before 3 was taken for all settings. That setting is in the table as "
 What engram does without options on converged nets was chosen in view of these truths and of those
 of the calibration study: [decisions](../decisions.md) has what was tried.
 
-{conditions(record["environment"])} Processes: {versions}. Written by `make bench-faithfulness`."""
+{conditions(record["environment"])} Peers: {versions}. Written by `make bench-faithfulness`."""
 
 
 def summary(done: list[Row]) -> str:

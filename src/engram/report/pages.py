@@ -37,7 +37,7 @@ MEDIAN = QUANTILES.index(0.5)  # place in what a record keeps
 
 TOO_LARGE = (
     "Most leverages of the last update are above 1, which no consistent posterior gives: "
-    "do not trust the size of the estimate. Fit one with engram.laplace and compare."
+    "do not trust the size of the estimate; engram.verify compares some examples with the truth."
 )
 UNITS = (
     "Losses are means in nats per example. A sensitivity is without the example minus with it; "
