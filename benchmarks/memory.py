@@ -50,7 +50,9 @@ def peak(net: str, task: str, seed: int) -> int:
         epoch(model, optimizer, data.first(EXAMPLES))
     else:
         few = data.first(FIT_EXAMPLES)
-        posterior = engram.laplace(model, few, structure=task, curvature="fisher", progress=False)
+        posterior = engram.laplace(
+            model, few, structure=task, curvature="fisher", progress=False, prior_precision=1.0
+        )
         before = _settle()
         engram.sensitivities(
             model, data.first(EXAMPLES), posterior, batch_size=BATCH_SIZE, progress=False

@@ -32,9 +32,9 @@ from refusal import Refusal
 X, Y = MLP.data
 
 
-def laplace(data=None, model=None, **settings):
+def laplace(data=None, model=None, prior_precision=1.0, **settings):
     data, model = (X, Y) if data is None else data, MLP.model if model is None else model
-    return engram.laplace(model, data, progress=False, **settings)
+    return engram.laplace(model, data, prior_precision=prior_precision, progress=False, **settings)
 
 
 def sensitivities(data=None, model=None, fitted=None, **settings):
@@ -133,7 +133,7 @@ def test_soft_labels_that_do_not_sum_to_one(call):
 def test_targets_outside_the_likelihood(name, targets):
     model = CASES["mlp_bernoulli"].model
     with Refusal(TargetError):
-        laplace((X, targets.double()), model, likelihood=name)
+        laplace((X, targets.double()), model, likelihood=name, prior_precision=1.0)
 
 
 @PASSES
@@ -204,7 +204,7 @@ def test_unknown_names_offer_the_known_ones(call, settings, offered):
 @pytest.mark.parametrize("structure", ["diagonal", "kronecker", "isotropic", "ekfac"])
 def test_hessian_needs_a_dense_structure(structure):
     with Refusal(ArgumentError, "full", structure):
-        laplace(structure=structure, curvature="hessian")
+        laplace(structure=structure, curvature="hessian", prior_precision=1.0)
 
 
 def test_hessian_that_is_not_positive_definite():
@@ -275,17 +275,17 @@ def test_batch_size_that_is_not_positive(batch_size):
 def test_a_model_without_trained_parameters():
     model = copy.deepcopy(MLP.model).requires_grad_(False)
     with Refusal(EngramError, "requires_grad|train", states_both_sides=False):
-        laplace(model=model)
+        laplace(model=model, prior_precision=1.0)
 
 
 def test_outputs_that_are_not_one_row_an_example():
     model = nn.Linear(4, 3).double()
     with Refusal(EngramError, "output|shape"):
-        laplace((torch.randn(7, 2, 4).double(), Y), model)
+        laplace((torch.randn(7, 2, 4).double(), Y), model, prior_precision=1.0)
 
 
 def test_posterior_of_another_likelihood():
-    fitted = laplace(likelihood="categorical")
+    fitted = laplace(likelihood="categorical", prior_precision=1.0)
     other = engram.likelihoods.from_loss(overflowing)
     recipe = engram.recipes.Newton(posterior=fitted)
     with Refusal(ModelMismatchError, "categorical", "use the same one"):

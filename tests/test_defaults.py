@@ -18,7 +18,7 @@ def problem(count: int = 30) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tenso
 
 def test_a_small_model_gets_the_full_matrix_and_the_rule_that_goes_with_it() -> None:
     model, data = problem()
-    posterior = engram.laplace(model, data)
+    posterior = engram.laplace(model, data, prior_precision=1.0)
     result = engram.sensitivities(model, data, posterior)
     assert posterior.structure == "full"
     assert posterior.curvature == "hessian"
@@ -40,7 +40,7 @@ def test_a_hessian_that_is_not_definite_is_replaced_unless_it_was_asked_for() ->
 
 def test_a_named_structure_means_the_gauss_newton_matrix() -> None:
     model, data = problem()
-    posterior = engram.laplace(model, data, structure="full")
+    posterior = engram.laplace(model, data, structure="full", prior_precision=1.0)
     result = engram.sensitivities(model, data, posterior)
     assert posterior.curvature == "ggn"
     assert result.provenance["settings"]["estimator"] == "corrected"
@@ -75,7 +75,7 @@ def test_an_operation_without_a_second_derivative_leaves_the_gauss_newton_matrix
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), Doubled())
     data = (torch.randn(30, 4), torch.randint(0, 3, (30,)))
-    posterior = engram.laplace(model, data)
+    posterior = engram.laplace(model, data, prior_precision=1.0)
     assert posterior.curvature == "ggn"
 
 
@@ -83,7 +83,7 @@ def test_a_much_larger_one_gets_kronecker_factors_and_their_rule(monkeypatch) ->
     monkeypatch.setattr(affordable, "FULL_WORK", 30 * 15**2 - 1)  # 15 parameters, 30 examples
     monkeypatch.setattr(affordable, "LOW_RANK_WORK", 0.0)
     model, data = problem()
-    posterior = engram.laplace(model, data)
+    posterior = engram.laplace(model, data, prior_precision=1.0)
     result = engram.sensitivities(model, data, posterior)
     assert posterior.structure == "kronecker"
     assert result.provenance["settings"]["estimator"] == "downdated"
@@ -92,21 +92,21 @@ def test_a_much_larger_one_gets_kronecker_factors_and_their_rule(monkeypatch) ->
 def test_many_parameters_get_kronecker_factors_however_few_the_examples(monkeypatch) -> None:
     monkeypatch.setattr(affordable, "FULL_PARAMETERS", 14)
     monkeypatch.setattr(affordable, "LOW_RANK_WORK", 0.0)
-    assert engram.laplace(*problem()).structure == "kronecker"
+    assert engram.laplace(*problem(), prior_precision=1.0).structure == "kronecker"
 
 
 def test_the_hessian_means_the_full_matrix(monkeypatch) -> None:
     monkeypatch.setattr(affordable, "FULL_WORK", 0)
     model, data = problem()
-    assert engram.laplace(model, data, curvature="hessian").structure == "full"
+    assert engram.laplace(model, data, curvature="hessian", prior_precision=1.0).structure == "full"
 
 
 @pytest.mark.parametrize("name", ["structure", "curvature", "tolerance", "batch_size"])
 def test_auto_is_a_value_and_none_is_not(name: str) -> None:
     data = (torch.randn(12, 3), torch.randint(2, (12,)))
     model = nn.Linear(3, 2)
-    said = engram.laplace(model, data, **{name: "auto"}, progress=False)
-    assert said.digest == engram.laplace(model, data, progress=False).digest
+    said = engram.laplace(model, data, **{name: "auto"}, prior_precision=1.0, progress=False)
+    assert said.digest == engram.laplace(model, data, progress=False, prior_precision=1.0).digest
     with pytest.raises(ArgumentError, match="auto"):
         engram.laplace(model, data, **{name: None}, progress=False)
 
@@ -115,9 +115,14 @@ def test_the_automatic_structure_is_the_one_of_that_name() -> None:
     torch.manual_seed(0)
     data = (torch.randn(12, 3), torch.randint(2, (12,)))
     model = nn.Linear(3, 2)
-    chosen = engram.laplace(model, data, progress=False)
+    chosen = engram.laplace(model, data, progress=False, prior_precision=1.0)
     named = engram.laplace(
-        model, data, structure=chosen.structure, curvature=str(chosen.curvature), progress=False
+        model,
+        data,
+        structure=chosen.structure,
+        curvature=str(chosen.curvature),
+        progress=False,
+        prior_precision=1.0,
     )
     assert chosen.digest == named.digest
     text = repr(chosen)

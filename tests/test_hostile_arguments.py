@@ -43,14 +43,16 @@ def setting():
     optimizer = torch.optim.Adam(model.parameters(), weight_decay=0.1)
     nn.functional.cross_entropy(model(data[0]), data[1]).backward()
     optimizer.step()
-    fitted = engram.laplace(model, data, structure="full", curvature="ggn", **QUIET)
+    fitted = engram.laplace(
+        model, data, structure="full", curvature="ggn", prior_precision=1.0, **QUIET
+    )
     result = engram.sensitivities(model, data, fitted, **QUIET)
     return model, data, fitted, result, optimizer
 
 
 def laplace(**given):
     model, data, *_ = setting()
-    return engram.laplace(model, data, **QUIET, **given)
+    return engram.laplace(model, data, **QUIET, **{"prior_precision": 1.0, **given})
 
 
 def sensitivities(**given):

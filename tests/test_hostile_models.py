@@ -24,7 +24,9 @@ MODEL = nn.Linear(4, 3).double()
 
 @cache
 def fitted():
-    posterior = engram.laplace(MODEL, (X, Y), structure="full", curvature="ggn", **QUIET)
+    posterior = engram.laplace(
+        MODEL, (X, Y), structure="full", curvature="ggn", prior_precision=1.0, **QUIET
+    )
     return posterior, engram.sensitivities(MODEL, (X, Y), posterior, **QUIET)
 
 
@@ -43,9 +45,13 @@ def functions(model, data):
     posterior, result = fitted()
     own, here = (MODEL, (X, Y)), (model, data)
     return {
-        "laplace": lambda: engram.laplace(*here, **QUIET),
-        "kronecker": lambda: engram.laplace(*here, structure="kronecker", **QUIET),
-        "hessian": lambda: engram.laplace(*here, structure="full", curvature="hessian", **QUIET),
+        "laplace": lambda: engram.laplace(*here, prior_precision=1.0, **QUIET),
+        "kronecker": lambda: engram.laplace(
+            *here, prior_precision=1.0, structure="kronecker", **QUIET
+        ),
+        "hessian": lambda: engram.laplace(
+            *here, prior_precision=1.0, structure="full", curvature="hessian", **QUIET
+        ),
         "sensitivities": lambda: engram.sensitivities(*here, posterior, **QUIET).targets,
         "remove": lambda: engram.remove(*here, posterior, [0], **QUIET).group.loss_without,
         "evaluate_on": lambda: engram.remove(*own, posterior, [0], evaluate_on=data, **QUIET),
@@ -182,7 +188,7 @@ def test_hostile_models(name):
     for call in takes_model.values():
         assert outcome(call) is not None
     with Refusal(EngramError, words):
-        engram.laplace(model, (X, Y), **QUIET)
+        engram.laplace(model, (X, Y), prior_precision=1.0, **QUIET)
 
 
 @pytest.mark.parametrize("function", ["evaluate_on", "test", "retrain", "validation", "variance"])
@@ -204,6 +210,8 @@ def test_data_of_inference_mode_are_as_any_other(function):
 def test_calls_within_inference_mode():
     """Gradients are taken there too."""
     with torch.inference_mode():
-        posterior = engram.laplace(MODEL, (X, Y), structure="full", curvature="ggn", **QUIET)
+        posterior = engram.laplace(
+            MODEL, (X, Y), structure="full", curvature="ggn", prior_precision=1.0, **QUIET
+        )
         found = engram.sensitivities(MODEL, (X, Y), posterior, **QUIET)
     torch.testing.assert_close(found.loo_loss.clone(), fitted()[1].loo_loss)

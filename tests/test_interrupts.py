@@ -53,7 +53,9 @@ def merging():
 
 QUIET = {"progress": False, "batch_size": 3}
 CALLS = {
-    "laplace": lambda m, d, p: engram.laplace(m, d, structure="kronecker", **QUIET),
+    "laplace": lambda m, d, p: engram.laplace(
+        m, d, structure="kronecker", prior_precision=1.0, **QUIET
+    ),
     "sensitivities": lambda m, d, p: engram.sensitivities(m, d, p, **QUIET),
     "remove": lambda m, d, p: engram.remove(m, d, p, [0, 1], **QUIET),
     "influence": lambda m, d, p: engram.influence(m, d, d, p, **QUIET),
@@ -71,7 +73,7 @@ PAIRS += [(name, everything) for name in ("laplace", "influence", "prediction_va
 def test_a_single_interrupt_anywhere(name, make):
     model, x = make()
     data = (x, Y)
-    fitted = engram.laplace(model, data, structure="diagonal", **QUIET)
+    fitted = engram.laplace(model, data, structure="diagonal", prior_precision=1.0, **QUIET)
 
     def call():
         CALLS[name](model, data, fitted)

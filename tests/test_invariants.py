@@ -99,7 +99,12 @@ def test_one_example_is_enough(name, structure, estimator):
     data = as_data(one.inputs, one.targets)
     likelihood = case.public_likelihood
     fitted = engram.laplace(
-        case.model, data, likelihood=likelihood, structure=structure, progress=False
+        case.model,
+        data,
+        likelihood=likelihood,
+        structure=structure,
+        progress=False,
+        prior_precision=1.0,
     )
     result = engram.sensitivities(case.model, data, fitted, estimator=estimator, progress=False)
     expected = deviations(one, one.precision(structure, 1.0), estimator)

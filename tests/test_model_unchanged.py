@@ -31,9 +31,14 @@ NAMES = (
 )
 
 
-def _fit(**choice):
+def _fit(prior_precision=1.0, **choice):
     return lambda model, data, fitted, likelihood: engram.laplace(
-        model, data, likelihood=likelihood, progress=False, **choice
+        model,
+        data,
+        likelihood=likelihood,
+        prior_precision=prior_precision,
+        progress=False,
+        **choice,
     )
 
 
@@ -140,7 +145,7 @@ def test_unchanged_after_an_interruption(call, calls):
     case = CASES["mlp"]
     whole = Interrupted(case.model, 10**9)
     data = loader(case.data)
-    fitted = engram.laplace(whole, data, structure="diagonal", progress=False)
+    fitted = engram.laplace(whole, data, structure="diagonal", progress=False, prior_precision=1.0)
     model = lived_in(whole)
     model.left = [calls]
     before = snapshot(model)

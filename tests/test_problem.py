@@ -134,7 +134,9 @@ def test_a_model_that_runs_otherwise_is_planned_anew(plans: list[nn.Module]) -> 
     with opener.session(model, progress=False):
         pass
     model.flag = True
-    posterior = engram.laplace(model, data, structure="diagonal", progress=False)
+    posterior = engram.laplace(
+        model, data, structure="diagonal", progress=False, prior_precision=1.0
+    )
     fresh = engram.sensitivities(model, data, posterior, estimator="linear", progress=False)
     plans.clear()
     with opener.session(model, progress=False) as opened:

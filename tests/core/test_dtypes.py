@@ -69,7 +69,9 @@ def fitted(structure: str) -> Callable[[], Tensor]:
         if structure in ("full", "last_layer"):
             model = nn.Linear(12, 3)
             nn.init.zeros_(model.weight)
-        posterior = engram.laplace(model, DATA, structure=structure, progress=False)
+        posterior = engram.laplace(
+            model, DATA, structure=structure, progress=False, prior_precision=1.0
+        )
         return engram.sensitivities(model, DATA, posterior, progress=False).score
 
     return run

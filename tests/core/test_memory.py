@@ -101,7 +101,12 @@ def test_a_raw_failure_in_the_model_is_named():
 
     with pytest.warns(UserWarning, match="out of memory with 6 examples at a time; trying 3"):
         engram.laplace(
-            Greedy(4, 3).double(), MLP.data, structure="full", batch_size=6, progress=False
+            Greedy(4, 3).double(),
+            MLP.data,
+            structure="full",
+            batch_size=6,
+            progress=False,
+            prior_precision=1.0,
         )
 
 

@@ -26,7 +26,11 @@ def problem(request):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDE, WIDE), nn.Tanh(), nn.Linear(WIDE, 40)).double()
     data = (torch.randn(32, WIDE).double(), torch.randint(0, 40, (32,)))
-    return model, data, engram.laplace(model, data, structure=request.param, progress=False)
+    return (
+        model,
+        data,
+        engram.laplace(model, data, structure=request.param, progress=False, prior_precision=1.0),
+    )
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def test_a_branch_that_depends_on_the_data_is_noticed() -> None:
     model = Branching()
     inputs = X.clone()
     inputs[5:] += 1e4
-    posterior = engram.laplace(model, (X, Y), structure="diagonal")
+    posterior = engram.laplace(model, (X, Y), structure="diagonal", prior_precision=1.0)
     with pytest.raises(EngineError, match="same operations for every batch"):
         engram.sensitivities(model, (inputs, Y), posterior, batch_size=5)
 
@@ -74,13 +74,13 @@ class Noisy(nn.Module):
 
 def test_a_random_forward_is_named_as_such() -> None:
     with pytest.raises(EngineError, match="random forward"):
-        engram.laplace(Noisy(), (X, Y))
+        engram.laplace(Noisy(), (X, Y), prior_precision=1.0)
 
 
 def test_half_precision_gives_a_result_in_single() -> None:
     model = nn.Linear(4, 3).to(torch.bfloat16)
     data = (X.to(torch.bfloat16), Y)
-    posterior = engram.laplace(model, data, structure="diagonal")
+    posterior = engram.laplace(model, data, structure="diagonal", prior_precision=1.0)
     result = engram.sensitivities(model, data, posterior, estimator="corrected")
     assert result.loo_loss.dtype == torch.float32
     assert len(result.top(3)) == 3
@@ -88,7 +88,7 @@ def test_half_precision_gives_a_result_in_single() -> None:
 
 def test_inputs_that_do_not_fit_the_model_get_a_typed_error() -> None:
     with pytest.raises(EngramError, match=r"got RuntimeError: .*shapes cannot be multiplied"):
-        engram.laplace(nn.Linear(7, 3), (X, Y))
+        engram.laplace(nn.Linear(7, 3), (X, Y), prior_precision=1.0)
 
 
 TOKENS = torch.arange(27).reshape(9, 3) % 5
@@ -99,10 +99,10 @@ def test_a_layer_that_rescales_its_weights_is_named() -> None:
     model = nn.Sequential(embedding, nn.Flatten(), nn.Linear(12, 3))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(EngineError, match="max_norm"):
-        engram.laplace(model, (TOKENS, Y))
+        engram.laplace(model, (TOKENS, Y), prior_precision=1.0)
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
 
 
 def test_complex_parameters_are_refused() -> None:
     with pytest.raises(EngineError, match="real parameters"):
-        engram.laplace(nn.Linear(4, 3, dtype=torch.complex64), (X, Y))
+        engram.laplace(nn.Linear(4, 3, dtype=torch.complex64), (X, Y), prior_precision=1.0)

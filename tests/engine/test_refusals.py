@@ -94,7 +94,7 @@ def test_the_true_cause_is_named(name):
     make, words = REFUSED[name]
     torch.manual_seed(0)
     with Refusal((EngineError, DataError), *words):
-        engram.laplace(make(), (X, Y), progress=False)
+        engram.laplace(make(), (X, Y), progress=False, prior_precision=1.0)
 
 
 @pytest.mark.parametrize("function", [Cube, NumpyCube])
@@ -102,10 +102,19 @@ def test_a_function_without_a_second_derivative_has_no_hessian(function):
     """Its own derivative would be lost without a word."""
     torch.manual_seed(0)
     model = Model(function.apply)
-    assert engram.laplace(model, (X, Y), progress=False).curvature == "ggn"
+    assert engram.laplace(model, (X, Y), progress=False, prior_precision=1.0).curvature == "ggn"
     with Refusal(EngineError, "can be differentiated", function.__name__.lower()):
-        engram.laplace(model, (X, Y), structure="full", curvature="hessian", progress=False)
-    fitted = engram.laplace(model, (X, Y), structure="kronecker", progress=False)
+        engram.laplace(
+            model,
+            (X, Y),
+            structure="full",
+            curvature="hessian",
+            progress=False,
+            prior_precision=1.0,
+        )
+    fitted = engram.laplace(
+        model, (X, Y), structure="kronecker", progress=False, prior_precision=1.0
+    )
     with Refusal(EngineError, "can be differentiated", function.__name__.lower()):
         engram.calibrate(model, (X, Y), fitted, progress=False)
 
@@ -114,10 +123,19 @@ def test_a_function_whose_backward_is_detached_has_no_hessian():
     """Its gradients and tangents are right, and the Hessian lacks a part without a word."""
     torch.manual_seed(0)
     model = Model(DetachedCube.apply)
-    assert engram.laplace(model, (X, Y), progress=False).curvature == "ggn"
+    assert engram.laplace(model, (X, Y), progress=False, prior_precision=1.0).curvature == "ggn"
     with Refusal(EngineError, "can be differentiated", "detachedcube"):
-        engram.laplace(model, (X, Y), structure="full", curvature="hessian", progress=False)
-    fitted = engram.laplace(model, (X, Y), structure="kronecker", progress=False)
+        engram.laplace(
+            model,
+            (X, Y),
+            structure="full",
+            curvature="hessian",
+            progress=False,
+            prior_precision=1.0,
+        )
+    fitted = engram.laplace(
+        model, (X, Y), structure="kronecker", progress=False, prior_precision=1.0
+    )
     engram.calibrate(model, (X, Y), fitted, curvature="ggn", progress=False)
 
 
@@ -137,7 +155,9 @@ def test_an_overflow_of_half_precision_names_the_precision():
     x = torch.randn(12, 3, generator=torch.Generator().manual_seed(1)).half()
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).half()
     data = x, torch.arange(12) % 3
-    fitted = engram.laplace(model, data, structure="full", curvature="ggn", progress=False)
+    fitted = engram.laplace(
+        model, data, structure="full", curvature="ggn", progress=False, prior_precision=1.0
+    )
     with Refusal(NonFiniteError, "float16", "single precision"):
         engram.remove(model, data, fitted, [0], weights=[1e6], estimator="linear", progress=False)
 
@@ -150,9 +170,11 @@ def test_weight_norm_of_torch_has_no_hessian(normed):
     model = Model().double()
     normed(model.first)
     data = X.double(), Y
-    assert engram.laplace(model, data, progress=False).curvature == "ggn"
+    assert engram.laplace(model, data, progress=False, prior_precision=1.0).curvature == "ggn"
     with Refusal(EngineError, "can be differentiated", "weight_norm of torch"):
-        engram.laplace(model, data, structure="full", curvature="hessian", progress=False)
+        engram.laplace(
+            model, data, structure="full", curvature="hessian", progress=False, prior_precision=1.0
+        )
     loss = nn.functional.cross_entropy
     for kind in (own.Newton, own.DiagonalOnlineNewton):
         optimizer = kind(model.parameters(), num_data=7, prior_precision=300.0)
@@ -203,7 +225,7 @@ def test_sharded_parameters_are_refused():
 
     model = fully_shard(Model(), mesh=init_device_mesh("cpu", (1,)))
     with Refusal(EngineError, "sharded", "full_state_dict"):
-        engram.laplace(model, (X, Y), progress=False)
+        engram.laplace(model, (X, Y), progress=False, prior_precision=1.0)
 
 
 @pytest.mark.usefixtures("one_process")
@@ -211,10 +233,12 @@ def test_sharded_parameters_are_refused():
 def test_wrappers_of_parallel_training_give_the_model_s_own_answer(wrap):
     torch.manual_seed(0)
     model = Model()
-    plain = engram.laplace(model, (X, Y), structure="diagonal", progress=False)
+    plain = engram.laplace(model, (X, Y), structure="diagonal", progress=False, prior_precision=1.0)
     expected = engram.sensitivities(model, (X, Y), plain, progress=False)
     wrapped = wrap(model)
-    fitted = engram.laplace(wrapped, (X, Y), structure="diagonal", progress=False)
+    fitted = engram.laplace(
+        wrapped, (X, Y), structure="diagonal", progress=False, prior_precision=1.0
+    )
     found = engram.sensitivities(wrapped, (X, Y), fitted, progress=False)
     assert torch.equal(found.loo_loss, expected.loo_loss)
     asked = {"at": "displaced", "progress": False}
@@ -243,5 +267,7 @@ class MixedInName(Model):
 def test_mixed_precision_that_changes_nothing_is_let_through():
     """It leaves double precision alone."""
     model = MixedInName().double()
-    fitted = engram.laplace(model, (X.double(), Y), structure="diagonal", progress=False)
+    fitted = engram.laplace(
+        model, (X.double(), Y), structure="diagonal", progress=False, prior_precision=1.0
+    )
     assert fitted.num_params == sum(p.numel() for p in model.parameters())

@@ -54,6 +54,8 @@ def test_one_output(name, count, batch_size):
     model = OneOutput(copy.deepcopy(case.model)).eval()
     data = {**inputs, "labels": targets} if isinstance(inputs, dict) else (inputs, targets)
     choice = {"batch_size": batch_size, "progress": False}
-    fitted = engram.laplace(model, data, likelihood="gaussian", structure="diagonal", **choice)
+    fitted = engram.laplace(
+        model, data, likelihood="gaussian", structure="diagonal", prior_precision=1.0, **choice
+    )
     found = engram.sensitivities(model, data, fitted, estimator="linear", **choice).deviation
     assert_close(found, expected_deviation(model, inputs, targets, fitted), 1e-9)

@@ -13,7 +13,9 @@ Y = torch.arange(7) % 3
 
 
 def linear_deviation(model, x, targets, structure="diagonal", **choice):
-    fitted = engram.laplace(model, (x, targets), structure=structure, progress=False, **choice)
+    fitted = engram.laplace(
+        model, (x, targets), structure=structure, prior_precision=1.0, progress=False, **choice
+    )
     choice.pop("curvature", None)
     found = engram.sensitivities(
         model, (x, targets), fitted, estimator="linear", progress=False, **choice
@@ -56,7 +58,9 @@ def test_in_single_precision(name):
 def test_only_what_must_is_run_as_a_whole():
     """Rows in an order of the data are one unit; a table of constant indices keeps its rules."""
     model, x = unusual("sorted_rows")
-    fitted = engram.laplace(model, (x, Y), structure="diagonal", progress=False)
+    fitted = engram.laplace(
+        model, (x, Y), structure="diagonal", progress=False, prior_precision=1.0
+    )
     assert set(fitted_ways(model, x, fitted).values()) == {"unit"}
 
     class LastStep(nn.Module):
@@ -69,13 +73,17 @@ def test_only_what_must_is_run_as_a_whole():
             return self.head(self.layer(x)[0][torch.arange(len(x)), last])
 
     model, x = unusual("experts_of_tokens")
-    fitted = engram.laplace(model, (x, Y), structure="diagonal", progress=False)
+    fitted = engram.laplace(
+        model, (x, Y), structure="diagonal", progress=False, prior_precision=1.0
+    )
     ways = fitted_ways(model, x, fitted)
     assert {ways["head.weight"], ways["experts.gate.weight"]} == {"rule", "unit"}
 
     torch.manual_seed(0)
     model, x = LastStep().double(), torch.randn(7, 3, 4, dtype=torch.float64)
-    fitted = engram.laplace(model, (x, Y), structure="diagonal", progress=False)
+    fitted = engram.laplace(
+        model, (x, Y), structure="diagonal", progress=False, prior_precision=1.0
+    )
     assert set(fitted_ways(model, x, fitted).values()) == {"rule"}
 
 

@@ -53,12 +53,16 @@ def test_hessian_solves_equal_the_dense_ones():
     torch.manual_seed(0)
     model = nn.Linear(4, 3).double()
     x, y = torch.randn(12, 4).double(), torch.randint(0, 3, (12,))
-    fitted = engram.laplace(model, (x, y), structure="diagonal", progress=False)
+    fitted = engram.laplace(
+        model, (x, y), structure="diagonal", progress=False, prior_precision=1.0
+    )
     before = engram.sensitivities(model, (x, y), fitted, progress=False)
     refined = engram.refine(
         model, (x, y), before, fitted, indices=CHOSEN, relative_residual=1e-10, progress=False
     )
-    exact = engram.laplace(model, (x, y), structure="full", curvature="hessian", progress=False)
+    exact = engram.laplace(
+        model, (x, y), structure="full", curvature="hessian", progress=False, prior_precision=1.0
+    )
     expected = engram.sensitivities(model, (x, y), exact, estimator="corrected", progress=False)
     assert_close(refined.deviation[CHOSEN], expected.deviation[CHOSEN])
     assert_close(refined.loo_loss[CHOSEN], expected.loo_loss[CHOSEN])
@@ -156,7 +160,7 @@ def test_by_default_the_flagged_and_the_top_ones_are_refined():
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     data = (torch.randn(60, 4), torch.randint(0, 3, (60,)))
-    fitted = engram.laplace(model, data, progress=False)
+    fitted = engram.laplace(model, data, progress=False, prior_precision=1.0)
     before = engram.sensitivities(model, data, fitted, progress=False)
     before.flagged[int(before.score.argmin())] = True
     refined = engram.refine(model, data, before, fitted, progress=False)
@@ -169,7 +173,7 @@ def test_by_default_the_flagged_and_the_top_ones_are_refined():
 def test_the_model_is_as_before():
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Tanh(), nn.Linear(4, 2)).train()
     data = (torch.randn(12, 3), torch.randint(0, 2, (12,)))
-    fitted = engram.laplace(model, data, progress=False)
+    fitted = engram.laplace(model, data, progress=False, prior_precision=1.0)
     result = engram.sensitivities(model, data, fitted, progress=False)
     before = snapshot(model)
     for method in ("solve", "retrain"):
@@ -181,7 +185,7 @@ def small():
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     data = (torch.randn(12, 3), torch.randint(0, 2, (12,)))
-    fitted = engram.laplace(model, data, progress=False)
+    fitted = engram.laplace(model, data, progress=False, prior_precision=1.0)
     return model, data, fitted, engram.sensitivities(model, data, fitted, progress=False)
 
 
@@ -224,7 +228,9 @@ def test_a_function_trains_in_the_modes_of_the_model():
     torch.manual_seed(0)
     x, y = torch.randn(12, 3), torch.randint(0, 2, (12,))
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)).train()
-    posterior = engram.laplace(model, (x, y), structure="diagonal", progress=False)
+    posterior = engram.laplace(
+        model, (x, y), structure="diagonal", progress=False, prior_precision=1.0
+    )
     result = engram.sensitivities(model, (x, y), posterior, progress=False)
     modes = []
 

@@ -64,7 +64,7 @@ def test_noise_is_named():
     model, x, y = ridge_problem(30)
     likelihood = Gaussian()
     posterior = engram.laplace(
-        model, (x, y), likelihood=likelihood, structure="full", progress=False
+        model, (x, y), likelihood=likelihood, structure="full", progress=False, prior_precision=1.0
     )
     result = engram.sensitivities(model, (x, y), posterior, progress=False)
     outside = random.Random(1)  # not reset by any seed
@@ -131,7 +131,7 @@ def test_wrong_arguments(digits_like):
 
 def test_data_too_small_to_compare():
     model, data = torch.nn.Linear(3, 2), (torch.randn(2, 3), torch.tensor([0, 1]))
-    result = engram.sensitivities(model, data, engram.laplace(model, data))
+    result = engram.sensitivities(model, data, engram.laplace(model, data, prior_precision=1.0))
     with pytest.raises(ArgumentError, match=r"at least 3 examples.*got 2 examples"):
         engram.verify(model, data, result, sample=2, progress=False)
 
@@ -139,7 +139,7 @@ def test_data_too_small_to_compare():
 def test_an_early_stopped_model_is_named(digits_like):
     _, data, _ = digits_like
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-    posterior = engram.laplace(model, data, structure="full", progress=False)
+    posterior = engram.laplace(model, data, structure="full", progress=False, prior_precision=1.0)
     result = engram.sensitivities(model, data, posterior, progress=False)
     check = engram.verify(model, data, result, sample=6, progress=False)
     assert "had not converged" in check.sentence

@@ -83,7 +83,12 @@ CASES = {
 def test_losses_of_no_likelihood(function, batch_size):
     with Refusal(LikelihoodError, CASES[function]):
         engram.laplace(
-            MLP.model, (X, Y), likelihood=from_loss(function), batch_size=batch_size, progress=False
+            MLP.model,
+            (X, Y),
+            likelihood=from_loss(function),
+            batch_size=batch_size,
+            progress=False,
+            prior_precision=1.0,
         )
 
 
@@ -100,7 +105,9 @@ def test_what_is_no_function(value):
 def test_means_of_no_prediction(mean):
     with Refusal(LikelihoodError, "mean|shape"):
         likelihood = from_loss(square, mean=mean)
-        engram.laplace(MLP.model, (X, Y), likelihood=likelihood, progress=False)
+        engram.laplace(
+            MLP.model, (X, Y), likelihood=likelihood, progress=False, prior_precision=1.0
+        )
 
 
 def masked(f, y):
@@ -131,7 +138,12 @@ def test_proper_losses_are_taken(function):
     if function is masked:
         y[2] = math.nan
     fitted = engram.laplace(
-        MLP.model, (X, y), likelihood=from_loss(function), structure="full", progress=False
+        MLP.model,
+        (X, y),
+        likelihood=from_loss(function),
+        structure="full",
+        progress=False,
+        prior_precision=1.0,
     )
     by_example = DenseLikelihood(lambda f, target: function(f[None], target[None])[0], torch.clone)
     expected = Dense(MLP.model, X, y, by_example).precision("full", 1.0)
@@ -155,11 +167,15 @@ def test_targets_that_are_not_numbers(likelihood):
         targets = targets / targets.sum(1, keepdim=True)
     targets[5] = math.nan
     with Refusal(EngramError, "target", "nan", "5"):
-        engram.laplace(model, (X, targets), likelihood=likelihood, progress=False)
+        engram.laplace(
+            model, (X, targets), likelihood=likelihood, progress=False, prior_precision=1.0
+        )
 
 
 def test_a_loss_that_is_not_a_number_for_a_target():
     y = Y.clone()
     y[5] = math.nan
     with Refusal(NonFiniteError, "target is nan|nan target", "example 5"):
-        engram.laplace(MLP.model, (X, y), likelihood=from_loss(square), progress=False)
+        engram.laplace(
+            MLP.model, (X, y), likelihood=from_loss(square), progress=False, prior_precision=1.0
+        )

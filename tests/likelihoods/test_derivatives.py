@@ -117,6 +117,10 @@ def test_names_stand_for_likelihoods():
     import engram
     from cases import MLP
 
-    named = engram.laplace(MLP.model, MLP.data, likelihood="categorical", progress=False)
-    made = engram.laplace(MLP.model, MLP.data, likelihood=MLP.public_likelihood, progress=False)
+    named = engram.laplace(
+        MLP.model, MLP.data, likelihood="categorical", progress=False, prior_precision=1.0
+    )
+    made = engram.laplace(
+        MLP.model, MLP.data, likelihood=MLP.public_likelihood, progress=False, prior_precision=1.0
+    )
     assert named.log_det() == made.log_det()

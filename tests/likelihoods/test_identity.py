@@ -85,7 +85,9 @@ def test_our_own_are_made_again(likelihood: engram.likelihoods.Likelihood) -> No
 
 
 def fitted(function: object) -> engram.Posterior:
-    return engram.laplace(MODEL, DATA, likelihood=from_loss(function), progress=False)
+    return engram.laplace(
+        MODEL, DATA, likelihood=from_loss(function), progress=False, prior_precision=1.0
+    )
 
 
 def test_another_function_of_the_same_name_is_refused() -> None:
@@ -124,7 +126,9 @@ def test_a_saved_function_is_asked_for_and_compared(tmp_path: Path) -> None:
 
 def test_our_own_are_saved(tmp_path: Path) -> None:
     likelihood = Gaussian(0.3)
-    posterior = engram.laplace(MODEL, DATA, likelihood=likelihood, progress=False)
+    posterior = engram.laplace(
+        MODEL, DATA, likelihood=likelihood, progress=False, prior_precision=1.0
+    )
     read = engram.load(posterior.save(tmp_path))
     assert read.digest == posterior.digest
     one, other = (engram.sensitivities(MODEL, DATA, p, progress=False) for p in (posterior, read))

@@ -80,7 +80,12 @@ def test_a_pass_stays_within_the_tolerance(source: str) -> None:
         if source == "optimizer":
             return engram.posterior_of(optimizer, model, num_data=NUM_DATA, tolerance=tolerance)
         return engram.laplace(
-            model, (inputs, targets), structure="diagonal", tolerance=tolerance, progress=False
+            model,
+            (inputs, targets),
+            structure="diagonal",
+            tolerance=tolerance,
+            progress=False,
+            prior_precision=1.0,
         )
 
     short, exact = posterior("auto"), posterior(0.0)
@@ -101,6 +106,10 @@ def test_double_precision_is_exact() -> None:
     model = nn.Linear(INPUTS, OUTPUTS).double()
     inputs = curvature(1.0)[1].double()
     posterior = engram.laplace(
-        model, (inputs, torch.zeros(NUM_DATA).long()), structure="diagonal", progress=False
+        model,
+        (inputs, torch.zeros(NUM_DATA).long()),
+        structure="diagonal",
+        progress=False,
+        prior_precision=1.0,
     )
     assert all(getattr(block, "tolerance", None) == 0 for block in posterior.blocks)

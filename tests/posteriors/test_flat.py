@@ -35,7 +35,12 @@ def test_losses_of_straight_pieces_are_refused(loss, name, structure):
     models, data = problem()
     with pytest.raises(LikelihoodError, match=rf"a loss that curves.*from_loss\({loss.__name__}"):
         engram.laplace(
-            models[name], data, likelihood=from_loss(loss), structure=structure, progress=False
+            models[name],
+            data,
+            likelihood=from_loss(loss),
+            structure=structure,
+            progress=False,
+            prior_precision=1.0,
         )
 
 
@@ -43,13 +48,15 @@ def test_losses_of_straight_pieces_are_refused(loss, name, structure):
 def test_so_by_default(name):
     models, data = problem(torch.float32)
     with pytest.raises(LikelihoodError, match="Huber in place of absolute"):
-        engram.laplace(models[name], data, likelihood=from_loss(absolute), progress=False)
+        engram.laplace(
+            models[name], data, likelihood=from_loss(absolute), progress=False, prior_precision=1.0
+        )
 
 
 def test_the_remedies_work():
     models, data = problem()
     smooth = from_loss(lambda f, y: nn.functional.huber_loss(f[:, 0], y, reduction="none"))
-    engram.laplace(models["linear"], data, likelihood=smooth, progress=False)
+    engram.laplace(models["linear"], data, likelihood=smooth, progress=False, prior_precision=1.0)
     engram.laplace(
         models["linear"],
         data,
@@ -57,6 +64,7 @@ def test_the_remedies_work():
         structure="full",
         curvature="empirical",
         progress=False,
+        prior_precision=1.0,
     )
 
 
@@ -66,7 +74,9 @@ def test_outputs_of_zero_that_no_weight_moves_are_not():
     with torch.no_grad():
         silent.weight.zero_()
     data = (torch.zeros(9, 3).double(), torch.ones(9, 1).double())
-    engram.laplace(silent, data, likelihood="gaussian", structure="full", progress=False)
+    engram.laplace(
+        silent, data, likelihood="gaussian", structure="full", progress=False, prior_precision=1.0
+    )
 
 
 def test_a_saturated_softmax_that_is_wrong_is_refused():
@@ -77,9 +87,9 @@ def test_a_saturated_softmax_that_is_wrong_is_refused():
     x = torch.randn(30, 3).double()
     wrong = 1 - model(x).argmax(1)
     with pytest.raises(LikelihoodError, match="saturated"):
-        engram.laplace(model, (x, wrong), structure="full", progress=False)
+        engram.laplace(model, (x, wrong), structure="full", progress=False, prior_precision=1.0)
     right = model(x).argmax(1)  # nothing is left to learn: the prior it is
-    engram.laplace(model, (x, right), structure="full", progress=False)
+    engram.laplace(model, (x, right), structure="full", progress=False, prior_precision=1.0)
 
 
 @pytest.mark.parametrize("noise_variance", [1e-9, 1.0, 1e12])

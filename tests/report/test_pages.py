@@ -134,7 +134,7 @@ def test_a_page_says_where_the_estimate_comes_from(tmp_path: Path) -> None:
 def test_a_result_shows_its_verdict_before_its_figures(tmp_path: Path) -> None:
     model, _ = build()
     result = engram.sensitivities(
-        model, data(), engram.laplace(model, data(), structure="diagonal")
+        model, data(), engram.laplace(model, data(), structure="diagonal", prior_precision=1.0)
     )
     text = Parsed(result.report(tmp_path / "page.html").read_text()).text
     assert text.index(result.verdict.level) < text.index("Scores")

@@ -134,7 +134,7 @@ def test_a_signal_while_a_function_trains(tmp_path):
 def test_a_single_interrupt_of_what_follows_a_result(name):
     model, x, y = ridge_problem(6)
     settings = {"likelihood": RIDGE, "progress": False}
-    posterior = engram.laplace(model, (x, y), structure="full", **settings)
+    posterior = engram.laplace(model, (x, y), structure="full", prior_precision=1.0, **settings)
     result = engram.sensitivities(model, (x, y), posterior, progress=False)
     model.train()
     call = {

@@ -284,7 +284,14 @@ def test_a_loss_that_changed_is_another(tmp_path):
 def test_a_recipe_with_another_posterior_is_another(tmp_path):
     model, x, y = ridge_problem(8)
     one, other = (
-        engram.laplace(model, (x + shift, y), likelihood=RIDGE, structure="full", progress=False)
+        engram.laplace(
+            model,
+            (x + shift, y),
+            likelihood=RIDGE,
+            structure="full",
+            progress=False,
+            prior_precision=1.0,
+        )
         for shift in (0.0, 1.0)
     )
     run(tmp_path, train=Newton(posterior=one))

@@ -147,7 +147,7 @@ OTHER_WIDTHS = {
 def everything(model):
     given, x, y = ridge_problem()
     data, settings = (x, y), {"likelihood": RIDGE, "progress": False}
-    posterior = engram.laplace(given, data, structure="full", **settings)
+    posterior = engram.laplace(given, data, structure="full", prior_precision=1.0, **settings)
     result = engram.sensitivities(given, data, posterior, progress=False)
     return {
         "retrain": lambda: engram.retrain(model, data, [0], **settings),
@@ -156,7 +156,7 @@ def everything(model):
         "refine": lambda: engram.refine(model, data, result, posterior, progress=False),
         "assess": lambda: engram.assess(model, data, result, posterior, progress=False),
         "tune": lambda: engram.tune(model, data, fit, [1.0, 2.0], **settings),
-        "laplace": lambda: engram.laplace(model, data, **settings),
+        "laplace": lambda: engram.laplace(model, data, prior_precision=1.0, **settings),
     }
 
 
@@ -180,7 +180,9 @@ def test_models_that_do_not_run_on_the_data(name):
 @pytest.mark.parametrize("result", [None, "a", nn.Linear(4, 2)], ids=str)
 def test_results(result):
     model, x, y = ridge_problem()
-    posterior = engram.laplace(model, (x, y), likelihood=RIDGE, structure="full", progress=False)
+    posterior = engram.laplace(
+        model, (x, y), likelihood=RIDGE, structure="full", progress=False, prior_precision=1.0
+    )
     for call in (
         lambda: engram.verify(model, (x, y), result, sample=3, progress=False),
         lambda: engram.refine(model, (x, y), result, posterior, progress=False),

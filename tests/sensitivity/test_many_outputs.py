@@ -25,7 +25,9 @@ def test_probes_average_to_the_trace(structure, monkeypatch):
     monkeypatch.setattr(diagnostics, "PROBES", 400)
     model = grouped_net()
     data = torch.randn(6, 2, 4, 4).double(), torch.arange(6)
-    posterior = engram.laplace(model, data, structure=structure, progress=False)
+    posterior = engram.laplace(
+        model, data, structure=structure, progress=False, prior_precision=1.0
+    )
     variance = engram.prediction_variance(model, data, posterior, progress=False)
     probability = model(data[0]).detach().softmax(1)
     curvature = torch.diag_embed(probability) - probability[:, :, None] * probability[:, None, :]
@@ -44,7 +46,9 @@ def test_the_rule_of_the_paper_builds_no_matrix_of_many_outputs():
     torch.manual_seed(0)
     model = nn.Linear(3, 70).double()
     data = torch.randn(5, 3).double(), torch.arange(5)
-    posterior = engram.laplace(model, data, structure="diagonal", progress=False)
+    posterior = engram.laplace(
+        model, data, structure="diagonal", progress=False, prior_precision=1.0
+    )
     variance = engram.prediction_variance(model, data, posterior, progress=False)
     outputs = model(data[0]).detach()
     residual = outputs.softmax(1) - nn.functional.one_hot(data[1], 70)
@@ -59,7 +63,9 @@ def test_the_rule_of_the_paper_for_a_group_with_many_outputs(weight):
     torch.manual_seed(0)
     model = nn.Linear(3, 40).double()
     data = torch.randn(5, 3).double(), torch.arange(5)
-    posterior = engram.laplace(model, data, structure="diagonal", progress=False)
+    posterior = engram.laplace(
+        model, data, structure="diagonal", progress=False, prior_precision=1.0
+    )
     alone = engram.sensitivities(model, data, posterior, estimator="paper", progress=False)
     settings = {"weights": [weight, weight], "estimator": "paper", "progress": False}
     removal = engram.remove(model, data, posterior, [1, 3], **settings)
@@ -73,7 +79,7 @@ def test_the_rule_of_the_paper_runs_with_many_classes():
     model, outputs = nn.Linear(2, 6_000), 6_000  # [K, K] of an example: 288 MB, and an eigensystem
     data = torch.randn(4, 2), torch.arange(4)
     posterior = engram.laplace(
-        model, data, structure="diagonal", curvature="fisher", progress=False
+        model, data, structure="diagonal", curvature="fisher", progress=False, prior_precision=1.0
     )
     found = engram.sensitivities(model, data, posterior, estimator="paper", progress=False)
     ones = {name: torch.ones_like(p) for name, p in model.named_parameters()}

@@ -46,6 +46,6 @@ def test_inputs_alone(form):
 
 def test_estimates_about_losses_need_targets():
     with Refusal(DataError, "target|tuple of tensors"):
-        engram.laplace(MLP.model, X, progress=False)
+        engram.laplace(MLP.model, X, progress=False, prior_precision=1.0)
     with Refusal(DataError, "labels"):
-        engram.laplace(MLP.model, {"x": X}, progress=False)
+        engram.laplace(MLP.model, {"x": X}, progress=False, prior_precision=1.0)

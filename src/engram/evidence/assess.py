@@ -67,7 +67,7 @@ def assess(
         >>> data = (x, x.sum(1, keepdim=True) + torch.randn(50, 1).double())
         >>> solution = torch.linalg.solve(x.T @ x + torch.eye(3).double(), x.T @ data[1])
         >>> _ = model.weight.data.copy_(solution.T)
-        >>> posterior = laplace(model, data, likelihood=Gaussian(), structure="full")
+        >>> posterior = laplace(model, data, likelihood=Gaussian(), prior_precision=1.0)
         >>> result = sensitivities(model, data, posterior, estimator="corrected")
         >>> assess(model, data, result, posterior).level
         'good'

@@ -83,7 +83,7 @@ def refine(
         >>> from engram import laplace, sensitivities
         >>> model = nn.Linear(3, 2)
         >>> data = (torch.randn(30, 3), torch.randint(0, 2, (30,)))
-        >>> posterior = laplace(model, data, structure="kronecker")
+        >>> posterior = laplace(model, data, structure="kronecker", prior_precision=1.0)
         >>> refined = refine(model, data, sensitivities(model, data, posterior), posterior)
         >>> refined.to_frame()["obtained"].value_counts().to_dict()
         {'solve': 20, 'estimate': 10}

@@ -60,7 +60,7 @@ def verify(
         >>> data = (x, x.sum(1, keepdim=True) + torch.randn(50, 1).double())
         >>> solution = torch.linalg.solve(x.T @ x + torch.eye(3).double(), x.T @ data[1])
         >>> _ = model.weight.data.copy_(solution.T)
-        >>> posterior = laplace(model, data, likelihood=Gaussian(), structure="full")
+        >>> posterior = laplace(model, data, likelihood=Gaussian(), prior_precision=1.0)
         >>> exact = sensitivities(model, data, posterior, estimator="corrected")
         >>> check = verify(model, data, exact, sample=12)
         >>> check.score.pearson.value, check.score.slope.value

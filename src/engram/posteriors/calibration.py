@@ -90,7 +90,7 @@ def calibrate(
         >>> from engram import laplace
         >>> model = nn.Linear(3, 2)
         >>> data = (torch.randn(20, 3), torch.randint(0, 2, (20,)))
-        >>> posterior = laplace(model, data, structure="full")
+        >>> posterior = laplace(model, data, structure="full", prior_precision=1.0)
         >>> exact = calibrate(model, data, posterior, relative_residual=1e-4)
         >>> round(exact.settings["calibration"]["scale"], 3)
         1.0

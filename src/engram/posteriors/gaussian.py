@@ -15,7 +15,7 @@ from engram.core.arguments import positive
 from engram.core.identity.digests import joined, of_tensors
 from engram.core.parameters import Layout, Named, check_finite_weights, trainable
 from engram.core.storage.kinds import Kind, check_that, checked, numbers, stored
-from engram.core.storage.values import taken_apart
+from engram.core.storage.values import ADDED_LATER, taken_apart
 from engram.curvature.kinds import Curvature
 from engram.errors import LikelihoodError, ModelMismatchError, PosteriorError
 from engram.likelihoods import Likelihood, resolve
@@ -54,6 +54,7 @@ class Posterior(Precision):
         curvature: what S is made of besides the prior.
         exact: whether every example's own Hessian is in S as it stands, so that it can be taken
             out of it.
+        prior_fitted: whether nobody gave delta, and it is the one that the weights fit best.
         scale: by which calibration has multiplied S; 1 without any.
         likelihood: of the data, said once, when it was made; only remembered where it was a
             function's and the posterior comes from a file.
@@ -70,6 +71,7 @@ class Posterior(Precision):
     exact: bool = field(default=False, kw_only=True)
     scale: float = field(default=1.0, kw_only=True)
     likelihood: Likelihood | Remembered = field(kw_only=True, repr=False)
+    prior_fitted: bool = field(default=False, kw_only=True, metadata=ADDED_LATER)
 
     @cached_property
     def digest(self) -> str:
@@ -205,7 +207,9 @@ class Posterior(Precision):
 
     def __repr__(self) -> str:
         facts = [self.structure, f"{self.num_params:,} parameters", f"N={self.num_data:,}"]
-        facts += [f"prior_precision={self.prior_precision:g}", f"curvature={self.curvature}"]
+        fitted = " (fits the weights)" if self.prior_fitted else ""
+        facts += [f"prior_precision={self.prior_precision:g}{fitted}"]
+        facts += [f"curvature={self.curvature}"]
         facts += [f"likelihood={self.likelihood!r}"]
         if "tolerance" in self.settings:
             facts += [f"tolerance={self.settings['tolerance']}"]

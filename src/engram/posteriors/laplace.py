@@ -28,6 +28,7 @@ from engram.likelihoods import Likelihood
 from engram.likelihoods.from_loss import LossLikelihood
 from engram.linalg.block import Block
 from engram.linalg.dense import DenseBlock
+from engram.posteriors.fitting_prior import fitting_prior
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.low_rank_fit import LEADING, MOST_OWN, fit_low_rank
 from engram.posteriors.structures import (
@@ -65,7 +66,7 @@ def laplace(
     *,
     likelihood: str | Likelihood = "categorical",
     structure: str = AUTO,
-    prior_precision: float = 1.0,
+    prior_precision: float | str = AUTO,
     curvature: str = AUTO,
     tolerance: float | str = AUTO,
     batch_size: int | str = AUTO,
@@ -88,7 +89,9 @@ def laplace(
         structure: ``isotropic``, ``diagonal``, ``kronecker`` (K-FAC), ``ekfac`` (K-FAC with
             eigenvalues corrected, two passes), ``low_rank`` (exact in the directions that matter,
             found by products with the curvature), ``full``, or ``last_layer`` (full over it).
-        prior_precision: delta of the regulariser delta/2 |theta|^2 on the sum of the losses.
+        prior_precision: delta of the regulariser delta/2 |theta|^2 on the sum of the losses, N
+            times the weight decay of the mean loss. ``"auto"`` is the one that the weights fit
+            best, by a pass over the data: at a minimum the very one of the training.
         curvature: ``ggn`` exact, ``fisher`` with one sampled label per example, ``empirical``, or
             ``hessian`` (exact Hessian; ``full``, ``last_layer`` and ``low_rank``; an error where
             it is not positive definite). With a named structure ``"auto"`` is ``ggn``.
@@ -108,13 +111,19 @@ def laplace(
         Posterior(diagonal, 8 parameters, N=20, prior_precision=2, curvature=ggn, ...)
     """
     check_module(model)
-    prior_precision, seed = check_prior_precision(prior_precision), seed_number(seed)
+    given = None if is_auto(prior_precision) else check_prior_precision(prior_precision)
+    seed = seed_number(seed)
     one_of("structure", structure, (AUTO, *STRUCTURES), 'use "auto"')
     one_of("curvature", curvature, (AUTO, *CURVATURES), 'use "auto"')
     _check_combination(structure, curvature)
     tolerance = chosen_tolerance(tolerance, model)
     with session(model, data, likelihood, batch_size, progress) as opened:
-        return fitted(opened, structure, prior_precision, curvature, tolerance, seed)
+        if given is not None:
+            return fitted(opened, structure, given, curvature, tolerance, seed)
+        prior = fitting_prior(opened)
+        return prior.noted(
+            fitted(opened, structure, prior.prior_precision, curvature, tolerance, seed)
+        )
 
 
 def fitted(

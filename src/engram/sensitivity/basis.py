@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from engram.core.storage.values import ADDED_LATER
 from engram.errors import LikelihoodError, ModelMismatchError
 from engram.likelihoods import Likelihood, resolve
 from engram.likelihoods.remembered import Remembered
@@ -28,6 +29,7 @@ class Basis:
         posterior_digest: by which the same posterior is known again.
         threshold: the output above which a binary classifier with one output says 1.
         loss_unit: of the losses; another one than nats where they are no log likelihoods.
+        prior_fitted: whether nobody gave the prior precision, and the weights' own was taken.
         in_eval_mode: kinds of layers of the model in training that were in eval mode for this.
     """
 
@@ -42,6 +44,7 @@ class Basis:
     threshold: float | None = None
     loss_unit: str = "nats"
     in_eval_mode: tuple[str, ...] = ()
+    prior_fitted: bool = field(default=False, metadata=ADDED_LATER)
 
     @classmethod
     def of(
@@ -65,6 +68,7 @@ class Basis:
             threshold,
             likelihood.unit,
             in_eval_mode,
+            posterior.prior_fitted,
         )
 
     @property

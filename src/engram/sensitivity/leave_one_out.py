@@ -58,7 +58,7 @@ def sensitivities(
         >>> from engram import laplace
         >>> model = nn.Linear(3, 2)
         >>> data = (torch.randn(20, 3), torch.randint(0, 2, (20,)))
-        >>> result = sensitivities(model, data, laplace(model, data, structure="full"))
+        >>> result = sensitivities(model, data, laplace(model, data, prior_precision=1.0))
         >>> result.loo_nll > result.train_nll
         True
     """

@@ -224,6 +224,11 @@ class Result:
             "sign                  without the example minus with it",
             repr(self.verdict),
         ]
+        if self.basis.prior_fitted:
+            lines.append(
+                f"note                  prior_precision {self.basis.prior_precision:.4g} is the "
+                "one that the weights fit best: none was given"
+            )
         if self.obtained.any():
             counts = [f"{int((self.obtained == n).sum()):,} by {OBTAINED[n]}" for n in (1, 2)]
             lines.append(f"refined               {', '.join(counts)}; the others are estimates")

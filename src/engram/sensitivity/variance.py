@@ -53,7 +53,7 @@ def prediction_variance(
         >>> import torch
         >>> from engram import laplace
         >>> model, data = nn.Linear(3, 2), (torch.randn(9, 3), torch.randint(0, 2, (9,)))
-        >>> prediction_variance(model, data[0], laplace(model, data, structure="full")).shape
+        >>> prediction_variance(model, data[0], laplace(model, data, prior_precision=1.0)).shape
         torch.Size([9, 2, 2])
     """
     posterior = as_posterior(posterior, model)

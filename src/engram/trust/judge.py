@@ -12,10 +12,12 @@ from torch import Tensor
 
 from engram.trust.thresholds import (
     CLOSED,
+    CONVERGENCE,
     LEVERAGE,
     LOST,
     LOST_CLOSED,
     NO_RICHER,
+    NOT_TOLD,
     OWN_RULES,
     RICHER,
 )
@@ -51,6 +53,8 @@ class Foundation(Protocol):
 
     @property
     def whole_matrix(self) -> bool: ...
+    @property
+    def prior_fitted(self) -> bool: ...
 
 
 class Judged(Protocol):
@@ -119,10 +123,13 @@ def signals(result: Judged) -> dict[str, float]:
 
 def rules_of(result: Judged) -> tuple[Rule, ...]:
     """The rules, with remedies that the result's structure leaves open."""
+    rules: tuple[Rule, ...] = OWN_RULES
+    if result.basis.prior_fitted:
+        rules = tuple(NOT_TOLD if rule is CONVERGENCE else rule for rule in rules)
     if not result.basis.whole_matrix:
-        return OWN_RULES
+        return rules
     remedy = NO_RICHER if _linearised(result) else CLOSED
-    return tuple(replace(r, remedy=remedy) if r in RICHER else r for r in OWN_RULES)
+    return tuple(replace(r, remedy=remedy) if r in RICHER else r for r in rules)
 
 
 def own_levels(result: Judged) -> Tensor:

@@ -13,6 +13,7 @@ What a result's own signals are is in :mod:`engram.trust.judge`, what an assessm
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from engram.trust.verdict import Rule
 
@@ -23,6 +24,12 @@ CONVERGENCE = Rule(
     unreliable=0.1,
     text="the model is not at a minimum of its objective",
     remedy="Train until the gradient vanishes, with the regulariser in the objective.",
+)
+NOT_TOLD = replace(
+    CONVERGENCE,
+    text="the model is not at a minimum, and nothing was said of its training: prior_precision is "
+    "the one that its weights fit best",
+    remedy="Pass training=, or prior_precision=, N times the weight decay of the mean loss.",
 )
 PRIOR = Rule(
     "prior_mismatch",

@@ -39,7 +39,7 @@ def functions():
     fitted = posterior("mlp", "diagonal")
     model, quiet = MLP.model, {"progress": False}
     return {
-        "laplace": lambda data: engram.laplace(model, data, **quiet),
+        "laplace": lambda data: engram.laplace(model, data, prior_precision=1.0, **quiet),
         "sensitivities": lambda data: engram.sensitivities(model, data, fitted, **quiet),
         "calibrate": lambda data: engram.calibrate(model, data, fitted, **quiet),
         "remove": lambda data: engram.remove(model, data, fitted, [0, 1, 2, 3], **quiet),
@@ -164,7 +164,7 @@ def test_ragged_data_without_a_collator():
     data = [(torch.randn(n + 4).double(), y) for n, y in enumerate(Y)]
     for given in (data, DataLoader(data, 3)):
         with Refusal(DataError, "one shape", "collate_fn"):
-            engram.laplace(MLP.model, given, progress=False)
+            engram.laplace(MLP.model, given, progress=False, prior_precision=1.0)
 
 
 class Two(nn.Module):
@@ -197,7 +197,9 @@ SHAPES = {
 
 
 def scores(model, data):
-    fitted = engram.laplace(model, data, structure="full", curvature="ggn", progress=False)
+    fitted = engram.laplace(
+        model, data, structure="full", curvature="ggn", progress=False, prior_precision=1.0
+    )
     return engram.sensitivities(model, data, fitted, progress=False).deviation
 
 
@@ -244,7 +246,7 @@ REFUSED = {
 def test_data_of_no_known_form(name):
     data, *words = REFUSED[name]
     with Refusal(DataError, *words):
-        engram.laplace(MLP.model, data, progress=False)
+        engram.laplace(MLP.model, data, progress=False, prior_precision=1.0)
 
 
 def test_a_batch_of_nodes_is_named():
@@ -255,7 +257,9 @@ def test_a_batch_of_nodes_is_named():
         return {"x": torch.cat([g["x"] for g, _ in items])}, torch.stack([y for _, y in items])
 
     with Refusal(DataError, "rows at \\['x'\\] for", "graphs"):
-        engram.laplace(MLP.model, DataLoader(graphs, 3, collate_fn=joined), progress=False)
+        engram.laplace(
+            MLP.model, DataLoader(graphs, 3, collate_fn=joined), progress=False, prior_precision=1.0
+        )
 
 
 def test_outputs_of_other_rows_than_examples():
@@ -264,7 +268,7 @@ def test_outputs_of_other_rows_than_examples():
             return super().forward(x).repeat_interleave(2, 0)
 
     with Refusal(DataError, "one row of outputs per example", "6 rows for 3"):
-        engram.laplace(Pooled(4, 3).double(), (X, Y), progress=False)
+        engram.laplace(Pooled(4, 3).double(), (X, Y), progress=False, prior_precision=1.0)
 
 
 class InPlace(nn.Module):
@@ -289,7 +293,7 @@ class OutOfPlace(InPlace):
 
 
 def results(model, data):
-    fitted = engram.laplace(model, data, structure="full", progress=False)
+    fitted = engram.laplace(model, data, structure="full", progress=False, prior_precision=1.0)
     outcome = engram.remove(model, data, fitted, [1, 4], evaluate_on=data, progress=False)
     truth = engram.retrain(model, data, [3], train="lbfgs", progress=False)
     return [
@@ -320,9 +324,9 @@ class Together(Two):
 
 def test_inputs_that_the_model_takes_as_one():
     with Refusal(EngramError, "argument of its own", r"model\(a, b\)"):
-        engram.laplace(Together(), ((X, X.flip(1)), Y), progress=False)
+        engram.laplace(Together(), ((X, X.flip(1)), Y), progress=False, prior_precision=1.0)
     with Refusal(EngramError, "key", "does not know"):
-        engram.laplace(Two(), ({"a": X, "b": X, "c": X}, Y), progress=False)
+        engram.laplace(Two(), ({"a": X, "b": X, "c": X}, Y), progress=False, prior_precision=1.0)
 
 
 def test_a_training_function_gets_batches_of_the_users_sampler():
@@ -345,7 +349,9 @@ def test_a_collate_fn_that_draws_random_numbers():
         return x + torch.rand_like(x), y + torch.rand(len(y))
 
     with Refusal(DataError, "deterministic", "without augmentation"):
-        engram.laplace(MLP.model, loader((X, Y), collate_fn=noisy), progress=False)
+        engram.laplace(
+            MLP.model, loader((X, Y), collate_fn=noisy), progress=False, prior_precision=1.0
+        )
 
 
 def test_a_pass_takes_nothing_from_the_loaders_generator():

@@ -62,7 +62,7 @@ def adapted():
 
 
 def fit(model):
-    return engram.laplace(model, (X, Y), structure="diagonal", progress=False)
+    return engram.laplace(model, (X, Y), structure="diagonal", progress=False, prior_precision=1.0)
 
 
 def estimate(model, fitted):
@@ -165,7 +165,7 @@ TOKENS = torch.randn(9, 3, 4, generator=GENERATOR, dtype=torch.float64)
 
 def deviation_of(model):
     data = (TOKENS, torch.arange(9) % 3)
-    fitted = engram.laplace(model, data, structure="diagonal", progress=False)
+    fitted = engram.laplace(model, data, structure="diagonal", progress=False, prior_precision=1.0)
     return engram.sensitivities(
         model, data, fitted, estimator="linear", batch_size=1, progress=False
     ).deviation

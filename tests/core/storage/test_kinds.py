@@ -90,7 +90,9 @@ def halved(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def test_a_likelihood_that_is_a_function_is_given_again(tmp_path: Path) -> None:
     model, data = torch.nn.Linear(3, 1), (torch.randn(9, 3), torch.randn(9))
-    posterior = engram.laplace(model, data, likelihood=from_loss(squared), progress=False)
+    posterior = engram.laplace(
+        model, data, likelihood=from_loss(squared), progress=False, prior_precision=1.0
+    )
     result = engram.sensitivities(model, data, posterior, progress=False)
     posterior.save(tmp_path / "posterior")
     result.save(tmp_path / "result")

@@ -100,7 +100,9 @@ def check_against_torch_func(model: nn.Module) -> None:
 
 def test_dropout_is_drawn_as_it_was() -> None:
     model = Between(nn.Dropout(0.5))
-    posterior = engram.laplace(model, (X, Y), structure="isotropic", progress=False)
+    posterior = engram.laplace(
+        model, (X, Y), structure="isotropic", progress=False, prior_precision=1.0
+    )
     model.train()
     step = recorded(model)
     tape = step.tape
@@ -152,7 +154,9 @@ def test_obstacles_are_named(function: Callable[[Tensor], Tensor], words: str | 
 def test_what_was_not_seen_is_noticed_by_the_products() -> None:
     """A function with a backward of its own hides its operation from the tape."""
     model = Between(Custom.apply)  # type: ignore[arg-type]
-    posterior = engram.laplace(model, (X, Y), structure="isotropic", progress=False)
+    posterior = engram.laplace(
+        model, (X, Y), structure="isotropic", progress=False, prior_precision=1.0
+    )
     step = recorded(model)
     found = step.deviation(step.output_gradient, posterior, 1.0)
     expected = torch_func.deviation(

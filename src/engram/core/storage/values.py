@@ -29,6 +29,7 @@ UNUSUAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 MOST_BITS = 1024  # of a whole number, in records of the user's own
 LARGEST_INTEGER = 2**53  # of a field: up to here every reader of JSON agrees
 DEEPEST_NESTING = 50  # objects in objects; one that contains itself ends there
+ADDED_LATER = {"added_later": True}  # metadata of fields that earlier versions have not written
 VARIANT = "kind"  # key of the name that tells which of several classes an object is of
 Reader = Callable[[Any, str], Any]  #: of a value and the words for where it stood
 WRITERS: dict[type, Callable[[Any], Any]] = {}  # plain values of classes that are no dataclasses
@@ -151,6 +152,8 @@ def read_fields(
 ) -> dict[str, Any]:
     """The fields of a dataclass, none missing, none beside them, each of its type.
 
+    Those that were :data:`ADDED_LATER` may be missing: their defaults are what was before.
+
     Args:
         kind: the dataclass.
         values: what was read.
@@ -159,7 +162,12 @@ def read_fields(
     """
     own = readers or {}
     hints = get_type_hints(kind)
-    wanted = [field.name for field in fields(kind) if field.init]
+    known = values if isinstance(values, dict) else {}
+    wanted = [
+        field.name
+        for field in fields(kind)
+        if field.init and (field.name in known or field.metadata != ADDED_LATER)
+    ]
     found = objects(values, where, wanted)
     return {
         name: own[name](found[name], f"{where}: {name}")

@@ -27,7 +27,9 @@ def with_remaining_factors(setting: Setting) -> Setting:
         >>> x, y = torch.tensor([[1.0], [2.0]]).double(), torch.tensor([[3.0], [1.0]]).double()
         >>> model = torch.nn.Linear(1, 1, bias=False).double()
         >>> _ = model.weight.data.fill_(5 / 6)  # ridge: x'y / (x'x + 1)
-        >>> posterior = engram.laplace(model, (x, y), likelihood="gaussian", structure="kronecker")
+        >>> posterior = engram.laplace(
+        ...     model, (x, y), likelihood="gaussian", structure="kronecker", prior_precision=1.0
+        ... )
         >>> found = engram.sensitivities(model, (x, y), posterior, estimator="downdated")
         >>> without = torch.stack([x[1] @ y[1:] / 5 * x[0], x[0] @ y[:1] / 2 * x[1]])
         >>> torch.allclose(found.outputs + found.deviation, without)

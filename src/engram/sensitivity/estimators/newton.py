@@ -73,7 +73,9 @@ def newton(observed: Observed, setting: Setting) -> Estimate:
         >>> x, y = torch.tensor([[1.0], [2.0]]).double(), torch.tensor([[3.0], [1.0]]).double()
         >>> model = torch.nn.Linear(1, 1, bias=False).double()
         >>> _ = model.weight.data.fill_(5 / 6)  # ridge: x'y / (x'x + 1)
-        >>> posterior = engram.laplace(model, (x, y), likelihood="gaussian", curvature="hessian")
+        >>> posterior = engram.laplace(
+        ...     model, (x, y), likelihood="gaussian", curvature="hessian", prior_precision=1.0
+        ... )
         >>> found = engram.sensitivities(model, (x, y), posterior, estimator="newton")
         >>> v, e = x**2 / 6, 5 / 6 * x - y
         >>> torch.allclose(found.deviation, v * e / (1 - v))
