@@ -31,7 +31,7 @@ def test_a_net_is_judged_without_them() -> None:
     code = (
         "import torch, engram; model = torch.nn.Linear(3, 2); "
         "data = torch.randn(8, 3), torch.randint(2, (8,)); "
-        "posterior = engram.laplace(model, data, progress=False); "
+        "posterior = engram.laplace(model, data, prior_precision=1.0, progress=False); "
         "str(engram.sensitivities(model, data, posterior, progress=False))"
     )
     assert loaded_by(code).isdisjoint({"matplotlib", "pandas", "sklearn"})

@@ -33,7 +33,7 @@ def limit(more):
 torch.manual_seed(0)
 model, wide = torch.nn.Linear(3, 600), torch.nn.Linear(3, 20_000)
 data = (torch.randn(32, 3), torch.randint(0, 600, (32,)))
-settings = dict(structure="diagonal", tolerance=0, progress=False)
+settings = dict(structure="diagonal", prior_precision=1.0, tolerance=0, progress=False)
 limit(80 * 2**20)
 print(0 < available_bytes(torch.device("cpu")) <= 80 * 2**20)
 
