@@ -78,6 +78,18 @@ def retrained(folder: Path | None = None) -> engram.Retraining:
     return engram.retrain(MODEL, DATA, CHOSEN, prior_precision=DELTA, folder=folder, progress=False)
 
 
+def subset_truth() -> engram.SubsetTruth:
+    """Weights that are given, not trained."""
+
+    def shift(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+        for parameter in model.parameters():
+            parameter.data += len(data[0]) / 4096
+
+    return engram.retrain(
+        lambda: MODEL, DATA, train=shift, subsets=5, keep=0.5, evaluate_on=DATA, progress=False
+    )
+
+
 def verified() -> engram.Verification:
     found = result()
     return engram.verify(MODEL, DATA, found, sample=5, progress=False)

@@ -26,6 +26,7 @@ from engram.posteriors.posterior_of import posterior_of
 from engram.retraining import recipes
 from engram.retraining.result import Retraining
 from engram.retraining.retrain import retrain
+from engram.retraining.subset_truth import SubsetTruth
 from engram.sensitivity.groups import ClassRemovals, Removal, remove, remove_classes
 from engram.sensitivity.influence import influence
 from engram.sensitivity.leave_one_out import sensitivities
@@ -54,6 +55,7 @@ __all__ = [
     "Removal",
     "Result",
     "Retraining",
+    "SubsetTruth",
     "Tracker",
     "Tuning",
     "Verdict",

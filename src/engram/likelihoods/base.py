@@ -136,6 +136,10 @@ class Likelihood(Loss):
     def mean_derivative(self, outputs: Tensor) -> Tensor:
         """sigma'(f) output by output, which the ``paper`` estimator linearises with, [N, K]."""
 
+    def target_probability(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        """The probability of an example's own label, [N]; None where targets are no labels."""
+        return None
+
     def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Lambda = d2 loss / d f2, [N, K, K]."""
         factor = self.hessian_factor(outputs, targets)

@@ -94,6 +94,10 @@ class Bernoulli(ElementwiseLikelihood):
     def expected_curvature(self, eta: Tensor) -> Tensor:
         return self.link.rise(eta) * self.link.fall(eta)
 
+    def target_probability(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        mean = self.mean(outputs)
+        return (targets * mean + (1 - targets) * (1 - mean)).prod(1)
+
     def sampled_residual(self, outputs: Tensor, targets: Tensor, draws: Draws) -> Tensor:
         probability = self.link.mean(outputs)
         drawn = draws.uniform(probability.shape[1]).to(probability) < probability

@@ -102,6 +102,9 @@ class Categorical(Likelihood):
         probability = outputs.softmax(1)
         return probability * (1 - probability)
 
+    def target_probability(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        return (self.mean(outputs) * self.form(outputs, targets)).sum(1)
+
     def at_limit(self, targets: Tensor) -> Tensor:
         if not targets.is_floating_point():
             return torch.ones(len(targets), dtype=torch.bool, device=targets.device)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,17 @@ from engram.retraining.prior import Prior, check_prior
 from engram.retraining.recipes import NAMED, Recipe
 from engram.retraining.result import Retraining, assemble
 from engram.retraining.run_folder import Ranks, RunFolder, check_folder, wait_until_done
-from engram.retraining.selection import EXAMPLES_AT_ONCE, Indices, Selection, Task, select
+from engram.retraining.selection import (
+    EXAMPLES_AT_ONCE,
+    Indices,
+    Selection,
+    Task,
+    select,
+    select_nothing_else,
+)
 from engram.retraining.stack import Stack, open_stack
+from engram.retraining.subset_truth import SubsetTruth
+from engram.retraining.subsets import Make, SubsetRequest, retrain_on_subsets
 from engram.retraining.user_function import check_arguments, private_copy, training_copies
 from engram.retraining.workers import FunctionWorker, RecipeWorker
 
@@ -37,6 +46,7 @@ FEWEST_REFITS = 2  # with nothing left out: a baseline, and one to compare it wi
 BAR = "{l_bar}{bar}| {n:.0f}/{total:.0f} copies [{elapsed}<{remaining}]"
 
 
+@overload
 def retrain(
     model: nn.Module,
     data: Data,
@@ -44,6 +54,7 @@ def retrain(
     *,
     groups: Mapping[str, Indices] | Sequence[Indices] | None = None,
     classes: bool | Sequence[int] | None = None,
+    subsets: None = None,
     train: Train = "newton",
     likelihood: str | Likelihood = "categorical",
     prior_precision: Prior = 1.0,
@@ -54,7 +65,47 @@ def retrain(
     trust_folder: bool = False,
     seed: int = 0,
     progress: bool = True,
-) -> Retraining:
+) -> Retraining: ...
+
+
+@overload
+def retrain(
+    model: nn.Module | Make,
+    data: Data,
+    *,
+    subsets: int | Tensor,
+    keep: float = 0.85,
+    train: Function,
+    likelihood: str | Likelihood = "categorical",
+    evaluate_on: Data | None = None,
+    keep_models: bool = False,
+    folder: str | Path | None = None,
+    trust_folder: bool = False,
+    seed: int = 0,
+    progress: bool = True,
+) -> SubsetTruth: ...
+
+
+def retrain(
+    model: nn.Module | Make,
+    data: Data,
+    indices: Indices | None = None,
+    *,
+    groups: Mapping[str, Indices] | Sequence[Indices] | None = None,
+    classes: bool | Sequence[int] | None = None,
+    subsets: int | Tensor | None = None,
+    keep: float = 0.85,
+    train: Train = "newton",
+    likelihood: str | Likelihood = "categorical",
+    prior_precision: Prior = 1.0,
+    evaluate_on: Data | None = None,
+    keep_models: bool = False,
+    refits: int = 3,
+    folder: str | Path | None = None,
+    trust_folder: bool = False,
+    seed: int = 0,
+    progress: bool = True,
+) -> Retraining | SubsetTruth:
     r"""True leave-out effects: train again without the examples, from the trained model.
 
     .. math:: \theta^{\setminus M} = \arg\min_\theta
@@ -63,12 +114,23 @@ def retrain(
     Every deviation is measured from a refit with *everything*, so that further training is not
     mistaken for sensitivity where the given model had not converged.
 
+    With ``subsets=`` it answers for nets as people train them, to no minimum: the training function
+    trains many nets from the start, each on a random part of the data and with another seed, and
+    every example is compared between the nets that saw it and those that did not. That is the
+    truth about all N examples, for some 50 to 200 trainings.
+
     Args:
-        model: trained; it is not changed.
+        model: trained; it is not changed. With ``subsets``, a function that makes a new model for
+            every training, as in ``lambda: Net()``; or a model that is not trained yet, from which
+            all of them start.
         data: the training data.
         indices: examples, each left out by itself; all of them if nothing is chosen.
         groups: lists of examples, each list left out together; a dict names them.
         classes: True for each class in turn, or a list of class numbers.
+        subsets: how many trainings on random subsets, such that every example is left out equally
+            often; or which examples each of them keeps, bool [S, N]. A run with more subsets goes
+            on in the folder of one with fewer.
+        keep: share of the examples that each of them sees.
         train: a recipe by name (``newton``, ``lbfgs``, ``adam``, ``sgd``) or from
             ``engram.recipes``, which train many copies at once; or a function
             ``fit(model, data)`` that gets a copy of the model and the data without the left-out
@@ -89,7 +151,8 @@ def retrain(
         progress: show a bar with the time left when it takes longer than a few seconds.
 
     Returns:
-        Outputs, deviations and losses of the left-out examples, and the noise floor.
+        Outputs, deviations and losses of the left-out examples, and the noise floor; with
+        ``subsets``, an :class:`engram.SubsetTruth`.
 
     Example:
         >>> from engram.likelihoods import Gaussian
@@ -103,16 +166,18 @@ def retrain(
                 [1.3333],
                 [0.0000]], dtype=torch.float64)
     """
-    check_module(model)
-    model = uncompiled(model)
-    chosen = resolve(likelihood)
+    chosen, seed = resolve(likelihood), seed_number(seed)
+    check_folder(folder)
+    if subsets is not None:
+        select_nothing_else(indices, groups, classes)
+        request = SubsetRequest(train, subsets, keep, chosen, evaluate_on, keep_models, seed)
+        return retrain_on_subsets(model, data, request, folder, trust_folder, progress)
+    model = _module(model)
     delta = check_prior(prior_precision, list(trainable(model)))
     ways = _resolve_train(train)
     refits = whole("number of refits", refits, FEWEST_REFITS, MANY, "use refits=3")
-    seed = seed_number(seed)
     ranks = Ranks.from_environment()
     ranks.check_folder(folder)
-    check_folder(folder)
     with locked(model), kept_surroundings(), torch.inference_mode(False):
         selection = select(Batches(data, EXAMPLES_AT_ONCE), indices, groups, classes)
         task = Task(selection, chosen, evaluate_on, refits, keep_models, seed)
@@ -121,6 +186,11 @@ def retrain(
         run = RunFolder(folder, identity.fingerprint, identity.settings)
         opener = Opener(data, chosen)
         return _retrained(model, opener, Way(ways, task, delta, identity), run, ranks, progress)
+
+
+def _module(model: Any) -> nn.Module:
+    check_module(model)
+    return uncompiled(model)
 
 
 def retrain_examples(

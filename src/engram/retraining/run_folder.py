@@ -45,6 +45,7 @@ MANIFEST = "manifest"
 NEEDED = {  # tensors without which a part of this kind counts as damaged
     "refits": {"baseline", "refit_outputs", "gradient_norm", "wanted_norm"},
     "copies": {"number", "outputs_without", "gradient_norm", "wanted_norm"},
+    "subsets": {"number", "outputs", "seconds"},
 }
 NAME = re.compile(rf"({'|'.join(NEEDED)})-[0-9a-f]{{32}}\.safetensors")
 Part = dict[str, Tensor]
@@ -172,7 +173,9 @@ def _read_part(file: Path) -> tuple[str, str, Part]:
     if header.get("checksum") != _checksum(header, part):
         raise StorageError("an undamaged part of a run", "its checksum differs", "train it again")
     if kind not in NEEDED or not NEEDED[kind] <= set(part):
-        raise StorageError("refits or copies", f"{kind!r} with {sorted(part)}", "train it again")
+        raise StorageError(
+            "refits, copies or subsets", f"{kind!r} with {sorted(part)}", "train it again"
+        )
     return kind, header.get("fingerprint", ""), part
 
 

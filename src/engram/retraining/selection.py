@@ -64,6 +64,13 @@ def select(
     return Selection("examples", labels, tuple(i[None] for i in chosen))
 
 
+def select_nothing_else(indices: object, groups: object, classes: object) -> None:
+    """ArgumentError where examples are chosen beside ``subsets``, which leave out all in turn."""
+    for name, choice in (("indices", indices), ("groups", groups), ("classes", classes)):
+        if choice is not None and choice is not False:
+            raise ArgumentError("either subsets or a choice of examples", f"{name} too", "drop it")
+
+
 def _groups(groups: Mapping[str, Indices] | Sequence[Indices], num_data: int) -> Selection:
     named = groups if isinstance(groups, Mapping) else dict(enumerate(_as_list(groups, "groups")))
     labels = tuple(str(name) for name in named)

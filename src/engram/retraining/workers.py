@@ -185,6 +185,23 @@ def _finite(outputs: Tensor, recipe: Recipe) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
+class TrainedCopy:
+    """What a training function has made of its copy.
+
+    Args:
+        model: the trained one.
+        returned: whether the function gave it back, and did not only train in place.
+        in_place: whether it is the copy that the function was given.
+        moved: whether any weight or buffer differs from the start.
+    """
+
+    model: nn.Module
+    returned: bool
+    in_place: bool
+    moved: bool
+
+
+@dataclass(frozen=True, eq=False)
 class FunctionWorker:
     """Copies trained one by one by the user's function.
 
@@ -205,7 +222,7 @@ class FunctionWorker:
         outputs, losses = [], []
         for number in range(self.task.refits):
             seed = self.task.seed + max(0, number - 1)
-            trained, _ = self._train(NOTHING, seed)
+            trained = self.train(self.model, NOTHING, seed).model
             outputs.append(self.outputs(trained, self.data, None))
             losses.append(self._evaluated(trained))
             report(1.0)
@@ -225,8 +242,9 @@ class FunctionWorker:
         for position, number in enumerate(numbers):
             began = time.perf_counter()
             members = self.task.selection.members[number]
-            trained, moved = self._train(members, self.task.seed)
-            unchanged += not moved
+            made = self.train(self.model, members, self.task.seed)
+            trained = made.model
+            unchanged += not (made.returned or made.moved)
             if unchanged == position + 1 >= min(UNCHANGED_ALLOWED, len(numbers)):
                 raise TrainingError(
                     "a training function that trains the model in place or returns the trained one",
@@ -252,18 +270,19 @@ class FunctionWorker:
             report(1.0)
             yield part
 
-    def _train(self, members: Tensor, seed: int) -> tuple[nn.Module, bool]:
-        """A trained copy, and whether it was returned or its weights have changed."""
+    def train(self, start: nn.Module, members: Tensor, seed: int) -> TrainedCopy:
+        """A copy of a model, trained without some examples."""
         kept = without(self.data, members)
         watched = Watched.of(kept, self.data) if self.steady else Watched.of()
-        private = private_copy(self.model)
+        private = private_copy(start)
         with kept_surroundings(), seeded(seed):
             returned = self.function(private, kept)
         watched.check()
         trained = trained_model(returned, private)
         check_same_parameters(trained, self.model)
         check_finite(trained, self.model)
-        return trained, returned is not None or has_moved(trained, self.model)
+        moved = has_moved(trained, start)
+        return TrainedCopy(trained, returned is not None, trained is private, moved)
 
     def outputs(self, trained: nn.Module, data: Data, members: Tensor | None) -> Tensor:
         """Outputs of a model on all or some examples, in eval mode."""

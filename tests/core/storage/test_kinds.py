@@ -30,6 +30,7 @@ CLASSES = {
     "posterior": (lambda: saved_things.posterior("kronecker"), engram.Posterior),
     "assessment": (saved_things.assessed, engram.Assessment),
     "retraining": (saved_things.retrained, engram.Retraining),
+    "subset_truth": (saved_things.subset_truth, engram.SubsetTruth),
     "verification": (saved_things.verified, engram.Verification),
     "tuning": (saved_things.tuned, engram.Tuning),
     "history": (lambda: saved_things.followed().history, History),

@@ -78,8 +78,9 @@ def stored(kind: Kind[T]) -> Kind[T]:
 def load(folder: str | Path, device: torch.device | str = "cpu", likelihood: Any = None) -> Any:
     """Read whatever engram has saved in a folder.
 
-    A result, a posterior, an assessment, a retraining, a verification, a tuning or a history comes
-    back as the object it was; of a tracker its state, for ``tracker.load_state_dict``.
+    A result, a posterior, an assessment, a retraining, a truth by subsets, a verification, a tuning
+    or a history comes back as the object it was; of a tracker its state, for
+    ``tracker.load_state_dict``.
 
     Args:
         folder: that it was saved in. Where several things are in one folder, the file of one of
