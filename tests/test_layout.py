@@ -14,6 +14,7 @@ ORDER = (
     {"engine"},
     {"curvature"},
     {"optimizers"},
+    {"training"},
     {"posteriors"},
     {"problem"},
     {"trust"},

@@ -34,6 +34,8 @@ from engram.sensitivity.result import Result
 from engram.sensitivity.variance import prediction_variance
 from engram.tracking.tracker import Tracker
 from engram.tracking.tune import Tuning, tune
+from engram.training.record import record
+from engram.training.training import Training
 from engram.trust.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ __all__ = [
     "Retraining",
     "SubsetTruth",
     "Tracker",
+    "Training",
     "Tuning",
     "Verdict",
     "Verification",
@@ -75,6 +78,7 @@ __all__ = [
     "posterior_of",
     "prediction_variance",
     "recipes",
+    "record",
     "refine",
     "remove",
     "remove_classes",

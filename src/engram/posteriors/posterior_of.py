@@ -30,6 +30,7 @@ from engram.optimizers.structures import FullMatrix
 from engram.posteriors.gaussian import SAME_PRIOR, Posterior, check_prior_precision
 from engram.posteriors.optimizer_state import Source, blocks_of, kind_of, takes_mean_loss
 from engram.posteriors.tolerance import chosen_tolerance
+from engram.training.metrics import unwrapped
 
 SECOND_MOMENTS = ("batch", "example", "paper")  # readings of an average of squared gradients
 
@@ -149,12 +150,6 @@ class Wanted:
         tolerance = chosen_tolerance(self.tolerance, model)
         read = (scale * root, prior.by_name, tolerance, self.as_kept)
         return Source(optimizer, parameters, *read), prior
-
-
-def unwrapped(optimizer: Optimizer) -> Optimizer:
-    """The optimizer inside those that only pass its steps on, such as accelerate's."""
-    inner = getattr(optimizer, "optimizer", None)
-    return unwrapped(inner) if isinstance(inner, Optimizer) else optimizer
 
 
 def likelihood_of(optimizer: Optimizer, given: str | Likelihood) -> Likelihood:

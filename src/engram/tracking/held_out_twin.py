@@ -30,8 +30,8 @@ from engram.engine.streaming.step import StepRecorder
 from engram.errors import DataError, PosteriorError
 from engram.likelihoods import Likelihood
 from engram.optimizers.base import BayesianOptimizer
-from engram.posteriors.posterior_of import unwrapped
 from engram.tracking.validation import BATCH_SIZE, losses_of
+from engram.training.metrics import unwrapped
 
 TWIN = "a saved twin"
 ROUNDING = 1e-5  # relative change of a gradient's norm up to which it was not rescaled (clipped)

@@ -28,11 +28,11 @@ from engram.posteriors.posterior_of import (
     Wanted,
     check_second_moment,
     posterior_of,
-    unwrapped,
 )
 from engram.posteriors.structures import STRUCTURES
 from engram.problem import Opener
 from engram.tracking.moving_average import MovingAverageCurvature
+from engram.training.metrics import unwrapped
 
 EVERY_STEP_UNTIL, READ_EVERY = 20, 8  # streamed steps
 

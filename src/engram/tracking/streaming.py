@@ -32,11 +32,11 @@ from engram.errors import (
 )
 from engram.optimizers.base import BayesianOptimizer
 from engram.optimizers.ivon import at_mean
-from engram.posteriors.posterior_of import unwrapped
 from engram.sensitivity.estimators.base import displaced
 from engram.tracking.history import Record
 from engram.tracking.sources import Source, training_lost
 from engram.tracking.training_steps import Training, TrainingStep
+from engram.training.metrics import unwrapped
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,7 +15,7 @@ from engram.core.state.model import device_of, state_preserved
 from engram.engine.refusals import named_failures
 from engram.likelihoods import Likelihood
 from engram.optimizers.ivon import at_mean
-from engram.posteriors.posterior_of import unwrapped
+from engram.training.metrics import unwrapped
 
 BATCH_SIZE = 1024  # examples at a time: speed against memory, of which only outputs stay
 

@@ -1,0 +1,7 @@
+"""What a training has done: how far it went in its own metric, and where it passed by.
+
+``record``: one line before the loop; ``training``: the record itself; ``metrics``: what every kind
+of optimizer divides a gradient by, one short function each; ``clock``: the sums of that over the
+steps; ``clipping``: gradients that were scaled down before a step; ``checkpoints``: weights on the
+way; ``segments``: stretches of equal training time between them.
+"""

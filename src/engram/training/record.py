@@ -1,0 +1,195 @@
+"""One line before the training loop: hooks on the optimizer's steps that keep a record."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from engram.core.arguments import MANY, one_of, path_of, whole
+from engram.core.parameters import check_module, uncompiled
+from engram.errors import ArgumentError, ModelMismatchError, TrainingError
+from engram.training.checkpoints import BUFFER, TIME, WEIGHT, Grid, Snapshot, key
+from engram.training.clock import Clock
+from engram.training.metrics import metric_of, unwrapped
+from engram.training.training import Training
+
+CHECKPOINTS = 6  # that the estimate along the training asks for
+LOOK = 16  # steps between two looks at the norms of all gradients, after the first few
+_recorded: WeakKeyDictionary[Optimizer, Training] = WeakKeyDictionary()
+
+
+def record(
+    optimizer: Optimizer,
+    model: nn.Module | None = None,
+    *,
+    checkpoints: int = CHECKPOINTS,
+    folder: str | Path | None = None,
+    num_steps: int | None = None,
+    max_bytes: int | None = None,
+    reduction: str = "mean",
+    training_batch_size: int | None = None,
+) -> Training:
+    r"""Record a training: call it once, before the loop, and train as always.
+
+    Kept for every parameter are the training time, in the optimizer's own metric, and the weight
+    decay as it was applied,
+
+    .. math::
+        C = \sum_t \eta_t P_t^{-1}, \qquad W = \sum_t \text{(share by which a step shrinks it)}
+
+    and on the way a few checkpoints of the weights.
+
+    Args:
+        optimizer: that trains, of a kind in ``engram.training.metrics.METRICS``.
+        model: whose parameters it trains; with it buffers, such as BatchNorm's statistics, are in
+            the checkpoints, and the record knows the parameters' names.
+        checkpoints: that will be asked for; 0 keeps times only.
+        folder: for files of checkpoints; a temporary one if not given.
+        num_steps: of the training, where known: fewer checkpoints are then taken.
+        max_bytes: of all checkpoints together.
+        reduction: of the training loss over a batch, ``mean`` or ``sum``.
+        training_batch_size: B, needed for ``sum``.
+
+    Returns:
+        The record, which goes on as the optimizer steps.
+
+    Example:
+        >>> model = nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> training = record(optimizer, model)
+        >>> for _ in range(3):
+        ...     model(torch.ones(4, 2)).square().mean().backward()
+        ...     _ = optimizer.step()
+        >>> training.num_steps, training.of(model).time["weight"]
+        (3, tensor(0.3000))
+
+    Reference:
+        Nickl et al., *The Memory-Perturbation Equation*, NeurIPS 2023.
+    """
+    if not isinstance(unwrapped(optimizer), Optimizer):
+        got = type(optimizer).__name__
+        raise ArgumentError("a torch.optim.Optimizer", got, "pass the optimizer of the training")
+    inner = unwrapped(optimizer)
+    if inner in _recorded and _recorded[inner].is_recording:
+        raise TrainingError(
+            "one record of an optimizer",
+            "a second one",
+            "use the first, or end it before with its stop()",
+        )
+    wanted = whole("number of checkpoints", checkpoints, 0, MANY, "use 6")
+    steps = None if num_steps is None else whole("num_steps", num_steps)
+    limit = None if max_bytes is None else whole("max_bytes", max_bytes)
+    grid = Grid(wanted, None if folder is None else path_of("folder", folder), steps, limit)
+    recorder = Recorder(inner, model, grid, _scale(reduction, training_batch_size))
+    _recorded[inner] = recorder.training
+    return recorder.training
+
+
+def _scale(reduction: str, batch_size: int | None) -> float:
+    one_of("reduction", reduction, ("mean", "sum"), "see your loss function")
+    if reduction == "mean":
+        return 1.0
+    return float(whole("training_batch_size", batch_size, remedy='pass it with reduction="sum"'))
+
+
+class Recorder:
+    """The hooks of one record."""
+
+    def __init__(
+        self, optimizer: Optimizer, model: nn.Module | None, grid: Grid, scale: float
+    ) -> None:
+        self.optimizer, self.model = optimizer, None if model is None else uncompiled(model)
+        self.clock = Clock(optimizer, metric_of(optimizer), scale)
+        names = None if self.model is None else _names(self.model, self.clock.parameters)
+        self.training = Training(
+            type(optimizer).__name__,
+            self.clock.clocks,
+            grid,
+            names,
+            num_missing_steps=max(_steps_of(optimizer, p) for p in self.clock.parameters),
+            parameters=self.clock.parameters,
+        )
+        self.training._source = self
+        self.handles = (
+            optimizer.register_step_pre_hook(self._before),
+            optimizer.register_step_post_hook(self._after),
+        )
+
+    def catch_up(self) -> None:
+        """Bring C and W up to the last step."""
+        self.clock.divide()
+
+    def remove(self) -> None:
+        """Take the hooks off the optimizer."""
+        for handle in self.handles:
+            handle.remove()
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """The first weights, right before they are moved."""
+        grid = self.training.grid
+        if not self.training.num_steps and grid.is_due(0, self._num_bytes()):
+            grid.add(self.snapshot())
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        training = self.training
+        training.num_steps += 1
+        number = training.num_steps
+        if number <= 4 or number % LOOK == 0:
+            self._look()
+        self.clock.advance()
+        if training.grid.is_due(number, self._num_bytes()):
+            self.clock.divide()
+            training.grid.add(self.snapshot())
+
+    def _look(self) -> None:
+        """The largest gradient of every parameter so far."""
+        seen = [
+            (clock, p.grad)
+            for clock, p in zip(self.clock.clocks, self.clock.parameters, strict=True)
+            if p.grad is not None
+        ]
+        if not seen:
+            return
+        norms = torch.stack(torch._foreach_norm([g for _, g in seen])).tolist()
+        for (clock, gradient), norm in zip(seen, norms, strict=True):
+            size = norm / math.sqrt(max(1, gradient.numel()))
+            clock.largest_gradient = max(clock.largest_gradient, size)
+
+    def _num_bytes(self) -> int:
+        return sum(2 * p.numel() * p.element_size() for p in self.clock.parameters)
+
+    def snapshot(self) -> Snapshot:
+        """Weights, times and buffers as they are now."""
+        tensors: dict[str, Tensor] = {}
+        readings = []
+        for number, clock in enumerate(self.clock.clocks):
+            found = clock.state()
+            readings.append(float(found[TIME].mean()))
+            found[WEIGHT] = self.clock.parameters[number]
+            tensors |= {key(kind, number): value for kind, value in found.items()}
+        if self.model is not None:
+            tensors |= {key(BUFFER, name): b for name, b in self.model.named_buffers()}
+        copied = self.training.grid.copied(tensors)
+        return Snapshot(self.training.num_steps, readings, self.model is not None, copied)
+
+
+def _steps_of(optimizer: Optimizer, parameter: Tensor) -> int:
+    return int(optimizer.state.get(parameter, {}).get("step", 0))
+
+
+def _names(model: nn.Module, parameters: list[Tensor]) -> list[str]:
+    check_module(model)
+    names = {id(p): name for name, p in model.named_parameters()}
+    if not any(id(p) in names for p in parameters):
+        raise ModelMismatchError(
+            "an optimizer of this model's parameters",
+            "one that trains none of them",
+            "pass the optimizer that was made with model.parameters()",
+        )
+    return [names.get(id(p), "") for p in parameters]

@@ -1,0 +1,155 @@
+"""A record by the names of a model's parameters, and its stretches of equal training time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from engram.core.arguments import MANY, whole
+from engram.core.parameters import Named
+from engram.training.checkpoints import TIME, Checkpoint, Snapshot, key, relative_times, totals
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive steps of a training.
+
+    Args:
+        start: the step before its first; 0 for the first segment.
+        end: its last step.
+        middle: the checkpoint nearest to its middle, by training time.
+        last: the checkpoint at its end.
+        before: what had gone by when it began; None at the start of the record.
+        likes: type and device of the parameters, by name.
+    """
+
+    start: int
+    end: int
+    middle: Checkpoint
+    last: Checkpoint
+    before: Snapshot | None = field(repr=False)
+    likes: Mapping[str, Like] = field(repr=False)
+
+    @property
+    def time(self) -> Named:
+        """C within the segment, by name."""
+        return self._within(0)
+
+    @property
+    def decay(self) -> Named:
+        """W within the segment, by name."""
+        return self._within(1)
+
+    def _within(self, which: int) -> Named:
+        """At its end minus at its start: C or W."""
+        end = self.last.snapshot.read()
+        start = {} if self.before is None else self.before.read()
+        found = {}
+        for name, number in self.last.numbers.items():
+            value = totals(end, number)[which]
+            if key(TIME, number) in start:
+                value = value - totals(start, number)[which]
+            found[name] = self.likes[name].of(value)
+        return found
+
+
+@dataclass(frozen=True)
+class Like:
+    """Where and in which type a parameter's numbers are given; halves in single precision."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def to(cls, parameter: Tensor) -> Like:
+        """As the parameter is."""
+        half = parameter.dtype in (torch.float16, torch.bfloat16)
+        return cls(parameter.device, torch.float32 if half else parameter.dtype)
+
+    def of(self, value: Tensor | float) -> Tensor:
+        """A new tensor of this kind."""
+        kind = {"device": self.device, "dtype": self.dtype}
+        given = isinstance(value, Tensor)
+        return value.to(**kind, copy=True) if given else torch.tensor(value, **kind)  # type: ignore
+
+
+@dataclass(frozen=True)
+class NamedTraining:
+    """What a training has done to the parameters of a model, by their names.
+
+    Args:
+        num_steps: that were recorded.
+        time: C, of the parameter's shape, or without axes where it is one number for all entries.
+        decay: W, likewise.
+        moved: whether training can move it at all: a bias before BatchNorm, say, gets gradients
+            that are rounding errors, and its time means nothing.
+        snapshots: in the order of their steps; the last one is the end of training.
+        numbers: of the parameters in the snapshots, by name.
+        likes: type and device of the parameters.
+    """
+
+    num_steps: int
+    time: Named = field(repr=False)
+    decay: Named = field(repr=False)
+    moved: Mapping[str, bool] = field(repr=False)
+    snapshots: Sequence[Snapshot] = field(repr=False)
+    numbers: Mapping[str, int] = field(repr=False)
+    likes: Mapping[str, Like] = field(repr=False)
+    sizes: Mapping[str, int] = field(repr=False)
+
+    def segments(self, count: int) -> list[Segment]:
+        """Consecutive segments of about equal training time that cover the whole record.
+
+        Args:
+            count: that are wanted; there are fewer where there are not so many checkpoints.
+        """
+        count = whole("number of segments", count, 1, MANY, "use 3")
+        points = [s for s in self.snapshots if s.step > 0]
+        times = self._times(points)
+        ends = _chosen(times, min(count, len(points)))
+        found = []
+        for first, last in zip([-1, *ends[:-1]], ends, strict=True):
+            before = points[first] if first >= 0 else None
+            began = times[first] if first >= 0 else 0.0
+            middle = _nearest(times, (began + times[last]) / 2, first + 1, last)
+            found.append(
+                Segment(
+                    before.step if before is not None else 0,
+                    points[last].step,
+                    self._checkpoint(points[middle]),
+                    self._checkpoint(points[last]),
+                    before,
+                    {name: self.likes[name] for name in self.numbers},
+                )
+            )
+        return found
+
+    def _times(self, points: Sequence[Snapshot]) -> list[float]:
+        sizes = [0] * (max(self.numbers.values()) + 1)
+        for name, number in self.numbers.items():
+            sizes[number] = self.sizes[name] if self.moved[name] else 0
+        return relative_times([point.readings for point in points], sizes)
+
+    def _checkpoint(self, snapshot: Snapshot) -> Checkpoint:
+        return Checkpoint(snapshot.step, snapshot, self.numbers)
+
+
+def _nearest(times: Sequence[float], wanted: float, first: int, last: int) -> int:
+    return min(range(first, last + 1), key=lambda place: abs(times[place] - wanted))
+
+
+def _chosen(times: Sequence[float], count: int) -> list[int]:
+    """Places of the ends of ``count`` segments of about equal time, each one place or more long.
+
+    Example:
+        >>> _chosen([0.1, 0.3, 0.5, 0.6, 1.0], 2)
+        [2, 4]
+    """
+    ends: list[int] = []
+    for number in range(1, count):
+        first = ends[-1] + 1 if ends else 0
+        ends.append(_nearest(times, number / count, first, len(times) - 1 - (count - number)))
+    return [*ends, len(times) - 1]

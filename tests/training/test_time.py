@@ -1,0 +1,127 @@
+"""Training time against what it says: how far a nudge of all gradients moves the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+import engram
+
+NUDGE = 1e-6
+STEPS = 12
+OPTIMIZERS: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
+    "sgd": (SGD, {"lr": 0.1}),
+    "sgd_momentum": (SGD, {"lr": 0.1, "momentum": 0.9}),
+    "sgd_dampening": (SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.3}),
+    "sgd_nesterov": (SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    "sgd_foreach": (SGD, {"lr": 0.1, "momentum": 0.9, "foreach": True}),
+    "adam": (Adam, {"lr": 0.01}),
+    "adam_amsgrad": (Adam, {"lr": 0.01, "amsgrad": True}),
+    "adam_fused": (Adam, {"lr": 0.01, "fused": True}),
+    "adamw": (AdamW, {"lr": 0.01, "weight_decay": 0.0}),
+}
+
+
+class Weights(nn.Module):
+    """Parameters whose gradients are set by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Parameter(torch.zeros(3, 2, dtype=torch.float64))
+        self.two = nn.Parameter(torch.zeros(4, dtype=torch.float64))
+
+
+def filled(optimizer: Optimizer, model: nn.Module) -> None:
+    """Averages of squares of some size, so that a nudge of gradients of 0 changes nothing there."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        for name, value in optimizer.state[parameter].items():
+            if name in ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf"):
+                value.copy_(torch.rand(value.shape, generator=generator, dtype=value.dtype) + 0.5)
+
+
+def trained(make: Callable[[Any], Optimizer], nudge: float) -> tuple[Weights, engram.Training]:
+    """A schedule of learning rates, and gradients that are the nudge in every step."""
+    model = Weights()
+    optimizer = make(model.parameters())
+    for parameter in model.parameters():  # makes the state, without a move
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for parameter in model.parameters():
+        for value in optimizer.state[parameter].values():
+            if isinstance(value, Tensor):
+                value.zero_()
+        optimizer.state[parameter].pop("momentum_buffer", None)
+    filled(optimizer, model)
+    schedule = CosineAnnealingLR(optimizer, 2 * STEPS)
+    training = engram.record(optimizer, model)
+    for _ in range(STEPS):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, nudge)
+        optimizer.step()
+        schedule.step()
+    return model, training
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_nudge_of_all_gradients_moves_the_weights_by_the_time(name: str) -> None:
+    kind, settings = OPTIMIZERS[name]
+    still, _ = trained(lambda p: kind(p, **settings), 0.0)
+    moved, training = trained(lambda p: kind(p, **settings), NUDGE)
+    time = training.of(moved).time
+    for (key, before), after in zip(still.named_parameters(), moved.parameters(), strict=True):
+        response = (before - after).detach() / NUDGE
+        torch.testing.assert_close(time[key].expand_as(response), response, rtol=1e-6, atol=0)
+
+
+def test_a_parameter_without_gradient_has_no_time() -> None:
+    model = Weights()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    training = engram.record(optimizer)
+    model.one.grad = torch.ones_like(model.one)
+    optimizer.step()
+    assert training.of(model).time["two"].item() == 0
+    assert not training.of(model).moved["two"]
+    assert training.of(model).moved["one"]
+
+
+def test_groups_have_their_own_learning_rates_also_those_added_later() -> None:
+    model = Weights()
+    optimizer = SGD([{"params": [model.one], "lr": 0.1}])
+    training = engram.record(optimizer, model)
+    for step in range(4):
+        if step == 2:
+            optimizer.add_param_group({"params": [model.two], "lr": 0.5})
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    time = training.of(model).time
+    assert time["one"].item() == pytest.approx(0.4)
+    assert time["two"].item() == pytest.approx(1.0)
+
+
+def test_roots_read_now_and_then_are_as_good_as_at_every_step() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+    inputs, labels = torch.randn(256, 8), torch.randint(3, (256,))
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    training = engram.record(optimizer, model)
+    exact = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for step in range(1, 401):
+        chosen = torch.randint(256, (32,))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs[chosen]), labels[chosen]).backward()
+        optimizer.step()
+        for name, parameter in model.named_parameters():
+            average = optimizer.state[parameter]["exp_avg_sq"] / (1 - 0.999**step)
+            exact[name] += 1e-2 / (average.sqrt() + 1e-8)
+    time = training.of(model).time
+    for name, value in exact.items():
+        torch.testing.assert_close(time[name], value, rtol=5e-3, atol=0)
+        assert time[name].mean() == pytest.approx(value.mean().item(), rel=2e-3)
