@@ -1,0 +1,88 @@
+"""One training loop for all settings, as people write it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn, optim
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.practical.data import Split
+
+
+class Watcher:
+    """What someone may do beside a training; does nothing itself."""
+
+    def started(self, optimizer: optim.Optimizer, model: nn.Module) -> None:
+        """Before the first step: the place for ``engram.record(optimizer, model)``."""
+
+    def visited(self, indices: Tensor, outputs: Tensor) -> None:
+        """After the forward pass of a step, with the positions of its examples."""
+
+    def epoch_ended(self, epoch: int, model: nn.Module) -> None:
+        """After each epoch, counted from 1."""
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """A net, its data, and how it is trained.
+
+    Args:
+        split: the data.
+        net: makes a new net.
+        optimizer: of a net.
+        epochs: passes over the data.
+        batch_size: examples of a step.
+        cosine: whether the learning rate falls to 0 along a cosine.
+        augment: another view of a batch of inputs.
+        subsets: trainings for the truth.
+    """
+
+    split: Callable[[], Split]
+    net: Callable[[], nn.Module]
+    optimizer: Callable[[nn.Module], optim.Optimizer]
+    epochs: int
+    batch_size: int = 64
+    cosine: bool = False
+    augment: Callable[[Tensor], Tensor] | None = None
+    subsets: int = 64
+
+    def fit(self, model: nn.Module, data: tuple[Tensor, Tensor]) -> nn.Module:
+        """Train a new net on all or some of the data; in the form that ``engram.retrain`` takes."""
+        return self.watched_fit(model, data, Watcher())
+
+    def train(self, seed: int, watcher: Watcher | None = None) -> nn.Module:
+        """A net trained on all the data, everything random from a seed."""
+        torch.manual_seed(seed)
+        return self.watched_fit(self.net(), self.split().data, watcher or Watcher())
+
+    def watched_fit(
+        self, model: nn.Module, data: tuple[Tensor, Tensor], watcher: Watcher
+    ) -> nn.Module:
+        """The loop."""
+        examples = TensorDataset(*data, torch.arange(len(data[0])))
+        loader = DataLoader(examples, self.batch_size, shuffle=True)
+        optimizer, steps = self.optimizer(model), self.epochs * len(loader)
+        schedule = optim.lr_scheduler.CosineAnnealingLR(optimizer, steps) if self.cosine else None
+        watcher.started(optimizer, model)
+        for epoch in range(1, self.epochs + 1):
+            model.train()
+            for inputs, targets, indices in loader:
+                outputs = model(inputs if self.augment is None else self.augment(inputs))
+                watcher.visited(indices, outputs)
+                optimizer.zero_grad()
+                functional.cross_entropy(outputs, targets).backward()
+                optimizer.step()
+                if schedule is not None:
+                    schedule.step()
+            watcher.epoch_ended(epoch, model)
+        return model.eval()
+
+
+def flipped(images: Tensor) -> Tensor:
+    """Half of the images the other way round."""
+    mirrored = torch.rand(len(images), 1, 1, 1) < 0.5
+    return torch.where(mirrored, images.flip(3), images)
