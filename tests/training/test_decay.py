@@ -49,7 +49,7 @@ def test_coupled_decay_is_in_one_ratio_to_the_time() -> None:
     for name in named.time:
         torch.testing.assert_close(named.decay[name], 0.1 * named.time[name])
         torch.testing.assert_close(
-            training.prior_precision(model, num_data=50)[name], torch.full_like(named.time[name], 5)
+            named.prior_precision(50)[name], torch.full_like(named.time[name], 5)
         )
 
 

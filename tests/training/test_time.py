@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ivon
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import engram
@@ -25,6 +26,15 @@ OPTIMIZERS: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
     "adam_amsgrad": (Adam, {"lr": 0.01, "amsgrad": True}),
     "adam_fused": (Adam, {"lr": 0.01, "fused": True}),
     "adamw": (AdamW, {"lr": 0.01, "weight_decay": 0.0}),
+    "nadam": (NAdam, {"lr": 0.01}),
+    "nadam_foreach": (NAdam, {"lr": 0.01, "foreach": True}),
+    "radam": (RAdam, {"lr": 0.01}),
+    "radam_forgetful": (RAdam, {"lr": 0.01, "betas": (0.9, 0.95)}),
+    "adamax": (Adamax, {"lr": 0.01}),
+    "rmsprop": (RMSprop, {"lr": 0.01}),
+    "rmsprop_momentum": (RMSprop, {"lr": 0.01, "momentum": 0.9}),
+    "rmsprop_centered": (RMSprop, {"lr": 0.01, "centered": True, "momentum": 0.5}),
+    "adagrad": (Adagrad, {"lr": 0.01, "lr_decay": 0.1, "initial_accumulator_value": 0.7}),
 }
 
 
@@ -57,7 +67,10 @@ def trained(make: Callable[[Any], Optimizer], nudge: float) -> tuple[Weights, en
         for value in optimizer.state[parameter].values():
             if isinstance(value, Tensor):
                 value.zero_()
-        optimizer.state[parameter].pop("momentum_buffer", None)
+        if isinstance(optimizer, SGD):
+            optimizer.state[parameter].pop("momentum_buffer", None)
+        if "mu_product" in optimizer.state[parameter]:
+            optimizer.state[parameter]["mu_product"].fill_(1.0)
     filled(optimizer, model)
     schedule = CosineAnnealingLR(optimizer, 2 * STEPS)
     training = engram.record(optimizer, model)
@@ -78,6 +91,51 @@ def test_a_nudge_of_all_gradients_moves_the_weights_by_the_time(name: str) -> No
     for (key, before), after in zip(still.named_parameters(), moved.parameters(), strict=True):
         response = (before - after).detach() / NUDGE
         torch.testing.assert_close(time[key].expand_as(response), response, rtol=1e-6, atol=0)
+
+
+CLOSED: dict[str, Callable[[Any], Optimizer]] = {
+    "ivon": lambda p: ivon.IVON(p, lr=0.1, ess=100, weight_decay=1e-9, beta2=0.9),
+    "ivon_plain": lambda p: ivon.IVON(
+        p, lr=0.1, ess=100, weight_decay=1e-9, hess_init=0.3, debias=False, rescale_lr=False
+    ),
+    "diagonal_online_newton": lambda p: engram.optimizers.DiagonalOnlineNewton(p, **OWN),
+    "diagonal_von": lambda p: engram.optimizers.DiagonalVON(p, **OWN),
+    "online_newton": lambda p: engram.optimizers.OnlineNewton(p, **OWN),
+    "von": lambda p: engram.optimizers.VON(p, **OWN),
+}
+OWN: dict[str, Any] = {"num_data": 10, "prior_precision": 1e-9, "lr": 0.2}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_the_same_for_optimizers_that_run_the_loss_themselves(name: str) -> None:
+    """With a loss that is linear in the weights, a nudge is a slope."""
+
+    def trained(slope: float) -> tuple[Weights, engram.Training]:
+        torch.manual_seed(0)
+        model = Weights()
+        optimizer = CLOSED[name](model.parameters())
+        training = engram.record(optimizer, model)
+
+        def loss() -> Tensor:
+            total = sum(p.sum() + 1e-12 * (p**2).sum() for p in model.parameters())
+            return slope * torch.as_tensor(total)
+
+        for _ in range(STEPS):
+            if isinstance(optimizer, ivon.IVON):
+                with optimizer.sampled_params(train=True):
+                    optimizer.zero_grad()
+                    loss().backward()
+                optimizer.step()
+            else:
+                optimizer.step(loss)  # type: ignore[arg-type]
+        return model, training
+
+    still, _ = trained(0.0)
+    moved, training = trained(NUDGE)
+    named = training.of(moved)
+    for (key, before), after in zip(still.named_parameters(), moved.parameters(), strict=True):
+        response = (before - after).detach() / NUDGE
+        torch.testing.assert_close(named.time[key].expand_as(response), response, rtol=1e-4, atol=0)
 
 
 def test_a_parameter_without_gradient_has_no_time() -> None:

@@ -24,6 +24,7 @@ fourteenth at step 5 with beta2 = 0.999. ``Reading.as_kept`` asks for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,7 @@ from engram.linalg.dense import DenseBlock
 from engram.linalg.diagonal import DiagonalBlock
 from engram.optimizers.ivon import check_restored
 from engram.optimizers.structures import SHARED
+from engram.training.metrics import root_of_average, root_of_rmsprop
 
 
 @dataclass(frozen=True)
@@ -76,16 +78,13 @@ def _steps(reading: Reading) -> float:
 
 
 def _rmsprop(reading: Reading) -> Tensor:
-    square = reading.state["square_avg"]
-    if reading.group.get("centered"):
-        square = (square - reading.state["grad_avg"] ** 2).clamp(min=0)
-    return reading.scaled(reading.floored(square.sqrt()))
+    return reading.scaled(reading.floored(root_of_rmsprop(reading.group, reading.state)))
 
 
 def _adam(reading: Reading) -> Tensor:
-    name = "max_exp_avg_sq" if reading.group.get("amsgrad") else "exp_avg_sq"
-    correction = 1.0 if reading.as_kept else 1 - float(reading.group["betas"][1]) ** _steps(reading)
-    return reading.scaled(reading.floored((reading.state[name] / correction).sqrt()))
+    steps = math.inf if reading.as_kept else _steps(reading)
+    root = root_of_average(reading.group, reading.state, steps)
+    return reading.scaled(reading.floored(root))
 
 
 def _adamax(reading: Reading) -> Tensor:
@@ -142,11 +141,6 @@ def blocks_of(source: Source) -> tuple[Block, ...]:
         )
     order = {name: place for place, name in enumerate(source.parameters)}
     return tuple(sorted(found, key=lambda block: order[block.names[0]]))
-
-
-def takes_mean_loss(optimizer: Optimizer) -> bool:
-    """Whether the algorithm itself is defined for the mean loss of a batch."""
-    return any("ess" in group or "num_data" in group for group in optimizer.param_groups)
 
 
 def kind_of(optimizer: Optimizer) -> Kind:

@@ -28,9 +28,9 @@ from engram.likelihoods import Likelihood, resolve
 from engram.optimizers.base import BayesianOptimizer
 from engram.optimizers.structures import FullMatrix
 from engram.posteriors.gaussian import SAME_PRIOR, Posterior, check_prior_precision
-from engram.posteriors.optimizer_state import Source, blocks_of, kind_of, takes_mean_loss
+from engram.posteriors.optimizer_state import Source, blocks_of, kind_of
 from engram.posteriors.tolerance import chosen_tolerance
-from engram.training.metrics import unwrapped
+from engram.training.metrics import takes_mean_loss, unwrapped
 
 SECOND_MOMENTS = ("batch", "example", "paper")  # readings of an average of squared gradients
 

@@ -26,10 +26,11 @@ from torch.optim import Optimizer
 
 from engram.errors import TrainingError
 from engram.training.checkpoints import DECAY, RATIO, SHRUNK, TIME
-from engram.training.metrics import Metric, Step
+from engram.training.metrics import Metric, Step, steps_taken
 
-# How long a root may be taken as constant. Both trade cost for accuracy: read so, the time of an
-# Adam is within 0.5 % of that read at every step.
+# How long a root may be taken as constant. Both trade cost for accuracy: read so, the time of a
+# small net's entries under Adam is within 0.8 % (99 of 100) of that read at every step, their mean
+# within 0.05 %.
 SHARE_OF_STEPS = 16  # of the steps so far, one in so many
 SHARE_OF_MEMORY = 0.02  # of the steps that an average of squares remembers
 LONG = 1000  # steps after which a momentum is as good as stationary
@@ -53,6 +54,8 @@ class ParameterClock:
         decay: W, where it is not: a weight decay that changed, or gradients that were clipped.
         shrunk: the part of W that is decoupled.
         largest_gradient: root mean square of its entries, the largest that was seen.
+        waiting: steps since the last division.
+        carry: total of inverse roots in a momentum of divided gradients, as RMSprop's.
     """
 
     shape: tuple[int, ...]
@@ -67,6 +70,8 @@ class ParameterClock:
     decay: Tensor | float | None = None
     shrunk: float = 0.0
     largest_gradient: float = 0.0
+    waiting: int = 0
+    carry: Tensor | float = 0.0
 
     def advance(self, step: Step, metric: Metric, share: float, scale: float) -> None:
         """Take a step: its learning rate waits for the root."""
@@ -81,8 +86,19 @@ class ParameterClock:
         self.latest = (rate * weight, coupled)
         self.pending += rate * weight
         self.pending_decay += coupled
+        self.waiting += 1
 
-    def divide(self, root: Tensor | float, ahead: float = 0.0) -> None:
+    def skip(self) -> None:
+        """A step that counts for nothing; what it has left in the root spoils what was pending."""
+        self.pending = self.pending_decay = 0.0
+        self.waiting = 0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something waits to be divided."""
+        return bool(self.waiting or self.pending or self.pending_decay)
+
+    def divide(self, root: Tensor | float, ahead: float = 0.0, momentum: float = 0.0) -> None:
         """Divide what is pending by the root, and add it.
 
         Args:
@@ -90,13 +106,17 @@ class ParameterClock:
             ahead: steps to come that are divided by it as well, so that it stands in the middle of
                 those that it is used for. They are taken to be like the last one; what they turn
                 out to be is made up for at the next division.
+            momentum: of divided gradients.
         """
+        inverse = root.reciprocal_() if isinstance(root, Tensor) else 1 / root
+        if momentum:
+            self.carry = inverse = momentum * self.carry + inverse
         early, early_decay = (ahead * value for value in self.latest)
         amount, amount_decay = self.pending + early, self.pending_decay + early_decay
+        self.waiting = 0
         if not amount and not amount_decay:
             return
         self._keep_decay(amount, amount_decay)
-        inverse = root.reciprocal_() if isinstance(root, Tensor) else 1 / root
         self.time = _added(self.time, inverse, amount)
         if self.decay is not None:
             self.decay = _added(self.decay, inverse, amount_decay)
@@ -167,9 +187,10 @@ class Clock:
     def _started(self, parameter: Tensor, group: Mapping[str, Any]) -> ParameterClock:
         """A clock at the steps that the parameter has taken already, with their momentum."""
         state = self.optimizer.state.get(parameter, {})
-        unnumbered = LONG if state.get("momentum_buffer") is not None else 0
-        clock = ParameterClock(tuple(parameter.shape), int(state.get("step", unnumbered)))
-        for number in range(max(1, clock.steps - LONG + 1), clock.steps + 1):
+        buffered = state.get("momentum_buffer") is not None
+        taken = steps_taken(self.optimizer, parameter) or (LONG if buffered else 0)
+        clock = ParameterClock(tuple(parameter.shape), taken)
+        for number in range(max(1, taken - LONG + 1), taken + 1):
             step = Step(self.optimizer, parameter, group, state, number)
             clock.memory, _ = self.metric.weight(step, clock.memory, self.scale)
             clock.decay_memory, _ = self.metric.weight(step, clock.decay_memory, 1.0)
@@ -179,30 +200,40 @@ class Clock:
         """Count a step that all parameters with a gradient have taken.
 
         Args:
-            share: of the gradient that clipping has left.
+            share: of the gradient that clipping has left; NaN for a step that counts for nothing.
         """
         self.look()
-        for parameter, group, clock in self._all():
-            if parameter.grad is not None:
-                clock.steps += 1
+        for parameter, group, clock in self._moved():
+            clock.steps += 1
+            if math.isnan(share):
+                clock.skip()
+            else:
                 step = self._step(parameter, group, clock)
                 clock.advance(step, self.metric, share, self.scale)
         self._until_division -= 1
-        if self._until_division <= 0:
+        if self._until_division <= 0 and not math.isnan(share):
             self._until_division = self._window()
             self.divide((self._until_division - 1) / 2)
+
+    def _moved(self) -> Iterator[tuple[Tensor, Mapping[str, Any], ParameterClock]]:
+        """What the last step has moved."""
+        for parameter, group, clock in self._all():
+            by_gradient = self.metric.has_gradients
+            if parameter.grad is not None if by_gradient else parameter.requires_grad:
+                yield parameter, group, clock
 
     def divide(self, ahead: float = 0.0) -> None:
         """Divide what is pending, and so many steps ahead, by the roots as they are now."""
         with torch.no_grad():
             for parameter, group, clock in self._all():
-                if clock.pending or clock.pending_decay:
-                    clock.divide(self._root(self._step(parameter, group, clock)), ahead)
+                if clock.is_behind:
+                    root = self._root(self._step(parameter, group, clock))
+                    clock.divide(root, ahead, self.metric.carried(group))
 
     def _window(self) -> int:
         """Steps for which the roots may be taken as constant."""
         steps = min((clock.steps for clock in self.clocks if clock.steps), default=0)
-        forgetting = max(self.metric.forgetting(group) for group in self.optimizer.param_groups)
+        forgetting = max(self.metric.forgotten(group) for group in self.optimizer.param_groups)
         memory = SHARE_OF_MEMORY / forgetting if forgetting > 0 else math.inf
         return max(1, int(min(steps / SHARE_OF_STEPS, memory)))
 

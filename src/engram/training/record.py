@@ -15,12 +15,14 @@ from engram.core.arguments import MANY, one_of, path_of, whole
 from engram.core.parameters import check_module, uncompiled
 from engram.errors import ArgumentError, ModelMismatchError, TrainingError
 from engram.training.checkpoints import BUFFER, TIME, WEIGHT, Grid, Snapshot, key
+from engram.training.clipping import Watch
 from engram.training.clock import Clock
-from engram.training.metrics import metric_of, unwrapped
+from engram.training.metrics import metric_of, steps_taken, takes_mean_loss, unwrapped
 from engram.training.training import Training
 
 CHECKPOINTS = 6  # that the estimate along the training asks for
-LOOK = 16  # steps between two looks at the norms of all gradients, after the first few
+LOOK = 16  # steps between two looks at the norms of all gradients: a pass over them
+ALWAYS = 4  # first steps, after each of which there is such a look
 _recorded: WeakKeyDictionary[Optimizer, Training] = WeakKeyDictionary()
 
 
@@ -34,6 +36,7 @@ def record(
     max_bytes: int | None = None,
     reduction: str = "mean",
     training_batch_size: int | None = None,
+    scaler: Any = None,
 ) -> Training:
     r"""Record a training: call it once, before the loop, and train as always.
 
@@ -55,6 +58,8 @@ def record(
         max_bytes: of all checkpoints together.
         reduction: of the training loss over a batch, ``mean`` or ``sum``.
         training_batch_size: B, needed for ``sum``.
+        scaler: the ``torch.amp.GradScaler`` of the training, if it has one: without it, clipped
+            gradients are not told from scaled ones, and ``sees_clipping`` says so.
 
     Returns:
         The record, which goes on as the optimizer steps.
@@ -76,7 +81,8 @@ def record(
         got = type(optimizer).__name__
         raise ArgumentError("a torch.optim.Optimizer", got, "pass the optimizer of the training")
     inner = unwrapped(optimizer)
-    if inner in _recorded and _recorded[inner].is_recording:
+    metric_of(inner)
+    if recorded(inner) is not None:
         raise TrainingError(
             "one record of an optimizer",
             "a second one",
@@ -86,15 +92,29 @@ def record(
     steps = None if num_steps is None else whole("num_steps", num_steps)
     limit = None if max_bytes is None else whole("max_bytes", max_bytes)
     grid = Grid(wanted, None if folder is None else path_of("folder", folder), steps, limit)
-    recorder = Recorder(inner, model, grid, _scale(reduction, training_batch_size))
+    watch = Watch([p for g in inner.param_groups for p in g["params"]], scaler)
+    recorder = Recorder(inner, model, grid, _scale(inner, reduction, training_batch_size), watch)
     _recorded[inner] = recorder.training
     return recorder.training
 
 
-def _scale(reduction: str, batch_size: int | None) -> float:
+def recorded(optimizer: Optimizer) -> Training | None:
+    """The record that an optimizer's steps go into now, if there is one."""
+    found = _recorded.get(unwrapped(optimizer))
+    return found if found is not None and found.is_recording else None
+
+
+def _scale(optimizer: Optimizer, reduction: str, batch_size: int | None) -> float:
     one_of("reduction", reduction, ("mean", "sum"), "see your loss function")
     if reduction == "mean":
         return 1.0
+    if takes_mean_loss(optimizer):
+        raise ArgumentError(
+            f'reduction="mean" with {type(optimizer).__name__}, whose equations are those of the '
+            "mean loss",
+            '"sum"',
+            "train with the mean loss of a batch",
+        )
     return float(whole("training_batch_size", batch_size, remedy='pass it with reduction="sum"'))
 
 
@@ -102,17 +122,23 @@ class Recorder:
     """The hooks of one record."""
 
     def __init__(
-        self, optimizer: Optimizer, model: nn.Module | None, grid: Grid, scale: float
+        self,
+        optimizer: Optimizer,
+        model: nn.Module | None,
+        grid: Grid,
+        scale: float,
+        watch: Watch,
     ) -> None:
         self.optimizer, self.model = optimizer, None if model is None else uncompiled(model)
         self.clock = Clock(optimizer, metric_of(optimizer), scale)
+        self.watch = watch
         names = None if self.model is None else _names(self.model, self.clock.parameters)
         self.training = Training(
             type(optimizer).__name__,
             self.clock.clocks,
             grid,
             names,
-            num_missing_steps=max(_steps_of(optimizer, p) for p in self.clock.parameters),
+            num_missing_steps=max(steps_taken(optimizer, p) for p in self.clock.parameters),
             parameters=self.clock.parameters,
         )
         self.training._source = self
@@ -127,6 +153,7 @@ class Recorder:
 
     def remove(self) -> None:
         """Take the hooks off the optimizer."""
+        self.watch.remove()
         for handle in self.handles:
             handle.remove()
 
@@ -138,28 +165,38 @@ class Recorder:
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         training = self.training
+        if bool(getattr(optimizer, "found_inf", False)):
+            return  # a fused optimizer under a GradScaler has skipped the step
         training.num_steps += 1
-        number = training.num_steps
-        if number <= 4 or number % LOOK == 0:
-            self._look()
-        self.clock.advance()
-        if training.grid.is_due(number, self._num_bytes()):
+        share = self._share()
+        training.num_bad_steps += math.isnan(share)
+        training.sees_clipping = self.watch.sees_clipping
+        self.clock.advance(share)
+        if training.grid.is_due(training.num_steps, self._num_bytes()):
             self.clock.divide()
             training.grid.add(self.snapshot())
 
-    def _look(self) -> None:
-        """The largest gradient of every parameter so far."""
-        seen = [
-            (clock, p.grad)
-            for clock, p in zip(self.clock.clocks, self.clock.parameters, strict=True)
-            if p.grad is not None
-        ]
+    def _share(self) -> float:
+        """Of the gradient that clipping has left; NaN for a step that moves nothing by a rule."""
+        number = self.training.num_steps
+        rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        finite = all(0 <= rate < math.inf for rate in rates)
+        share = self.watch.share() if self.clock.metric.has_gradients else 1.0
+        if number <= ALWAYS or number % LOOK == 0:
+            finite = self._look() and finite
+        return share if finite else math.nan
+
+    def _look(self) -> bool:
+        """Keep the largest gradient of every parameter so far; whether all are finite."""
+        both = zip(self.clock.clocks, self.clock.parameters, strict=True)
+        seen = [(clock, p.grad) for clock, p in both if p.grad is not None]
         if not seen:
-            return
-        norms = torch.stack(torch._foreach_norm([g for _, g in seen])).tolist()
-        for (clock, gradient), norm in zip(seen, norms, strict=True):
+            return True
+        norms = torch.stack([n.double() for n in torch._foreach_norm([g for _, g in seen])])
+        for (clock, gradient), norm in zip(seen, norms.tolist(), strict=True):
             size = norm / math.sqrt(max(1, gradient.numel()))
             clock.largest_gradient = max(clock.largest_gradient, size)
+        return bool(norms.isfinite().all())
 
     def _num_bytes(self) -> int:
         return sum(2 * p.numel() * p.element_size() for p in self.clock.parameters)
@@ -177,10 +214,6 @@ class Recorder:
             tensors |= {key(BUFFER, name): b for name, b in self.model.named_buffers()}
         copied = self.training.grid.copied(tensors)
         return Snapshot(self.training.num_steps, readings, self.model is not None, copied)
-
-
-def _steps_of(optimizer: Optimizer, parameter: Tensor) -> int:
-    return int(optimizer.state.get(parameter, {}).get("step", 0))
 
 
 def _names(model: nn.Module, parameters: list[Tensor]) -> list[str]:

@@ -100,6 +100,18 @@ class NamedTraining:
     likes: Mapping[str, Like] = field(repr=False)
     sizes: Mapping[str, int] = field(repr=False)
 
+    def prior_precision(self, num_data: int) -> Named:
+        """delta = N W / C by name: the prior precision that the weight decay stands for.
+
+        Args:
+            num_data: N, the number of training examples.
+        """
+        size = whole("num_data", num_data, remedy="count the training examples")
+        none = torch.finfo(torch.float32).tiny  # where there is no time there is no decay either
+        return {
+            name: size * self.decay[name] / time.clamp(min=none) for name, time in self.time.items()
+        }
+
     def segments(self, count: int) -> list[Segment]:
         """Consecutive segments of about equal training time that cover the whole record.
 

@@ -9,16 +9,15 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from engram.core.arguments import whole
-from engram.core.parameters import Named, check_module, trainable
+from engram.core.parameters import check_module, trainable
 from engram.errors import ModelMismatchError, NonFiniteError, TrainingError
 from engram.training.checkpoints import Grid, Snapshot
 from engram.training.clock import ParameterClock
 from engram.training.segments import Like, NamedTraining
 
-# A gradient this far below the others, in units of the type's rounding error, is one: on a
-# convolution before BatchNorm those of the bias are at 1 to 40 units, the smallest true ones above
-# 10,000
+# A gradient this far below those of the others, in units of the type's rounding error, is nothing
+# but rounding. Measured: the bias of a convolution before BatchNorm 4 to 60 units, in single and in
+# double precision; the smallest of a plain net of ten layers 800,000 in single
 ROUNDING = 1000.0
 
 
@@ -49,6 +48,8 @@ class Training:
             state says.
         num_bad_steps: with gradients that were not finite, or a negative learning rate; nothing of
             them is in the training time.
+        sees_clipping: whether the training time counts clipped gradients as the share that was left
+            of them: not under a GradScaler that was not given, nor in several processes.
         guessed: whether this was made from what is known afterwards, and nothing was recorded.
     """
 
@@ -59,6 +60,7 @@ class Training:
     num_steps: int = 0
     num_missing_steps: int = 0
     num_bad_steps: int = 0
+    sees_clipping: bool = True
     guessed: bool = False
     parameters: list[Tensor] = field(default_factory=list, repr=False)
     _source: Source | None = field(default=None, repr=False)
@@ -93,21 +95,6 @@ class Training:
             time[name], decay[name] = like.of(spent), like.of(shrunk)
         sizes = {name: parameter.numel() for name, parameter in parameters.items()}
         return NamedTraining(self.num_steps, time, decay, moved, snapshots, numbers, likes, sizes)
-
-    def prior_precision(self, model: nn.Module, num_data: int) -> Named:
-        """delta = N W / C by name: the prior precision that the weight decay stands for.
-
-        Args:
-            model: that was trained.
-            num_data: N, the number of training examples.
-        """
-        named = self.of(model)
-        size = whole("num_data", num_data, remedy="count the training examples")
-        none = torch.finfo(torch.float32).tiny  # where there is no time there is no decay either
-        return {
-            name: size * named.decay[name] / time.clamp(min=none)
-            for name, time in named.time.items()
-        }
 
     @property
     def is_recording(self) -> bool:
