@@ -138,7 +138,80 @@ FROM_LOSS_WITH_MEAN = LikelihoodCase(
     _public("from_loss", log_cosh, mean=torch.tanh),
 )
 
+WEIGHTS = (0.5, 2.0, 1.3)
+SMOOTHING = 0.15
+
+
+def _smoothed(f: Tensor, y: Tensor) -> Tensor:
+    """Class weights and smoothing as torch's own loss has them."""
+    weight = f.new_tensor(WEIGHTS)
+    return F.cross_entropy(f[None], y[None], weight, reduction="none", label_smoothing=SMOOTHING)[0]
+
+
+def _class_weighted(f: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(f[None], y[None], f.new_tensor(WEIGHTS), reduction="none")[0]
+
+
+def _sample_weighted(f: Tensor, y: Tensor) -> Tensor:
+    return y[1] * F.cross_entropy(f[None], y[None, 0].long(), reduction="none")[0]
+
+
+def _weighted_classes(n: int, k: int, generator: torch.Generator) -> Tensor:
+    weights = torch.rand(n, generator=generator, dtype=torch.float64) + 0.2
+    return torch.stack([_classes(n, k, generator).double(), weights], 1)
+
+
+def _weighted_numbers(n: int, k: int, generator: torch.Generator) -> Tensor:
+    weights = torch.rand(n, 1, generator=generator, dtype=torch.float64) + 0.2
+    return torch.cat([_normal(n, k, generator), weights], 1)
+
+
+SMOOTHED = LikelihoodCase(
+    "smoothed",
+    3,
+    _classes,
+    DenseLikelihood(_smoothed, lambda f: f.softmax(0)),
+    _public("Categorical", label_smoothing=SMOOTHING, class_weights=WEIGHTS),
+)
+SOFT_SMOOTHED = LikelihoodCase(
+    "soft_smoothed",
+    3,
+    SOFT_CATEGORICAL.targets,
+    SMOOTHED.dense,
+    _public(
+        "Categorical",
+        label_smoothing=SMOOTHING,
+        class_weights=torch.tensor(WEIGHTS, dtype=torch.float64),
+    ),
+)
+CLASS_WEIGHTED = LikelihoodCase(
+    "class_weighted",
+    3,
+    _classes,
+    DenseLikelihood(_class_weighted, lambda f: f.softmax(0)),
+    _public("Categorical", class_weights=list(WEIGHTS)),
+)
+SAMPLE_WEIGHTED = LikelihoodCase(
+    "sample_weighted",
+    3,
+    _weighted_classes,
+    DenseLikelihood(_sample_weighted, lambda f: f.softmax(0)),
+    _public("SampleWeighted"),
+)
+SAMPLE_WEIGHTED_GAUSSIAN = LikelihoodCase(
+    "sample_weighted_gaussian",
+    2,
+    _weighted_numbers,
+    DenseLikelihood(lambda f, y: y[-1] * _gaussian(f, y[:-1]), lambda f: 1.0 * f),
+    lambda: _public("SampleWeighted", _public("Gaussian", noise_variance=NOISE_VARIANCE)())(),
+)
+
 LIKELIHOODS = (
+    SMOOTHED,
+    SOFT_SMOOTHED,
+    CLASS_WEIGHTED,
+    SAMPLE_WEIGHTED,
+    SAMPLE_WEIGHTED_GAUSSIAN,
     CATEGORICAL,
     SOFT_CATEGORICAL,
     BERNOULLI,

@@ -8,8 +8,8 @@ from torch import nn
 
 import engram
 from cases import MLP
-from engram.errors import EngramError, LikelihoodError, NonFiniteError
-from engram.likelihoods import from_loss
+from engram.errors import EngramError, LikelihoodError, NonFiniteError, TargetError
+from engram.likelihoods import Categorical, SampleWeighted, from_loss
 from reference import Dense, DenseLikelihood
 from refusal import Refusal
 
@@ -179,3 +179,43 @@ def test_a_loss_that_is_not_a_number_for_a_target():
         engram.laplace(
             MLP.model, (X, y), likelihood=from_loss(square), progress=False, prior_precision=1.0
         )
+
+
+F3 = torch.zeros(2, 3)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0, float("nan"), "0.1", True, None])
+def test_label_smoothing_is_a_share(value):
+    with Refusal(LikelihoodError, "label_smoothing from 0 to below 1", "such as 0.1"):
+        Categorical(label_smoothing=value)
+
+
+@pytest.mark.parametrize("value", [[1.0, 0.0], [1.0, -1.0], [], "weights", 2.0, [1.0, math.inf]])
+def test_class_weights_are_positive(value):
+    with Refusal(LikelihoodError, "class_weights above 0", "weight= of the training"):
+        Categorical(class_weights=value)
+
+
+def test_a_weight_for_every_class():
+    with Refusal(LikelihoodError, "each of the 3 classes", "2 class_weights"):
+        Categorical(class_weights=[1.0, 2.0]).prepare(F3, torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        (torch.tensor([0, 1]), "weights as the last column"),
+        (torch.tensor([[0.5, 1.0], [1.0, 1.0]]), "class numbers in the first column"),
+        (torch.tensor([[0.0, -1.0], [1.0, 1.0]]), "weights of at least 0"),
+        (torch.tensor([[0.0, float("nan")], [1.0, 1.0]]), "weights of at least 0"),
+        (torch.tensor([[0.0, 1.0], [3.0, 1.0]]), "class numbers from 0 to 2"),
+    ],
+)
+def test_targets_that_carry_no_weights(targets, words):
+    with Refusal(TargetError, words):
+        SampleWeighted().prepare(F3, targets)
+
+
+def test_what_is_weighted_is_a_likelihood():
+    with Refusal(LikelihoodError, "a likelihood object", "gaussian"):
+        SampleWeighted("gaussian")

@@ -55,6 +55,29 @@ def training_layers(model: nn.Module) -> list[str]:
     return sorted({type(module).__name__ for module in found})
 
 
+def not_estimated(model: nn.Module) -> tuple[str, ...]:
+    """What training does with these layers and an estimate in eval mode does not, in words."""
+    modules = list(model.modules())
+    found = []
+    if any(isinstance(m, BatchNorm) and m.running_mean is not None for m in modules):
+        found.append(
+            "batch normalisation by its running statistics: an example's own part in them, and in "
+            "those of its batches, is left out"
+        )
+    if any(_drops(module) for module in modules):
+        found.append("dropout is left out: estimated without it, as predictions are made")
+    return tuple(found)
+
+
+def _drops(module: nn.Module) -> bool:
+    """Whether a layer drops something in train mode."""
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    if isinstance(module, nn.RNNBase):
+        return module.dropout > 0 and module.num_layers > 1
+    return isinstance(module, nn.MultiheadAttention) and module.dropout > 0
+
+
 @dataclass(frozen=True)
 class Engine:
     """A model with the plan for its passes."""

@@ -27,6 +27,7 @@ from engram.likelihoods.links import Link
 from engram.likelihoods.nondifferentiable import Absolute, Hinge, Quantile, ZeroOne
 from engram.likelihoods.positive import Gamma, InverseGaussian, NegativeBinomial, Poisson
 from engram.likelihoods.quadrature import Quadrature
+from engram.likelihoods.sample_weighted import SampleWeighted
 from engram.likelihoods.sampled import Sampled
 from engram.likelihoods.tweedie import Tweedie
 
@@ -34,7 +35,11 @@ ELEMENTWISE: dict[str, type[ElementwiseLikelihood]] = {
     kind.name: kind
     for kind in (Bernoulli, Gaussian, Poisson, Gamma, InverseGaussian, NegativeBinomial, Tweedie)
 }
-KNOWN: dict[str, type[Likelihood]] = {"categorical": Categorical, **ELEMENTWISE}
+KNOWN: dict[str, type[Likelihood]] = {
+    "categorical": Categorical,
+    **ELEMENTWISE,
+    "sample_weighted": SampleWeighted,
+}
 EXPECTED: dict[str, Callable[[], ExpectedLoss]] = {
     "hinge": Hinge,
     "zero_one": ZeroOne,
@@ -100,6 +105,7 @@ __all__ = [
     "Poisson",
     "Quadrature",
     "Quantile",
+    "SampleWeighted",
     "Sampled",
     "Tweedie",
     "ZeroOne",

@@ -140,6 +140,10 @@ class Likelihood(Loss):
         """The probability of an example's own label, [N]; None where targets are no labels."""
         return None
 
+    def labels(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        """The class that each target names, [N]; None where targets are no classes."""
+        return None
+
     def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Lambda = d2 loss / d f2, [N, K, K]."""
         factor = self.hessian_factor(outputs, targets)

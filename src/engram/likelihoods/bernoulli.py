@@ -98,6 +98,11 @@ class Bernoulli(ElementwiseLikelihood):
         mean = self.mean(outputs)
         return (targets * mean + (1 - targets) * (1 - mean)).prod(1)
 
+    def labels(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        if outputs.shape[1] != 1:  # several decisions in one example
+            return None
+        return (self.form(outputs, targets)[:, 0] > 0.5).long()
+
     def sampled_residual(self, outputs: Tensor, targets: Tensor, draws: Draws) -> Tensor:
         probability = self.link.mean(outputs)
         drawn = draws.uniform(probability.shape[1]).to(probability) < probability

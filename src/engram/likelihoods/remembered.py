@@ -37,13 +37,20 @@ def described(likelihood: Likelihood | Remembered) -> dict[str, Any]:
         return about
     if likelihood.arguments is None:
         return about
-    return about | {"name": likelihood.name, "settings": dict(likelihood.arguments)}
+    parts = likelihood.arguments
+    if any(isinstance(v, Likelihood) and "name" not in described(v) for v in parts.values()):
+        return about
+    settings = {k: described(v) if isinstance(v, Likelihood) else v for k, v in parts.items()}
+    return about | {"name": likelihood.name, "settings": settings}
 
 
 def restored(about: Mapping[str, Any]) -> Likelihood | Remembered:
     """The likelihood of a description; remembered where it was not one of engram's own."""
     if "name" in about:
-        return KNOWN[about["name"]](**about["settings"])
+        settings = about["settings"]
+        return KNOWN[about["name"]](
+            **{k: restored(v) if isinstance(v, Mapping) else v for k, v in settings.items()}
+        )
     return Remembered(about["text"], about["identity"])
 
 

@@ -171,8 +171,8 @@ def result_page(result: Result, count: int, path: Path) -> Path:
             "verdict, how far to trust it": _verdict_line(result),
         }
     )
-    for reason in result.verdict.reasons:
-        page.text(str(reason))
+    for words in (*result.verdict.reasons, *result.basis.not_estimated):
+        page.text(str(words))
     page.heading("Scores").figure(
         score_histogram(result), "How far each example moves its prediction."
     )

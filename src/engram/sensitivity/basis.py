@@ -31,6 +31,7 @@ class Basis:
         loss_unit: of the losses; another one than nats where they are no log likelihoods.
         prior_fitted: whether nobody gave the prior precision, and the weights' own was taken.
         in_eval_mode: kinds of layers of the model in training that were in eval mode for this.
+        not_estimated: what training does and the estimate does not, in words.
     """
 
     estimator: str | None = None
@@ -45,6 +46,7 @@ class Basis:
     loss_unit: str = "nats"
     in_eval_mode: tuple[str, ...] = ()
     prior_fitted: bool = field(default=False, metadata=ADDED_LATER)
+    not_estimated: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
 
     @classmethod
     def of(
@@ -54,6 +56,7 @@ class Basis:
         likelihood: Likelihood,
         threshold: float | None = None,
         in_eval_mode: tuple[str, ...] = (),
+        not_estimated: tuple[str, ...] = (),
     ) -> Basis:
         """The facts of a posterior and a likelihood."""
         return cls(
@@ -69,6 +72,7 @@ class Basis:
             likelihood.unit,
             in_eval_mode,
             posterior.prior_fitted,
+            not_estimated,
         )
 
     @property

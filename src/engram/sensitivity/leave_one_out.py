@@ -12,6 +12,7 @@ from engram.core.data.columns import Columns
 from engram.core.memory import backing_off
 from engram.core.processes import Processes
 from engram.engine.gradient_accumulator import GradientAccumulator
+from engram.engine.prepare import not_estimated
 from engram.engine.session import Session
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace_torch import as_posterior
@@ -132,7 +133,13 @@ def left_out(
         diagnostics=diagnostics,
         coverage=opened.engine.coverage.ways,
         provenance=provenance(opened.model, _settings(problem, chosen, rounds, seed, peers)),
-        basis=Basis.of(chosen, posterior, opened.likelihood, in_eval_mode=tuple(opened.switched)),
+        basis=Basis.of(
+            chosen,
+            posterior,
+            opened.likelihood,
+            in_eval_mode=tuple(opened.switched),
+            not_estimated=not_estimated(opened.model),
+        ),
     )
 
 

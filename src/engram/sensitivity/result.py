@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +35,7 @@ from engram.trust.verdict import Verdict
 if TYPE_CHECKING:
     import pandas as pd
 
+NOTE = "note                  "  # before a line of the summary, as wide as its names
 OBTAINED = ("estimate", "solve", "retrain")  # what the numbers in the column stand for
 UNITS = {
     "sign": "a deviation is without the example minus with it",
@@ -226,7 +228,7 @@ class Result:
         ]
         if self.basis.prior_fitted:
             lines.append(
-                f"note                  prior_precision {self.basis.prior_precision:.4g} is the "
+                f"{NOTE}prior_precision {self.basis.prior_precision:.4g} is the "
                 "one that the weights fit best: none was given"
             )
         if self.obtained.any():
@@ -234,7 +236,9 @@ class Result:
             lines.append(f"refined               {', '.join(counts)}; the others are estimates")
         if self.basis.in_eval_mode:
             layers = printable(", ".join(self.basis.in_eval_mode))
-            lines.append(f"note                  {layers} in eval mode for this; as before now")
+            lines.append(f"{NOTE}{layers} in eval mode for this; as before now")
+        for words in self.basis.not_estimated:
+            lines += wrap(printable(words), 79, initial_indent=NOTE, subsequent_indent=" " * 22)
         return "\n".join(lines)
 
 

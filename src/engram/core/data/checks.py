@@ -47,7 +47,8 @@ def check_rows_in_order(batch: Batch, alone: Alone) -> None:
         raise DataError(
             "batches whose rows are the examples of the data set, in its order",
             f"another row where example {index} belongs",
-            "leave the sampler out, and give a collate_fn that neither reorders nor mixes examples",
+            "leave the sampler out, and give a collate_fn that neither reorders nor mixes "
+            "examples: of a training with mixup or cutmix, pass the plain examples",
         )
 
 
@@ -62,8 +63,10 @@ def not_repeatable(how: str) -> DataError:
     """The error for data that differs from one reading to the next."""
     return DataError(
         "data that is deterministic: the same examples each time they are read",
-        f"{how}, as with random augmentation",
-        "pass the same examples without augmentation, with the transform of the evaluation",
+        f"{how}, as with random augmentation, mixup or cutmix",
+        "pass the same examples without augmentation, with the transform of the evaluation, or one "
+        "fixed view of each: what is estimated is the effect of an example as it is passed; "
+        "mixtures that are fixed may have soft labels",
     )
 
 
