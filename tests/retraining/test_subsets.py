@@ -32,7 +32,8 @@ def blank() -> nn.Module:
 def ridge_truth(**settings):
     _, x, y = ridge_problem()
     given = {"subsets": SUBSETS, "keep": 0.7, "train": ridge, "likelihood": RIDGE} | settings
-    return engram.retrain(blank, (x, y), progress=False, **given)
+    model = blank if given["subsets"] is not None else blank()
+    return engram.retrain(model, (x, y), progress=False, **given)
 
 
 def noisy(model: nn.Module, data: tuple[Tensor, Tensor]) -> nn.Module:
@@ -286,6 +287,9 @@ def test_functions_that_do_not_train(settings: dict, words: str) -> None:
         ({"groups": [[0]]}, "either subsets or a choice of examples.*groups"),
         ({"classes": True}, "either subsets or a choice of examples.*classes"),
         ({"seed": -1}, "seed"),
+        ({"workers": 0}, "number of workers"),
+        ({"workers": 1.5}, "number of workers"),
+        ({"subsets": None, "train": "newton", "workers": 2}, "workers= beside subsets="),
     ],
 )
 def test_wrong_arguments(settings: dict, words: str) -> None:

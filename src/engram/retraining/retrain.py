@@ -31,6 +31,7 @@ from engram.retraining.selection import (
     Indices,
     Selection,
     Task,
+    check_no_workers,
     select,
     select_nothing_else,
 )
@@ -81,6 +82,7 @@ def retrain(
     keep_models: bool = False,
     folder: str | Path | None = None,
     trust_folder: bool = False,
+    workers: int = 1,
     seed: int = 0,
     progress: bool = True,
 ) -> SubsetTruth: ...
@@ -103,6 +105,7 @@ def retrain(
     refits: int = 3,
     folder: str | Path | None = None,
     trust_folder: bool = False,
+    workers: int = 1,
     seed: int = 0,
     progress: bool = True,
 ) -> Retraining | SubsetTruth:
@@ -147,7 +150,8 @@ def retrain(
             model, training function, likelihood, data or settings is refused.
         trust_folder: your word that what cannot be compared with the run in the folder (the error
             names it) is the same.
-        seed: of all random numbers; every copy gets the same.
+        workers: processes that share the trainings on subsets, each on one thread of a CPU.
+        seed: of all random numbers; every copy gets the same, every subset another.
         progress: show a bar with the time left when it takes longer than a few seconds.
 
     Returns:
@@ -170,8 +174,11 @@ def retrain(
     check_folder(folder)
     if subsets is not None:
         select_nothing_else(indices, groups, classes)
-        request = SubsetRequest(train, subsets, keep, chosen, evaluate_on, keep_models, seed)
+        request = SubsetRequest(
+            train, subsets, keep, chosen, evaluate_on, keep_models, seed, workers
+        )
         return retrain_on_subsets(model, data, request, folder, trust_folder, progress)
+    check_no_workers(workers)
     model = _module(model)
     delta = check_prior(prior_precision, list(trainable(model)))
     ways = _resolve_train(train)

@@ -71,6 +71,16 @@ def select_nothing_else(indices: object, groups: object, classes: object) -> Non
             raise ArgumentError("either subsets or a choice of examples", f"{name} too", "drop it")
 
 
+def check_no_workers(workers: object) -> None:
+    """ArgumentError for workers of a run without subsets."""
+    if workers != 1:
+        raise ArgumentError(
+            "workers= beside subsets=",
+            shown(workers),
+            "leave it out; processes that torchrun starts share copies through a folder",
+        )
+
+
 def _groups(groups: Mapping[str, Indices] | Sequence[Indices], num_data: int) -> Selection:
     named = groups if isinstance(groups, Mapping) else dict(enumerate(_as_list(groups, "groups")))
     labels = tuple(str(name) for name in named)

@@ -6,8 +6,10 @@ more subsets goes on from one with fewer.
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.core.arguments import shown
+from engram.core.arguments import shown, whole
 from engram.core.data.batches import Batches, Data
 from engram.core.identity.description import Description
 from engram.core.parameters import check_module, uncompiled
 from engram.core.progress import Bar
-from engram.core.state.model import locked
+from engram.core.state.model import device_of, locked
 from engram.core.state.process import kept_surroundings
 from engram.errors import ArgumentError, TrainingError
 from engram.likelihoods import Likelihood
 from engram.retraining.identity import Identity, identify, is_steady
+from engram.retraining.processes import check_processes, in_processes
 from engram.retraining.recipes import NAMED, Recipe
 from engram.retraining.run_folder import Part, Ranks, RunFolder, wait_until_done
 from engram.retraining.selection import EXAMPLES_AT_ONCE, Selection, Task
@@ -42,12 +45,13 @@ from engram.sensitivity.provenance import provenance
 Make = Callable[[], nn.Module]
 KNOWS_ITS_DATA = 0.8  # loss over that with shuffled targets; below it a model has been trained
 SHUFFLES = 4  # of the targets, which that loss is averaged over
+MOST_WORKERS = 256  # more than any machine has cores for: a mistake
 BAR = "{l_bar}{bar}| {n:.0f}/{total:.0f} trainings [{elapsed}<{remaining}]"
 
 
 @dataclass(frozen=True, eq=False)
 class SubsetRequest:
-    """What is trained on which subsets; see :func:`engram.retrain`."""
+    """What is trained on which subsets, by how many processes; see :func:`engram.retrain`."""
 
     train: Any
     subsets: int | Tensor
@@ -56,6 +60,7 @@ class SubsetRequest:
     evaluate_on: Data | None
     keep_models: bool
     seed: int
+    workers: int
 
 
 def retrain_on_subsets(
@@ -70,18 +75,31 @@ def retrain_on_subsets(
     _check_function(request.train)
     ranks = Ranks.from_environment()
     ranks.check_folder(folder)
+    workers = whole("number of workers", request.workers, 1, MOST_WORKERS, "use workers=1")
     template = _made(model, request.seed)
+    check_processes(workers, device_of(template))
     with locked(template), kept_surroundings(), torch.inference_mode(False):
         num_data = Batches(data, EXAMPLES_AT_ONCE).num_data
         design = designed(request.subsets, request.keep, num_data, request.seed)
         task = _task(design, request)
         identity = _identity(model, template, data, task, request.train, design)
         identity.check_seen(folder, trust_folder, ranks.world_size)
-        run = RunFolder(folder, identity.fingerprint, identity.settings)
         worker = _worker(model, template, data, task, request.train, design)
-        with ranks.taking_part(run):
-            _train_missing(worker, run, ranks, progress)
+        with _folder_for(workers, folder) as place:
+            run = RunFolder(place, identity.fingerprint, identity.settings)
+            with ranks.taking_part(run):
+                _train_missing(worker, run, ranks, workers, progress)
         return _assembled(worker, run, identity)
+
+
+@contextmanager
+def _folder_for(workers: int, folder: str | Path | None) -> Iterator[str | Path | None]:
+    """The caller's folder; processes that have none to share get one for the time being."""
+    if workers == 1 or folder is not None:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="engram-subsets-") as made:
+        yield made
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,16 +150,27 @@ class SubsetWorker:
         return part
 
 
-def _train_missing(worker: SubsetWorker, run: RunFolder, ranks: Ranks, progress: bool) -> None:
+def _train_missing(
+    worker: SubsetWorker, run: RunFolder, ranks: Ranks, workers: int, progress: bool
+) -> None:
+    """This process's trainings that the folder does not hold, then those of other ranks."""
+
     def missing() -> list[int]:
         done = {int(n) for part in run.of_kind("subsets") for n in part["number"]}
         return [number for number in range(len(worker.design)) if number not in done]
 
+    def train(number: int) -> None:
+        run.write("subsets", worker.part(number))
+
     own = ranks.share(missing())
     with Bar(len(own), "training on subsets", progress, BAR) as bar:
-        for number in own:
-            run.write("subsets", worker.part(number))
-            bar.update()
+        if workers > 1:
+            in_processes(own, train, workers, bar.update)
+            run.refresh()
+        else:
+            for number in own:
+                train(number)
+                bar.update()
     wait_until_done(missing, run, ranks, progress)
 
 
