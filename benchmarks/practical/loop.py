@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
+import engram
 from benchmarks.practical.data import Split
 
 
@@ -24,6 +26,22 @@ class Watcher:
 
     def epoch_ended(self, epoch: int, model: nn.Module) -> None:
         """After each epoch, counted from 1."""
+
+
+class Recording(Watcher):
+    """A training with ``engram.record``; ``training`` is the record from the first step on.
+
+    Args:
+        settings: arguments of ``engram.record``.
+    """
+
+    training: engram.Training
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+
+    def started(self, optimizer: optim.Optimizer, model: nn.Module) -> None:
+        self.training = engram.record(optimizer, model, **self.settings)
 
 
 @dataclass(frozen=True, eq=False)
