@@ -29,6 +29,7 @@ from engram.retraining.retrain import retrain
 from engram.retraining.subset_truth import SubsetTruth
 from engram.sensitivity.groups import ClassRemovals, Removal, remove, remove_classes
 from engram.sensitivity.influence import influence
+from engram.sensitivity.label_issues import label_issues
 from engram.sensitivity.leave_one_out import sensitivities
 from engram.sensitivity.result import Result
 from engram.sensitivity.variance import prediction_variance
@@ -70,6 +71,7 @@ __all__ = [
     "families",
     "from_estimator",
     "influence",
+    "label_issues",
     "laplace",
     "likelihoods",
     "load",

@@ -59,7 +59,7 @@ def test_the_page_of_a_run_stands_alone(tmp_path: Path) -> None:
     assert f"{best.estimate:.4f}" in page.text
     result = tracker.update()
     assert result is not None
-    assert [tag for tag, _ in page.tags].count("tr") == (1 + 4) + (1 + 3)
+    assert [tag for tag, _ in page.tags].count("tr") == 2 * (1 + 4) + (1 + 3)
 
 
 def test_a_streamed_run_has_a_page_too(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_the_page_of_a_result(tmp_path: Path) -> None:
     path = result.report(tmp_path / "report.html", top=3)
     page = Parsed(path.read_text())
     assert sum(tag == "img" for tag, _ in page.tags) == 2
-    assert [tag for tag, _ in page.tags].count("tr") == 2 * (1 + 3)
+    assert [tag for tag, _ in page.tags].count("tr") == 2 * (1 + 3) + (1 + 4)
     assert f"{result.loo_nll:.4f}" in page.text
     assert str(int(result.top(1).index[0])) in page.text
 

@@ -144,6 +144,12 @@ class Likelihood(Loss):
         """The class that each target names, [N]; None where targets are no classes."""
         return None
 
+    def observed(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Targets as numbers that a mean is compared with, [N, K]; None where there are none."""
+        found = self.form(outputs, targets)
+        found = found[:, None] if found.dim() == 1 else found
+        return found.to(outputs.dtype) if found.shape == outputs.shape else None
+
     def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Lambda = d2 loss / d f2, [N, K, K]."""
         factor = self.hessian_factor(outputs, targets)

@@ -98,6 +98,12 @@ class LossLikelihood(Likelihood):
         jacobian: Tensor = torch.func.vmap(torch.func.jacrev(lambda f: mean(f[None])[0]))(outputs)
         return torch.diagonal(jacobian, dim1=1, dim2=2)
 
+    def labels(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Class numbers, where there is a mean that has a probability for each."""
+        numbers = targets.dim() == 1 and not targets.is_floating_point()
+        several = self._mean is not None and outputs.shape[1] > 1
+        return targets.long() if numbers and several else None
+
     def expectation(self) -> ExpectedLoss:
         return Sampled(self.function)
 

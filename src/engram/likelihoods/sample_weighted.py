@@ -75,6 +75,9 @@ class SampleWeighted(Likelihood):
     def labels(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
         return self.base.labels(outputs, _parted(outputs, targets)[0])
 
+    def observed(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        return self.base.observed(outputs, _parted(outputs, targets)[0])
+
     def target_probability(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
         return self.base.target_probability(outputs, self._parts(outputs, targets)[0])
 

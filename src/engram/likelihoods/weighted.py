@@ -27,6 +27,9 @@ class Weighted(Likelihood):
     def form(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.base.form(outputs, targets)
 
+    def labels(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        return self.base.labels(outputs, targets)
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.base.loss_at(outputs, targets, self.precisions)
 

@@ -18,6 +18,8 @@ from matplotlib.figure import Figure
 
 from engram.core.printable import printable
 from engram.core.storage.files import write_text
+from engram.errors import LikelihoodError
+from engram.likelihoods import Likelihood
 from engram.report.figures import (
     leverage_figure,
     loss_figure,
@@ -25,6 +27,7 @@ from engram.report.figures import (
     score_figure,
     score_histogram,
 )
+from engram.sensitivity.label_issues import label_issues
 from engram.sensitivity.result import Result
 from engram.tracking.held_out import HeldOut
 from engram.tracking.history import QUANTILES, History
@@ -180,21 +183,35 @@ def result_page(result: Result, count: int, path: Path) -> Path:
         loss_scatter(result), "On the line, the example makes no difference."
     )
     page.heading("The model depends most on").table(result.top(count))
-    page.heading("The other examples contradict most").table(result.top(count, by="loo_loss"))
+    _labels_and_metrics(page, result, count)
     page.heading("Diagnostics").facts(result.diagnostics.to_dict())
     settings = result.provenance.get("settings", {})
     made = {k: v for k, v in result.provenance.items() if k != "settings"}
     return page.heading("Made with").facts(made | settings).write(path)
 
 
-def top_examples(history: History, details: pd.DataFrame | None, count: int) -> pd.DataFrame:
-    """The examples with the highest score at the last update, with what else is known of them."""
+def _labels_and_metrics(page: Page, result: Result, count: int) -> None:
+    """Which labels to look at, and how good predictions are, as far as the result knows them."""
+    try:
+        table = label_issues(result, count)
+    except LikelihoodError:  # no classes, or a loss that only its name is left of
+        table = result.top(count, by="loo_loss")
+    page.heading("The other examples contradict most").table(table)
+    if isinstance(result.basis.likelihood, Likelihood):
+        page.heading("Predictions, on the training data and under leave-one-out")
+        page.table(result.metrics())
+
+
+def top_examples(
+    history: History, details: pd.DataFrame | None, count: int, by: str = "score"
+) -> pd.DataFrame:
+    """The examples that come first in a column at the last update, with what else is known."""
     if details is None:
         finite = [i for i, record in enumerate(history) if record.finite]
         scores = history.scores[finite[-1]].numpy()
         details = pd.DataFrame({"score": scores}).rename_axis("example")
     shown = details.drop(columns="status", errors="ignore")  # a number for code; all have a score
-    return shown.sort_values("score", ascending=False, kind="stable").head(count)
+    return shown.sort_values(by, ascending=False, kind="stable").head(count)
 
 
 def training_page(
@@ -240,6 +257,9 @@ def training_page(
         )
     page.heading("Examples that the model depends on most")
     page.table(top_examples(history, details, count))
+    if details is not None and "loo_loss" in details:
+        page.heading("Examples that the others contradict most")
+        page.table(top_examples(history, details, count, by="loo_loss"))
     frame = history.to_frame()
     shown = frame.drop(columns=[c for c in frame if frame[c].isna().all()])
     page.heading("History").table(shown.astype(object).where(shown.notna(), math.nan))

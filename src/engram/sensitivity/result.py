@@ -25,10 +25,11 @@ from engram.core.storage.kinds import (
     positions,
     stored,
 )
-from engram.errors import ArgumentError, ModelMismatchError
+from engram.errors import ArgumentError, LikelihoodError, ModelMismatchError
 from engram.likelihoods import Likelihood
 from engram.sensitivity.basis import Basis
 from engram.sensitivity.diagnostics import Diagnostics
+from engram.sensitivity.metrics import classes_of, compared
 from engram.trust.judge import judge
 from engram.trust.verdict import Verdict
 
@@ -143,10 +144,63 @@ class Result:
                 "pass the data that the sensitivities were computed on",
             )
 
+    @property
+    def labels(self) -> Tensor:
+        """The class that the data gives each example, [N]; LikelihoodError for a regression."""
+        likelihood = self.basis.known_likelihood
+        found = likelihood.labels(self.outputs, self.targets)
+        if found is None:
+            raise LikelihoodError(
+                "a classifier, whose targets name a class each",
+                f"{likelihood!r} with {self.num_outputs} outputs",
+                "use result.metrics() for a regression; of a loss of your own on class numbers, "
+                "pass its probabilities as mean= to from_loss",
+            )
+        return found
+
+    @property
+    def loo_probabilities(self) -> Tensor:
+        """Probabilities of the classes under leave-one-out, [N, C]: out of sample, as for cleanlab.
+
+        A model with one logit has two classes. With ``estimator="paper"``, whose predictions are
+        linearised, they may lie outside of 0 and 1.
+        """
+        assert len(self.labels) == self.num_data  # a classifier
+        means = self.basis.known_likelihood.mean(self.outputs)
+        return classes_of(means + self.prediction_deviation)
+
+    def metrics(self) -> pd.DataFrame:
+        """How good the predictions are on the training data and, beside it, under leave-one-out.
+
+        A row for each: ``loss``, and of a classifier ``accuracy``, ``brier_score``,
+        ``calibration_error`` and, of two classes, ``auroc``; of a regression ``r_squared`` and
+        ``rmse``. :mod:`engram.sensitivity.metrics` has their equations.
+
+        Example:
+            >>> import engram
+            >>> model, data = torch.nn.Linear(3, 2), (torch.randn(20, 3), torch.arange(20) % 2)
+            >>> fitted = engram.laplace(model, data, prior_precision=1.0)
+            >>> frame = engram.sensitivities(model, data, fitted).metrics()
+            >>> list(frame.index), list(frame.columns)
+            (['loss', 'accuracy', 'brier_score', 'calibration_error', 'auroc'],
+             ['training', 'leave_one_out'])
+        """
+        import pandas as pd
+
+        means = self.basis.known_likelihood.mean(self.outputs)
+        predictions = means, means + self.prediction_deviation
+        rows: dict[str, tuple[float, ...]] = {"loss": (self.train_nll, self.loo_nll)}
+        rows |= compared(
+            self.basis.known_likelihood, self.outputs, self.targets, predictions, self.counts
+        )
+        columns = ["training", "leave_one_out"]
+        return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("metric")
+
     def top(self, count: int = 20, by: str = "score") -> pd.DataFrame:
         """The examples that come first in a column of :meth:`to_frame`, highest first.
 
-        ``score`` finds what the model depends on most, ``loo_loss`` likely label errors.
+        ``score`` finds what the model depends on most; ``loo_loss`` likely label errors, of which
+        :func:`engram.label_issues` says more.
         """
         frame, count = self.to_frame(), whole("count", count, remedy="ask for top(20)")
         one_of("by", by, [str(name) for name in frame.columns], 'use "score"')

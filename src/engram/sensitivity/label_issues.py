@@ -1,0 +1,64 @@
+"""Labels that are likely to be wrong: those that the other examples contradict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engram.core.arguments import whole
+from engram.sensitivity.result import Result, check_result
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def label_issues(result: Result, count: int | None = None) -> pd.DataFrame:
+    r"""The examples by how far the others contradict their label, likeliest errors first.
+
+    .. math:: \ell_i(f_i + \hat d_i) = -\log p_{\setminus i}(y_i)
+
+    is an example's loss under the model without it: its own label no longer speaks for itself.
+
+    Args:
+        result: of a classifier.
+        count: how many rows; all examples if not given.
+
+    Returns:
+        One row per example, indexed by its position in the data and sorted by ``loo_loss``:
+        ``given``, the label; ``predicted``, the likeliest class under leave-one-out;
+        ``loo_probability``, that of the given label; ``contradicted``, whether the two differ;
+        ``loss`` and ``loo_loss``. With weights of classes or examples in the loss, sort by
+        ``loo_probability`` to compare labels of different weight.
+
+    Example:
+        >>> import torch
+        >>> import engram
+        >>> x = torch.tensor([[-2.0], [-1.5], [-1.0], [1.0], [1.5], [2.0]])
+        >>> y = torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0, 0.0])  # the last label is wrong
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> torch.nn.init.constant_(model.weight, 0.6).requires_grad
+        True
+        >>> fitted = engram.laplace(model, (x, y), likelihood="bernoulli", prior_precision=1.0)
+        >>> found = label_issues(engram.sensitivities(model, (x, y), fitted), count=1)
+        >>> found[["given", "predicted", "contradicted"]]
+                 given  predicted  contradicted
+        example
+        5            0          1          True
+    """
+    import pandas as pd
+
+    check_result(result)
+    labels, left_out = result.labels, result.loo_probabilities
+    given = left_out.gather(1, labels[:, None])[:, 0]
+    predicted = left_out.argmax(1)
+    frame = pd.DataFrame(
+        {
+            "given": labels.numpy(),
+            "predicted": predicted.numpy(),
+            "contradicted": (predicted != labels).numpy(),
+            "loo_probability": given.numpy(),
+            "loss": result.loss.numpy(),
+            "loo_loss": result.loo_loss.numpy(),
+        },
+        index=pd.Index(result.indices.numpy(), name="example"),
+    ).sort_values("loo_loss", ascending=False, kind="stable")
+    return frame if count is None else frame.head(whole("count", count, remedy="use count=20"))
