@@ -125,6 +125,18 @@ def followed() -> engram.Tracker:
     return made
 
 
+def recorded() -> engram.Training:
+    """Steps with gradients that are given: the same on every machine."""
+    model = copy.deepcopy(MODEL)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.5)
+    training = engram.record(optimizer, model, num_steps=4, checkpoints=1)
+    for _ in range(4):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 1 / 4096)
+        optimizer.step()
+    return training
+
+
 def tuned() -> engram.Tuning:
     """Weights that are given, not trained: the same on every machine."""
 
@@ -133,6 +145,12 @@ def tuned() -> engram.Tuning:
             parameter.data.mul_(1 - prior_precision / 4)
 
     return engram.tune(MODEL, DATA, shrink, [0.5, 1.0], progress=False)
+
+
+def of_training(found: engram.Training) -> Numbers:
+    named = found.of(MODEL)
+    middle = named.segments(1)[0].middle.weights
+    return {f"time {name}": value for name, value in named.time.items()} | middle
 
 
 def of_tuning(found: engram.Tuning) -> Numbers:
@@ -197,6 +215,7 @@ SAVED: dict[str, Saved] = {
         lambda f: assessed().save(f),
         lambda f: {"levels": engram.load(f).verdict.levels},
     ),
+    "training": Saved(lambda f: recorded().save(f), lambda f: of_training(engram.load(f))),
     "tuning": Saved(lambda f: tuned().save(f), lambda f: of_tuning(engram.load(f))),
     "run folder": Saved(retrained, lambda f: of_retraining(retrained(f))),
 }

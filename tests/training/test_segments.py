@@ -63,7 +63,8 @@ def test_segments_have_about_equal_time() -> None:
         stepped(model, optimizer, 1)
     segments = training.of(model).segments(3)
     assert [segment.end for segment in segments] == [60, 120, 240]
-    assert [segment.middle.step for segment in segments] == [40, 100, 180]
+    for segment, middle in zip(segments, [30, 90, 180], strict=True):
+        assert abs(segment.middle.step - middle) <= 10
 
 
 def test_a_checkpoint_is_loaded_and_taken_back() -> None:

@@ -8,10 +8,12 @@ in memory, since most are dropped again; what would take more than :data:`MEMORY
 from __future__ import annotations
 
 import tempfile
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,7 @@ from engram.core.state.modes_and_buffers import Buffers
 from engram.core.storage.files import digest_of, read_tensors, write_tensors
 from engram.errors import ModelMismatchError, StorageError
 
+NAMES = r"checkpoint-[0-9]{9,}-[0-9a-f]{16}\.safetensors"  # of files; others are the user's own
 KEPT = 4  # snapshots for every checkpoint that is wanted, before every second one is dropped
 MEMORY = 2**28  # bytes of snapshots in memory; written files take as long as a step or two
 FIRST_STRIDE = 4  # steps between the first snapshots; half of the cost of a stride of 1
@@ -84,7 +87,7 @@ class Snapshot:
     def write(self, folder: Path) -> None:
         """Move it into a file of this folder."""
         tensors = self.read()
-        self.file = folder / f"checkpoint-{self.step:09d}.safetensors"
+        self.file = folder / f"checkpoint-{self.step:09d}-{uuid.uuid4().hex[:16]}.safetensors"
         self.sha256 = write_tensors(self.file, tensors)
         self.tensors = None
 
@@ -177,6 +180,41 @@ class Grid:
                 else:
                     found[name] = tensor.detach().to("cpu", copy=True)
         return found
+
+
+class Times(Protocol):
+    """C and W of a parameter."""
+
+    def state(self) -> dict[str, Tensor]:
+        """By kind: TIME, RATIO, SHRUNK, and DECAY where it is kept."""
+
+
+def taken(
+    step: int,
+    parameters: Sequence[Tensor],
+    times: Sequence[Times],
+    model: nn.Module | None,
+    grid: Grid,
+) -> Snapshot:
+    """A snapshot of what there is now.
+
+    Args:
+        step: after which.
+        parameters: that the optimizer trains.
+        times: C and W of each.
+        model: whose buffers are taken too, if given.
+        grid: with memory that is free again.
+    """
+    tensors: dict[str, Tensor] = {}
+    readings = []
+    for number, (parameter, clock) in enumerate(zip(parameters, times, strict=True)):
+        found = clock.state()
+        readings.append(float(found[TIME].mean()))
+        found[WEIGHT] = parameter
+        tensors |= {key(kind, number): value for kind, value in found.items()}
+    if model is not None:
+        tensors |= {key(BUFFER, name): b for name, b in model.named_buffers()}
+    return Snapshot(step, readings, model is not None, grid.copied(tensors))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from engram.core.arguments import MANY, one_of, path_of, whole
 from engram.core.parameters import check_module, uncompiled
 from engram.errors import ArgumentError, ModelMismatchError, TrainingError
-from engram.training.checkpoints import BUFFER, TIME, WEIGHT, Grid, Snapshot, key
+from engram.training.checkpoints import Grid, Snapshot, taken
 from engram.training.clipping import Watch
 from engram.training.clock import Clock
 from engram.training.metrics import metric_of, steps_taken, takes_mean_loss, unwrapped
@@ -138,18 +138,18 @@ class Recorder:
             self.clock.clocks,
             grid,
             names,
-            num_missing_steps=max(steps_taken(optimizer, p) for p in self.clock.parameters),
+            num_missing_steps=self.steps_taken(),
             parameters=self.clock.parameters,
         )
-        self.training._source = self
+        self.training.follow(self)
         self.handles = (
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
         )
 
-    def catch_up(self) -> None:
-        """Bring C and W up to the last step."""
-        self.clock.divide()
+    def steps_taken(self) -> int:
+        """That the optimizer's state knows of."""
+        return max(steps_taken(self.optimizer, p) for p in self.clock.parameters)
 
     def remove(self) -> None:
         """Take the hooks off the optimizer."""
@@ -173,7 +173,6 @@ class Recorder:
         training.sees_clipping = self.watch.sees_clipping
         self.clock.advance(share)
         if training.grid.is_due(training.num_steps, self._num_bytes()):
-            self.clock.divide()
             training.grid.add(self.snapshot())
 
     def _share(self) -> float:
@@ -203,17 +202,8 @@ class Recorder:
 
     def snapshot(self) -> Snapshot:
         """Weights, times and buffers as they are now."""
-        tensors: dict[str, Tensor] = {}
-        readings = []
-        for number, clock in enumerate(self.clock.clocks):
-            found = clock.state()
-            readings.append(float(found[TIME].mean()))
-            found[WEIGHT] = self.clock.parameters[number]
-            tensors |= {key(kind, number): value for kind, value in found.items()}
-        if self.model is not None:
-            tensors |= {key(BUFFER, name): b for name, b in self.model.named_buffers()}
-        copied = self.training.grid.copied(tensors)
-        return Snapshot(self.training.num_steps, readings, self.model is not None, copied)
+        training, clock = self.training, self.clock
+        return taken(training.num_steps, clock.parameters, clock.now(), self.model, training.grid)
 
 
 def _names(model: nn.Module, parameters: list[Tensor]) -> list[str]:

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from engram.core.parameters import check_module, trainable
-from engram.errors import ModelMismatchError, NonFiniteError, TrainingError
-from engram.training.checkpoints import Grid, Snapshot
+from engram.core.arguments import path_of
+from engram.core.parameters import check_module, trainable, uncompiled
+from engram.core.storage.files import remove_stale
+from engram.core.storage.kinds import AGAIN, Kind, stored
+from engram.core.storage.values import as_read, init_fields
+from engram.errors import ModelMismatchError, NonFiniteError, StorageError, TrainingError
+from engram.training.checkpoints import NAMES, Grid, Snapshot, taken, totals
 from engram.training.clock import ParameterClock
-from engram.training.segments import Like, NamedTraining
-
-# A gradient this far below those of the others, in units of the type's rounding error, is nothing
-# but rounding. Measured: the bias of a convolution before BatchNorm 4 to 60 units, in single and in
-# double precision; the smallest of a plain net of ten layers 800,000 in single
-ROUNDING = 1000.0
+from engram.training.guess import Known, guessed
+from engram.training.saving import StoredSnapshot, StoredTraining, read
+from engram.training.segments import Like, NamedTraining, matched, moved, shapes_of
 
 
 class Source(Protocol):
     """The optimizer that a record follows."""
 
-    def catch_up(self) -> None:
-        """Bring C and W up to the last step."""
-
     def snapshot(self) -> Snapshot:
         """Weights, C and W as they are now."""
+
+    def steps_taken(self) -> int:
+        """That the optimizer's state knows of."""
 
     def remove(self) -> None:
         """Take the hooks off the optimizer."""
@@ -51,6 +54,8 @@ class Training:
         sees_clipping: whether the training time counts clipped gradients as the share that was left
             of them: not under a GradScaler that was not given, nor in several processes.
         guessed: whether this was made from what is known afterwards, and nothing was recorded.
+        parameters: that the optimizer trains, while it is followed.
+        end: weights and times after the last step, once they were asked for.
     """
 
     optimizer_name: str
@@ -63,8 +68,56 @@ class Training:
     sees_clipping: bool = True
     guessed: bool = False
     parameters: list[Tensor] = field(default_factory=list, repr=False)
-    _source: Source | None = field(default=None, repr=False)
-    _end: Snapshot | None = field(default=None, repr=False)
+    end: Snapshot | None = field(default=None, repr=False)
+    _source: Source | None = field(default=None, init=False, repr=False)
+
+    @classmethod
+    def guess(
+        cls,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        *,
+        learning_rate: float | None = None,
+        steps: int | None = None,
+        weight_decay: float | None = None,
+        momentum: float = 0.0,
+    ) -> Training:
+        r"""A training that nobody recorded, from what is known afterwards.
+
+        .. math:: C \approx T \bar\eta\, P_T^{-1}
+
+        Args:
+            model: as it was trained.
+            optimizer: as it was at the end; its state has the roots P, and mostly the number of
+                steps. Without it, SGD is meant.
+            learning_rate: its mean over the training; without it, the mean of the optimizer's first
+                and last one, as far as a scheduler has left the first there.
+            steps: T, where the optimizer's state does not say.
+            weight_decay: where it is not the optimizer's.
+            momentum: of an SGD without ``optimizer``.
+
+        Returns:
+            A record with ``guessed=True`` and no checkpoint but the end.
+
+        Example:
+            >>> model = nn.Linear(2, 1)
+            >>> training = Training.guess(model, learning_rate=0.1, steps=30)
+            >>> training.of(model).time["bias"]
+            tensor(3.)
+        """
+        clock = guessed(model, optimizer, Known(learning_rate, steps, weight_decay, momentum))
+        name, most = type(clock.optimizer).__name__, max(hand.steps for hand in clock.clocks)
+        common = (clock.parameters, clock.clocks, uncompiled(model), Grid(0))
+        end = taken(most, *common)
+        return cls(
+            name,
+            clock.clocks,
+            Grid(0),
+            num_steps=most,
+            guessed=True,
+            parameters=clock.parameters,
+            end=end,
+        )
 
     def of(self, model: nn.Module) -> NamedTraining:
         """The record by the names of a model's parameters.
@@ -82,19 +135,23 @@ class Training:
         """
         check_module(model)
         parameters = trainable(model)
-        numbers = self._numbers(parameters)
-        snapshots = self._snapshots()
-        self._check()
+        shapes = [clock.shape for clock in self.clocks]
+        numbers = matched(parameters, self.parameters, self.names, shapes)
+        snapshots = self.snapshots()
+        found = self._totals(snapshots)
+        nothing = (torch.zeros(()), torch.zeros(()))
         likes = {name: Like.to(parameter) for name, parameter in parameters.items()}
-        moved = self._moved(parameters, numbers)
-        time: dict[str, Tensor] = {}
-        decay: dict[str, Tensor] = {}
-        for name, like in likes.items():
-            clock = self.clocks[numbers[name]] if name in numbers else ParameterClock(())
-            spent, shrunk = clock.totals()
-            time[name], decay[name] = like.of(spent), like.of(shrunk)
-        sizes = {name: parameter.numel() for name, parameter in parameters.items()}
-        return NamedTraining(self.num_steps, time, decay, moved, snapshots, numbers, likes, sizes)
+        spent = {n: found[numbers[n]] if n in numbers else nothing for n in parameters}
+        return NamedTraining(
+            self.num_steps,
+            {name: likes[name].of(time) for name, (time, _) in spent.items()},
+            {name: likes[name].of(decay) for name, (_, decay) in spent.items()},
+            moved(parameters, numbers, [clock.largest_gradient for clock in self.clocks]),
+            snapshots,
+            numbers,
+            likes,
+            {name: parameter.numel() for name, parameter in parameters.items()},
+        )
 
     @property
     def is_recording(self) -> bool:
@@ -104,76 +161,183 @@ class Training:
     def stop(self) -> None:
         """End recording: remove the hooks from the optimizer."""
         if self._source is not None:
-            self._snapshots()
+            self.snapshots()
             self._source.remove()
         self._source = None
 
-    def _snapshots(self) -> list[Snapshot]:
-        """The grid's, and the end."""
-        if self._source is not None:
-            self._source.catch_up()
-            if self._end is None or self._end.step != self.num_steps:
-                self._end = self._source.snapshot()
-        found = [s for s in self.grid.snapshots if s.step < self.num_steps]
-        return found if self._end is None else [*found, self._end]
+    def follow(self, source: Source) -> None:
+        """Record the steps of this optimizer from now on."""
+        self._source = source
 
-    def _numbers(self, parameters: Mapping[str, Tensor]) -> dict[str, int]:
-        """Places in the record, by name."""
-        places = {id(p): number for number, p in enumerate(self.parameters)}
-        found = {name: places[id(p)] for name, p in parameters.items() if id(p) in places}
-        if found:
-            return found
-        if self.names is not None:
-            order = {name: number for number, name in enumerate(self.names)}
-            found = {name: order[name] for name in parameters if name in order}
-        elif len(parameters) == len(self.clocks):
-            found = {name: number for number, name in enumerate(parameters)}
-        shapes = {name: tuple(parameters[name].shape) for name in found}
-        if not found or any(self.clocks[n].shape != shapes[name] for name, n in found.items()):
-            raise ModelMismatchError(
-                f"the model of this record, with {len(self.clocks)} trained parameters of shapes "
-                f"{_shapes(clock.shape for clock in self.clocks)}",
-                f"one with {len(parameters)}, {_shapes(p.shape for p in parameters.values())}",
-                "pass the model whose parameters the recorded optimizer trained; where a copy is "
-                "meant, name its parameters with engram.record(optimizer, model)",
+    def state_dict(self) -> dict[str, Any]:
+        """What :meth:`load_state_dict` needs to go on in another process; plain values and tensors.
+
+        Checkpoints are in it; with ``folder=`` only the names of their files are.
+        """
+        snapshots = self.snapshots()
+        if self.grid.folder is not None:
+            for snapshot in snapshots:
+                if snapshot.tensors is not None:
+                    snapshot.write(self.grid.folder)
+        state: dict[str, Any] = as_read(init_fields(self._stored(snapshots)))
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the record of an earlier process, after ``engram.record`` in this one.
+
+        Steps that the optimizer has taken since are counted as missing.
+
+        Args:
+            state: of :meth:`state_dict`, from the same place as that of the optimizer.
+
+        Raises:
+            ModelMismatchError: for the record of another optimizer or model.
+            TrainingError: for a record that is ahead of the optimizer.
+            StorageError: for what is no such state, or where its checkpoints are gone.
+        """
+        found = Training._opened(read(state, "the state of a record"), self.grid.folder)
+        found._drop_missing()
+        self._check_same(found)
+        taken = 0 if self._source is None else self._source.steps_taken()
+        counted = max((clock.steps for clock in found.clocks), default=0)
+        if taken and taken < counted:
+            raise TrainingError(
+                f"a record of the {taken:,} steps that the optimizer has taken",
+                f"one of {counted:,}",
+                "load optimizer and record as they were saved together",
             )
-        return found
+        missed = max(0, taken - counted)
+        for clock, parameter in zip(found.clocks, self.parameters, strict=False):
+            clock.to(parameter.device)
+            clock.steps += missed
+        self.clocks[:] = found.clocks
+        self.grid.snapshots, self.grid.stride = found.grid.snapshots, found.grid.stride
+        self.num_steps, self.num_bad_steps = found.num_steps, found.num_bad_steps
+        self.num_missing_steps = found.num_missing_steps + missed
+        self.names, self.end = self.names or found.names, found.end
+        self.guessed = found.guessed
 
-    def _check(self) -> None:
-        """Errors for a record that says nothing."""
-        if not self.num_steps - self.num_bad_steps > 0:
+    def _check_same(self, found: Training) -> None:
+        """ModelMismatchError unless a record is one of the same kind of training."""
+        own, other = ([clock.shape for clock in t.clocks] for t in (self, found))
+        if self.optimizer_name != found.optimizer_name or own[: len(other)] != other:
+            raise ModelMismatchError(
+                f"the record of a {self.optimizer_name} over {len(own)} parameters of shapes "
+                f"{shapes_of(own)}",
+                f"that of a {found.optimizer_name} over {len(other)}, {shapes_of(other)}",
+                "load the record of the same training",
+            )
+
+    def save(self, folder: str | Path) -> Path:
+        """Write it with its checkpoints, in files beside; :func:`engram.load` reads it."""
+        path = path_of("folder", folder)
+        copies = [
+            Snapshot(s.step, list(s.readings), s.has_buffers, s.read()) for s in self.snapshots()
+        ]
+        for copy in copies:
+            copy.write(path)
+        KIND.write(Training._opened(self._stored(copies), path), path)
+        keep = {copy.file.name for copy in copies if copy.file is not None}
+        remove_stale(path / f"{KIND.name}.json", NAMES, keep)
+        return path
+
+    def _stored(self, snapshots: Sequence[Snapshot]) -> StoredTraining:
+        """With these snapshots, of which the last is the end."""
+        parts = [StoredSnapshot.of(s) for s in snapshots]
+        return StoredTraining(
+            self.optimizer_name,
+            tuple(clock.copied() for clock in self.clocks),
+            None if self.names is None else tuple(self.names),
+            self.num_steps,
+            self.num_missing_steps,
+            self.num_bad_steps,
+            self.sees_clipping,
+            self.guessed,
+            self.grid.wanted,
+            self.grid.stride,
+            tuple(parts[:-1]),
+            parts[-1] if parts else None,
+        )
+
+    @classmethod
+    def _opened(cls, saved: StoredTraining, folder: Path | None) -> Training:
+        """A record of which the files are in this folder."""
+        grid = Grid(saved.checkpoints, folder, stride=saved.stride)
+        grid.snapshots = [s.opened(folder) for s in saved.snapshots]
+        return cls(
+            saved.optimizer_name,
+            list(saved.clocks),
+            grid,
+            None if saved.names is None else list(saved.names),
+            saved.num_steps,
+            saved.num_missing_steps,
+            saved.num_bad_steps,
+            saved.sees_clipping,
+            saved.guessed,
+            end=None if saved.end is None else saved.end.opened(folder),
+        )
+
+    def _drop_missing(self) -> None:
+        """Drop what a training that went on has dropped since; StorageError where all are gone."""
+        before = self.grid.snapshots
+        self.grid.snapshots = [s for s in before if s.file is None or s.file.is_file()]
+        if before and not self.grid.snapshots:
+            raise StorageError(
+                f"the folder of the record with its {len(before)} checkpoints",
+                f"none of them in {self.grid.folder or 'no folder'}",
+                "record with the folder= that the first training had",
+            )
+
+    def snapshots(self) -> list[Snapshot]:
+        """Those of the grid, and the end of training as the last."""
+        if self._source is not None and (self.end is None or self.end.step != self.num_steps):
+            self.end = self._source.snapshot()
+        found = [s for s in self.grid.snapshots if s.step < self.num_steps]
+        return found if self.end is None else [*found, self.end]
+
+    def _totals(self, snapshots: Sequence[Snapshot]) -> list[tuple[Tensor, Tensor]]:
+        """C and W at the end; errors for a record that says nothing."""
+        if not (snapshots and self.num_steps - self.num_bad_steps > 0):
             raise TrainingError(
                 "a record of at least one step",
                 f"{self.num_steps:,} steps, {self.num_bad_steps:,} of them bad",
                 "call engram.record(optimizer) before the training loop",
             )
-        totals = [clock.totals()[0] for clock in self.clocks]
-        if not any(bool(torch.as_tensor(total > 0).any()) for total in totals):
+        tensors = snapshots[-1].read()
+        found = [totals(tensors, number) for number in range(len(self.clocks))]
+        if not any(bool((time > 0).any()) for time, _ in found):
             raise TrainingError(
                 "a training time above 0",
                 f"learning rates of 0 in all {self.num_steps:,} steps",
                 "record a training that moves the weights",
             )
-        if not all(bool(torch.as_tensor(total).isfinite().all()) for total in totals):
+        if not all(bool(time.isfinite().all()) for time, _ in found):
             raise NonFiniteError(
                 "a finite training time",
                 "an infinite one, or NaN",
                 "give the optimizer a positive eps, and see that gradients are finite",
             )
-
-    def _moved(
-        self, parameters: Mapping[str, Tensor], numbers: Mapping[str, int]
-    ) -> dict[str, bool]:
-        """Whether gradients were more than rounding errors of those of the others."""
-        largest = sorted(self.clocks[n].largest_gradient for n in numbers.values())
-        typical = largest[len(largest) // 2]
-        found = dict.fromkeys(parameters, False)
-        for name, number in numbers.items():
-            unit = torch.finfo(parameters[name].dtype).eps
-            found[name] = self.clocks[number].largest_gradient > ROUNDING * unit * typical
         return found
 
 
-def _shapes(shapes: Iterable[tuple[int, ...]]) -> str:
-    words = [str(list(shape)) for shape in shapes]
-    return ", ".join(words[:4]) + (", ..." if len(words) > 4 else "")
+def _placed(found: Training, folder: Path) -> Training:
+    """Told where its files are."""
+    found.grid.folder = folder
+    for snapshot in (*found.grid.snapshots, found.end):
+        if snapshot is not None and snapshot.file is not None:
+            snapshot.file = folder / snapshot.file.name
+            if not snapshot.file.is_file():
+                raise StorageError(f"the file {snapshot.file.name} in {folder}", "none", AGAIN)
+    return found
+
+
+KIND = stored(
+    Kind(
+        "training",
+        1,
+        lambda content, where: Training._opened(read(content, where), None),
+        lambda training: init_fields(training._stored(training.snapshots())),
+        read,
+        placed=_placed,
+    )
+)

@@ -146,6 +146,21 @@ def of_tuning() -> Kind:
     return Kind(*saves(made.save, other.save), engram.load, lambda t: (repr(t), t.to_frame()), told)
 
 
+def of_training() -> Kind:
+    made, other = saved_things.recorded(), saved_things.recorded()
+    other.num_missing_steps = 3
+    return Kind(*saves(made.save, other.save), whole, repr, lambda t: words(t.state_dict()))
+
+
+def whole(folder: Path) -> engram.Training:
+    """With its checkpoints read, which is done when they are asked for."""
+    found: engram.Training = engram.load(folder)
+    found.grid.folder = None
+    for snapshot in found.snapshots():
+        snapshot.tensors, snapshot.file, snapshot.sha256 = snapshot.read(), None, ""
+    return found
+
+
 def told(found: engram.Tuning) -> str:
     return words([found.trials, found.best, found.state])
 
@@ -159,6 +174,7 @@ KINDS: dict[str, Callable[[], Kind]] = {
     "retraining": of_truth,
     "verification": of_verification,
     "assessment": of_assessment,
+    "training": of_training,
     "tuning": of_tuning,
     "tracker": of_tracker,
     "history": of_history,

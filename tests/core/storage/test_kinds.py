@@ -33,6 +33,7 @@ CLASSES = {
     "subset_truth": (saved_things.subset_truth, engram.SubsetTruth),
     "verification": (saved_things.verified, engram.Verification),
     "tuning": (saved_things.tuned, engram.Tuning),
+    "training": (saved_things.recorded, engram.Training),
     "history": (lambda: saved_things.followed().history, History),
     "tracker": (saved_things.followed, dict),
 }

@@ -43,6 +43,7 @@ class Kind(Generic[T]):
         completed: the thing with a likelihood that could not be saved, and was given to
             :func:`load`; None for kinds that have none.
         movable: whether its tensors may be on another device than the CPU.
+        placed: the thing told the folder that it was read from, for kinds with files of their own.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Kind(Generic[T]):
     units: Callable[[T], Mapping[str, str]] | None = None
     completed: Callable[[T, Any], T] | None = None
     movable: bool = False
+    placed: Callable[[T, Path], T] | None = None
 
     def write(self, thing: T, folder: str | Path) -> Path:
         """Write it, whole or not at all; StorageError for what could not be read again."""
@@ -66,7 +68,8 @@ class Kind(Generic[T]):
         content = read_folder(folder, self.name, self.version, device if self.movable else "cpu")
         if self.units is not None and isinstance(content, dict):
             content.pop(UNITS, None)
-        return self.made(content, f"{self.name}.json")
+        thing = self.made(content, f"{self.name}.json")
+        return thing if self.placed is None else self.placed(thing, Path(folder))
 
 
 def stored(kind: Kind[T]) -> Kind[T]:
@@ -78,9 +81,9 @@ def stored(kind: Kind[T]) -> Kind[T]:
 def load(folder: str | Path, device: torch.device | str = "cpu", likelihood: Any = None) -> Any:
     """Read whatever engram has saved in a folder.
 
-    A result, a posterior, an assessment, a retraining, a truth by subsets, a verification, a tuning
-    or a history comes back as the object it was; of a tracker its state, for
-    ``tracker.load_state_dict``.
+    A result, a posterior, a training, an assessment, a retraining, a truth by subsets, a
+    verification, a tuning or a history comes back as the object it was; of a tracker its state,
+    for ``tracker.load_state_dict``.
 
     Args:
         folder: that it was saved in. Where several things are in one folder, the file of one of
