@@ -111,7 +111,7 @@ def _spend(
     with torch.no_grad():
         root = clock.root(step)
         hand.largest_gradient = _size(root, float(settings.get("eps", 0.0)))
-        settled = 1 - clock.metric.carried(settings)
+        settled = (1 - clock.metric.carried(settings)) / clock.metric.course(settings, steps)
         hand.divide(root * settled if isinstance(root, Tensor) else root)
 
 

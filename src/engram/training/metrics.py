@@ -219,6 +219,21 @@ def _precision_rate(group: Mapping[str, Any]) -> float:
     return float(group["precision_lr"])
 
 
+def _from_zero(group: Mapping[str, Any], steps: int) -> float:
+    """RMSprop's average starts at 0 and is not corrected: its first roots are small."""
+    alpha = float(group["alpha"])
+    return sum((1 - alpha**t) ** -0.5 for t in range(1, steps + 1)) / steps
+
+
+def _growing(group: Mapping[str, Any], steps: int) -> float:
+    """Adagrad's sum grows as the steps do."""
+    return 2.0
+
+
+def _even(group: Mapping[str, Any], steps: int) -> float:
+    return 1.0
+
+
 def _nothing_forgotten(group: Mapping[str, Any]) -> float:
     return 0.0
 
@@ -238,6 +253,8 @@ class Metric:
             root of a few steps is read once.
         decoupled: whether weight decay shrinks the weights by itself, as AdamW's.
         carries: whether momentum is taken of gradients that are divided already, as RMSprop's.
+        course: mean of the inverse root over so many steps with gradients that are alike, relative
+            to the last one: for guesses.
         has_gradients: whether it steps by the parameters' ``grad``; where not, every step moves
             all parameters, and there is nothing to clip.
     """
@@ -247,6 +264,7 @@ class Metric:
     forgetting: Forgetting = _all_forgotten
     decoupled: bool = False
     carries: bool = False
+    course: Callable[[Mapping[str, Any], int], float] = _even
     has_gradients: bool = True
 
     def decay(self, group: Mapping[str, Any]) -> tuple[float, bool]:
@@ -270,13 +288,13 @@ _OWN_MATRIX = Metric(root=own_matrix_root, forgetting=_precision_rate, has_gradi
 # Every optimizer that is recorded, by the name of its class; subclasses in the same way.
 METRICS: dict[str, Metric] = {
     "SGD": Metric(sgd_weight, forgetting=_nothing_forgotten),
-    "RMSprop": Metric(root=rmsprop_root, forgetting=_alpha, carries=True),
+    "RMSprop": Metric(root=rmsprop_root, forgetting=_alpha, carries=True, course=_from_zero),
     "Adam": Metric(averaged_weight, adam_root, _second_beta),
     "AdamW": Metric(averaged_weight, adam_root, _second_beta, decoupled=True),
     "NAdam": Metric(nadam_weight, adam_root, _second_beta),
     "RAdam": Metric(averaged_weight, radam_root, _second_beta),
     "Adamax": Metric(averaged_weight, adamax_root, _second_beta),
-    "Adagrad": Metric(adagrad_weight, adagrad_root, _nothing_forgotten),
+    "Adagrad": Metric(adagrad_weight, adagrad_root, _nothing_forgotten, course=_growing),
     "DiagonalOnlineNewton": _OWN_DIAGONAL,
     "DiagonalVON": _OWN_DIAGONAL,
     "IVON": Metric(ivon_weight, ivon_root, _second_beta, has_gradients=False),
