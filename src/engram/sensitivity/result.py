@@ -147,6 +147,10 @@ class Result:
     @property
     def labels(self) -> Tensor:
         """The class that the data gives each example, [N]; LikelihoodError for a regression."""
+        return self._check_classifier()
+
+    def _check_classifier(self) -> Tensor:
+        """The labels; LikelihoodError where targets are no classes."""
         likelihood = self.basis.known_likelihood
         found = likelihood.labels(self.outputs, self.targets)
         if found is None:
@@ -160,12 +164,12 @@ class Result:
 
     @property
     def loo_probabilities(self) -> Tensor:
-        """Probabilities of the classes under leave-one-out, [N, C]: out of sample, as for cleanlab.
+        """Probabilities of the classes under leave-one-out, [N, C], as cleanlab asks for.
 
-        A model with one logit has two classes. With ``estimator="paper"``, whose predictions are
-        linearised, they may lie outside of 0 and 1.
+        LikelihoodError for a regression. A model with one logit has two classes. With
+        ``estimator="paper"``, whose predictions are linearised, they may lie outside of 0 and 1.
         """
-        assert len(self.labels) == self.num_data  # a classifier
+        self._check_classifier()
         means = self.basis.known_likelihood.mean(self.outputs)
         return classes_of(means + self.prediction_deviation)
 
