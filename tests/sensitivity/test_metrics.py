@@ -118,6 +118,7 @@ def test_left_out_probabilities_are_those_of_the_moved_outputs() -> None:
     result = result_of(2, Categorical(), Y)
     expected = (result.outputs + result.deviation).softmax(1)
     torch.testing.assert_close(result.loo_probabilities, expected)
+    torch.testing.assert_close(expected.sum(1), torch.ones(60).double())
     own = -result.loo_probabilities.gather(1, Y[:, None])[:, 0].log()
     torch.testing.assert_close(own, result.loo_loss)
 
