@@ -124,7 +124,7 @@ def test_checkpoints_that_are_gone_or_others_are_told(tmp_path: Path) -> None:
         _ = segment.last.weights
     for file in tmp_path.iterdir():
         file.unlink()
-    with pytest.raises(StorageError, match=r"with its 8 checkpoints; got none of them"):
+    with pytest.raises(StorageError, match=r"with its 4 checkpoints; got none of them"):
         engram.record(optimizer, model, folder=tmp_path).load_state_dict(state)
     with pytest.raises(StorageError, match="the checkpoint of step 0; got no file"):
         training.save(tmp_path / "other")

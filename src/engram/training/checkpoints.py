@@ -7,6 +7,7 @@ in memory, since most are dropped again; what would take more than :data:`MEMORY
 
 from __future__ import annotations
 
+import functools
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from engram.errors import ModelMismatchError, StorageError
 NAMES = r"checkpoint-[0-9]{9,}-[0-9a-f]{16}\.safetensors"  # of files; others are the user's own
 KEPT = 4  # snapshots for every checkpoint that is wanted, before every second one is dropped
 MEMORY = 2**28  # bytes of snapshots in memory; written files take as long as a step or two
-FIRST_STRIDE = 4  # steps between the first snapshots; half of the cost of a stride of 1
+FIRST_STRIDE = 8  # steps between the first snapshots: a training of 100 steps has a dozen
 FIRST_STRIDE_ON_DISK = 32  # the same where they are too large for memory
 # What the tensors of a snapshot are: by number of the parameter; buffers by name. W is DECAY where
 # it is there, else RATIO times C; and SHRUNK more.
@@ -62,6 +63,11 @@ class Snapshot:
     @property
     def num_bytes(self) -> int:
         """In memory."""
+        return 0 if self.tensors is None else self.size
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Bytes of its tensors, as they were taken."""
         return sum(t.numel() * t.element_size() for t in (self.tensors or {}).values())
 
     def read(self) -> dict[str, Tensor]:
@@ -121,13 +127,13 @@ class Grid:
     _spare: list[dict[str, Tensor]] = field(default_factory=list)
     _temporary: tempfile.TemporaryDirectory[str] | None = None
 
-    def is_due(self, step: int, num_bytes: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Whether a snapshot is to be taken after this step."""
-        if not self.wanted:
-            return False
-        if not self.stride:
-            self.stride = self._first_stride(num_bytes)
-        return step % self.stride == 0
+        return bool(self.wanted and self.stride) and step % self.stride == 0
+
+    def start(self, num_bytes: int) -> None:
+        """Choose the first stride, for snapshots of this size."""
+        self.stride = self.stride or self._first_stride(num_bytes)
 
     def _first_stride(self, num_bytes: int) -> int:
         if self.num_steps is not None:
@@ -138,7 +144,7 @@ class Grid:
     def add(self, snapshot: Snapshot) -> None:
         """Keep it; drop every second one where there are too many."""
         self.snapshots.append(snapshot)
-        size = max(kept.num_bytes for kept in self.snapshots)
+        size = max(kept.size for kept in self.snapshots)
         most = KEPT * self.wanted
         if self.max_bytes is not None and size:
             most = min(most, max(2, self.max_bytes // size))
@@ -168,18 +174,9 @@ class Grid:
             self._temporary = tempfile.TemporaryDirectory(prefix="engram-")
         return Path(self._temporary.name)
 
-    def copied(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies on the processor, into memory of dropped snapshots where there is some."""
-        spare = self._spare.pop() if self._spare else {}
-        found: dict[str, Tensor] = {}
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                old = spare.get(name)
-                if old is not None and old.shape == tensor.shape and old.dtype == tensor.dtype:
-                    found[name] = old.copy_(tensor)
-                else:
-                    found[name] = tensor.detach().to("cpu", copy=True)
-        return found
+    def begin(self, step: int) -> Taking:
+        """Take a snapshot, into memory of a dropped one where there is some."""
+        return Taking(step, self._spare.pop() if self._spare else None)
 
 
 class Times(Protocol):
@@ -189,12 +186,46 @@ class Times(Protocol):
         """By kind: TIME, RATIO, SHRUNK, and DECAY where it is kept."""
 
 
+class Taking:
+    """A snapshot that is being taken, parameter by parameter.
+
+    Args:
+        step: after which.
+        spare: memory of a snapshot that was dropped.
+    """
+
+    def __init__(self, step: int, spare: Mapping[str, Tensor] | None = None) -> None:
+        self.step, self._spare = step, spare or {}
+        self._tensors: dict[str, Tensor] = {}
+        self._readings: dict[int, float] = {}
+
+    def add(self, number: int, parameter: Tensor, times: Times) -> None:
+        """A parameter with its C and W."""
+        found = times.state()
+        self._readings[number] = float(found[TIME].mean())
+        self._copy(key(WEIGHT, number), parameter)
+        for kind, value in found.items():
+            self._copy(key(kind, number), value)
+
+    def finished(self, model: nn.Module | None) -> Snapshot:
+        """The snapshot, with the model's buffers where it is given."""
+        for name, buffer in model.named_buffers() if model is not None else ():
+            self._copy(key(BUFFER, name), buffer)
+        readings = [self._readings[number] for number in sorted(self._readings)]
+        return Snapshot(self.step, readings, model is not None, self._tensors)
+
+    def _copy(self, name: str, tensor: Tensor) -> None:
+        """On the processor, into spare memory where there is some."""
+        old = self._spare.get(name)
+        with torch.no_grad():
+            if old is not None and old.shape == tensor.shape and old.dtype == tensor.dtype:
+                self._tensors[name] = old.copy_(tensor)
+            else:
+                self._tensors[name] = tensor.detach().to("cpu", copy=True)
+
+
 def taken(
-    step: int,
-    parameters: Sequence[Tensor],
-    times: Sequence[Times],
-    model: nn.Module | None,
-    grid: Grid,
+    step: int, parameters: Sequence[Tensor], times: Sequence[Times], model: nn.Module | None
 ) -> Snapshot:
     """A snapshot of what there is now.
 
@@ -203,18 +234,11 @@ def taken(
         parameters: that the optimizer trains.
         times: C and W of each.
         model: whose buffers are taken too, if given.
-        grid: with memory that is free again.
     """
-    tensors: dict[str, Tensor] = {}
-    readings = []
+    taking = Taking(step)
     for number, (parameter, clock) in enumerate(zip(parameters, times, strict=True)):
-        found = clock.state()
-        readings.append(float(found[TIME].mean()))
-        found[WEIGHT] = parameter
-        tensors |= {key(kind, number): value for kind, value in found.items()}
-    if model is not None:
-        tensors |= {key(BUFFER, name): b for name, b in model.named_buffers()}
-    return Snapshot(step, readings, model is not None, grid.copied(tensors))
+        taking.add(number, parameter, clock)
+    return taking.finished(model)
 
 
 @dataclass(frozen=True)

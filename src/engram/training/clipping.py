@@ -36,6 +36,7 @@ class Watch:
         self.sees_clipping = not distributed
         trained = [p for p in parameters if p.requires_grad and p.is_leaf]
         small = [p for p in trained if p.numel() <= SMALL]
+        small = [p for p in small if p.dim() == 1] or small  # biases: no copy for their norm
         self._candidates = small or sorted(trained, key=Tensor.numel)[:1]
         self._watched: Tensor | None = None
         self._handle: RemovableHandle | None = None
@@ -51,17 +52,17 @@ class Watch:
 
     def _note(self, parameter: Tensor) -> None:
         if parameter.grad is not None:
-            self._accumulated = torch.linalg.vector_norm(parameter.grad.detach())
+            self._accumulated = _square(parameter.grad)
 
     def share(self) -> float:
         """Of the gradient that the last step saw; NaN where it was not finite."""
         accumulated, self._accumulated = self._accumulated, None
         if self._watched is None or self._watched.grad is None:
             return 1.0
-        seen = float(torch.linalg.vector_norm(self._watched.grad.detach()))
+        seen = math.sqrt(_square(self._watched.grad))
         if not math.isfinite(seen):
             return math.nan
-        before = 0.0 if accumulated is None else float(accumulated)
+        before = 0.0 if accumulated is None else math.sqrt(accumulated)
         if accumulated is not None and not before:
             self._next()
         if not before or not math.isfinite(before) or not self.sees_clipping:
@@ -82,3 +83,9 @@ class Watch:
         if self._handle is not None:
             self._handle.remove()
         self._handle = None
+
+
+def _square(gradient: Tensor) -> Tensor:
+    """The square of its norm; the cheapest call that there is for a small tensor."""
+    flat = gradient if gradient.dim() == 1 else gradient.reshape(-1)
+    return torch.dot(flat, flat)

@@ -104,7 +104,7 @@ def _spend(
         hand.memory, _ = clock.metric.weight(step, hand.memory, 1.0)
         hand.decay_memory, _ = clock.metric.weight(step, hand.decay_memory, 1.0)
     step = Step(clock.optimizer, parameter, settings, state, steps)
-    hand.advance(step, clock.metric, 1.0, 1.0)
+    hand.put(hand.advance(step, clock.metric, 1.0, 1.0))
     hand.pending *= steps
     hand.pending_decay *= steps
     hand.shrunk *= steps

@@ -21,7 +21,7 @@ from engram.training.metrics import metric_of, steps_taken, takes_mean_loss, unw
 from engram.training.training import Training
 
 CHECKPOINTS = 6  # that the estimate along the training asks for
-LOOK = 16  # steps between two looks at the norms of all gradients: a pass over them
+LOOK = 64  # steps between two looks at the norms of all gradients: a pass over them
 ALWAYS = 4  # first steps, after each of which there is such a look
 _recorded: WeakKeyDictionary[Optimizer, Training] = WeakKeyDictionary()
 
@@ -157,13 +157,21 @@ class Recorder:
         for handle in self.handles:
             handle.remove()
 
+    def restart(self, number: int) -> None:
+        """Go on as after so many recorded steps."""
+        self.clock.restart(number)
+
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """The first weights, right before they are moved."""
-        grid = self.training.grid
-        if not self.training.num_steps and grid.is_due(0, self._num_bytes()):
-            grid.add(self.snapshot())
+        training = self.training
+        if training.num_steps:
+            return
+        training.grid.start(sum(2 * p.numel() * p.element_size() for p in self.clock.parameters))
+        if training.grid.is_due(0):
+            training.grid.add(self.snapshot())
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Count the step; take a snapshot where one is due."""
         training = self.training
         if bool(getattr(optimizer, "found_inf", False)):
             return  # a fused optimizer under a GradScaler has skipped the step
@@ -171,9 +179,15 @@ class Recorder:
         share = self._share()
         training.num_bad_steps += math.isnan(share)
         training.sees_clipping = self.watch.sees_clipping
-        self.clock.advance(share)
-        if training.grid.is_due(training.num_steps, self._num_bytes()):
-            training.grid.add(self.snapshot())
+        if not training.grid.is_due(training.num_steps) or math.isnan(share):
+            self.clock.advance(share)
+            return
+        taking = training.grid.begin(training.num_steps)
+        parameters = self.clock.parameters
+        self.clock.advance(
+            share, lambda number, clock: taking.add(number, parameters[number], clock)
+        )
+        training.grid.add(taking.finished(self.model))
 
     def _share(self) -> float:
         """Of the gradient that clipping has left; NaN for a step that moves nothing by a rule."""
@@ -197,13 +211,10 @@ class Recorder:
             clock.largest_gradient = max(clock.largest_gradient, size)
         return bool(norms.isfinite().all())
 
-    def _num_bytes(self) -> int:
-        return sum(2 * p.numel() * p.element_size() for p in self.clock.parameters)
-
     def snapshot(self) -> Snapshot:
         """Weights, times and buffers as they are now."""
         training, clock = self.training, self.clock
-        return taken(training.num_steps, clock.parameters, clock.now(), self.model, training.grid)
+        return taken(training.num_steps, clock.parameters, clock.now(), self.model)
 
 
 def _names(model: nn.Module, parameters: list[Tensor]) -> list[str]:

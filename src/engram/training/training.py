@@ -33,6 +33,9 @@ class Source(Protocol):
     def steps_taken(self) -> int:
         """That the optimizer's state knows of."""
 
+    def restart(self, number: int) -> None:
+        """Go on as after so many recorded steps."""
+
     def remove(self) -> None:
         """Take the hooks off the optimizer."""
 
@@ -107,8 +110,7 @@ class Training:
         """
         clock = guessed(model, optimizer, Known(learning_rate, steps, weight_decay, momentum))
         name, most = type(clock.optimizer).__name__, max(hand.steps for hand in clock.clocks)
-        common = (clock.parameters, clock.clocks, uncompiled(model), Grid(0))
-        end = taken(most, *common)
+        end = taken(most, clock.parameters, clock.clocks, uncompiled(model))
         return cls(
             name,
             clock.clocks,
@@ -216,6 +218,8 @@ class Training:
         self.num_missing_steps = found.num_missing_steps + missed
         self.names, self.end = self.names or found.names, found.end
         self.guessed = found.guessed
+        if self._source is not None:
+            self._source.restart(self.num_steps)
 
     def _check_same(self, found: Training) -> None:
         """ModelMismatchError unless a record is one of the same kind of training."""
