@@ -111,6 +111,18 @@ def retrain(**given):
     return engram.retrain(model, data, **settings, **QUIET).loo_loss
 
 
+def moved(model, data):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * len(data[0])
+
+
+def subsets(**given):
+    model, data, *_ = setting()
+    settings = {"train": moved, "subsets": 6, "keep": 0.5, **given}
+    return engram.retrain(lambda: model, data, **settings, **QUIET).losses
+
+
 def posterior_of(**given):
     model, *_, optimizer = setting()
     return engram.posterior_of(optimizer, model, **{"num_data": 9, **given})
@@ -160,6 +172,7 @@ ARGUMENTS = {
     refine: "relative_residual batch_size method curvature indices",
     verify: "sample seed refits train",
     retrain: "indices groups classes train refits seed prior_precision evaluate_on likelihood",
+    subsets: "subsets keep train seed workers evaluate_on likelihood indices",
     posterior_of: "num_data likelihood prior_precision reduction training_batch_size tolerance",
     second_moment: "second_moment",
     tracker: "prior_precision posterior average estimator samples reduction validation held_out",

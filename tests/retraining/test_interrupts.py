@@ -1,6 +1,8 @@
 """Ctrl-C at any moment leaves process, model and data as they were, and a folder to go on with."""
 
+import multiprocessing
 import signal
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import engram
+from engram.errors import TrainingError
 from interrupting import condition, moments, surroundings, watched
 from retraining_problems import RIDGE, classifier, ridge_fit, ridge_problem
 
@@ -43,6 +46,26 @@ def test_a_single_interrupt_anywhere(train):
         assert surroundings() == before, moment
         assert condition(model) == weights, moment
     assert sum(came_out) > 0.8 * len(came_out)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_single_interrupt_of_trainings_on_subsets(workers):
+    model, x, y = ridge_problem(6)
+
+    def call():
+        engram.retrain(
+            lambda: model, (x, y), train=fit, likelihood=RIDGE, subsets=4, keep=0.5,
+            workers=workers, progress=False,
+        )  # fmt: skip
+
+    before, weights = surroundings(), condition(model)
+    for moment in moments(call, 12, 12):
+        with suppress(TrainingError):  # it came in a forked process, which goes on counting
+            watched(call, moment)
+        assert surroundings() == before, moment
+        assert condition(model) == weights, moment
+        assert multiprocessing.active_children() == [], moment
 
 
 class Interrupting(Dataset):

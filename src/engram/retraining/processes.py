@@ -20,6 +20,7 @@ from multiprocessing.process import BaseProcess
 
 import torch
 
+from engram.core.state.process import restored
 from engram.errors import ArgumentError, EngramError, TrainingError, brief
 
 PARENT_SECONDS = 1.0  # between two looks of a process whether its parent is still there
@@ -94,33 +95,37 @@ class Worker:
 def _forked(work: Work, count: int) -> Iterator[list[Worker]]:
     """Processes that wait for numbers; none is left afterwards."""
     context, workers = multiprocessing.get_context("fork"), list[Worker]()
-    try:
+    with restored([lambda: _end(workers)]):
         for _ in range(count):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(work, there, os.getpid()))
+            ours = [*(worker.connection for worker in workers), here]
+            process = context.Process(target=_serve, args=(work, there, ours, os.getpid()))
+            workers.append(Worker(process, here))
             with warnings.catch_warnings():  # threads are there, but none that a child would need
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
-            there.close()  # so that reading ends where the process does
-            workers.append(Worker(process, here))
+            there.close()  # so that reading here ends when the process does
         yield workers
-    finally:
-        for worker in workers:
-            worker.process.terminate()
-        for worker in workers:
-            worker.process.join()
-            worker.connection.close()
 
 
-def _serve(work: Work, connection: Connection, parent: int) -> None:
-    """Of a process: pieces of work until it is ended, or its parent is gone."""
+def _end(workers: Sequence[Worker]) -> None:
+    """End what is left of them; may be called twice."""
+    begun = [worker for worker in workers if worker.process.pid is not None]
+    for worker in workers:
+        worker.connection.close()
+    for worker in begun:
+        worker.process.terminate()
+    for worker in begun:
+        worker.process.join()
+
+
+def _serve(work: Work, there: Connection, ours: Sequence[Connection], parent: int) -> None:
+    """Of a process: pieces of work until it is ended, or nobody is left to tell it of more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told by Ctrl-C, and ends it
+    for connection in ours:
+        connection.close()  # the parent's alone: where it closes them, reading there ends
     torch.set_num_threads(1)
-    while True:
-        while not connection.poll(PARENT_SECONDS):
-            if os.getppid() != parent:
-                return
-        number = connection.recv()
+    while (number := _told(there, parent)) is not None:
         failure: EngramError | None = None
         try:
             work(number)
@@ -133,4 +138,16 @@ def _serve(work: Work, connection: Connection, parent: int) -> None:
                 f"{brief(error)} (training {number})",
                 "the traceback is in the output of the process; workers=1 raises it here",
             )
-        connection.send(failure)
+        there.send(failure)
+
+
+def _told(there: Connection, parent: int) -> int | None:
+    """The next number; None where none will come."""
+    while not there.poll(PARENT_SECONDS):
+        if os.getppid() != parent:
+            return None
+    try:
+        number: int = there.recv()
+    except EOFError:
+        return None
+    return number
