@@ -1,45 +1,10 @@
-"""Leverages with more outputs than have an exact trace, against that trace."""
-
-import math
+"""The rule of the paper with many outputs."""
 
 import pytest
 import torch
 from torch import nn
 
 import engram
-from engram.sensitivity import diagnostics
-
-OUTPUTS = 20
-
-
-def grouped_net():
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1, groups=2), nn.Tanh(), nn.Flatten(), nn.Linear(64, OUTPUTS)
-    ).double()
-
-
-@pytest.mark.parametrize("structure", ["diagonal", "kronecker"])
-def test_probes_average_to_the_trace(structure, monkeypatch):
-    """4000 probes in all; they are taken in parts, since each part makes products of all pairs."""
-    monkeypatch.setattr(diagnostics, "PROBES", 400)
-    model = grouped_net()
-    data = torch.randn(6, 2, 4, 4).double(), torch.arange(6)
-    posterior = engram.laplace(
-        model, data, structure=structure, progress=False, prior_precision=1.0
-    )
-    variance = engram.prediction_variance(model, data, posterior, progress=False)
-    probability = model(data[0]).detach().softmax(1)
-    curvature = torch.diag_embed(probability) - probability[:, :, None] * probability[:, None, :]
-    expected = (variance * curvature).sum((1, 2))
-    results = [
-        engram.sensitivities(model, data, posterior, estimator="linear", seed=s, progress=False)
-        for s in range(10)
-    ]
-    leverage = torch.stack([result.leverage for result in results])
-    torch.testing.assert_close(leverage.mean(0), expected, rtol=0.05, atol=0.0)
-    assert (leverage.std(0) > 0).all()  # other probes each time
-    assert math.isnan(results[0].diagnostics.share_inconsistent)
 
 
 def test_the_rule_of_the_paper_builds_no_matrix_of_many_outputs():

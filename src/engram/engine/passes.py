@@ -10,7 +10,7 @@ backward pass through the backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -93,6 +93,26 @@ class Trace:
             own = Perturbations(self.sites, arranged, precision, total or DiscardGradients())
             taken = [own.take(number) for number in range(len(self.sites))]
         return self._push(leaf, found, taken)
+
+    def perturbations(
+        self, seed: Tensor, precisions: Sequence[Precision]
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """The gradient g_l of <seed, f> at each site, and what each precision makes of it, t_l.
+
+        Their products, added up over the sites, are those of the vectors in the model's outputs,
+        <u, J S^-1 J' v> = sum_l <g_l(u), t_l(v)>: no tangent pass is needed for them.
+
+        Returns:
+            For every site with a perturbation g_l and the t_l, flat, [B, ...].
+        """
+        with torch.no_grad():
+            found = self.arranged(seed)
+            own = [Perturbations(self.sites, found, p, DiscardGradients()) for p in precisions]
+            for number, gradient in enumerate(found):
+                moved = [each.take(number) for each in own]
+                present = [m.reshape(len(seed), -1) for m in moved if m is not None]
+                if gradient is not None and present:
+                    yield gradient.reshape(len(seed), -1), *present
 
     def add_gradient(self, seed: Tensor, precision: Precision, total: GradientSink) -> None:
         """Add the sum over examples of J' seed to ``total``, where the precision covers it."""

@@ -132,9 +132,5 @@ def own_levels(result: Result, signals: Signals) -> Tensor:
 def refined_verdict(result: Result, signals: Signals) -> Verdict:
     """The verdict from what the result carries and what was measured."""
     known = judge.signals(result) | measured(signals)
-    return Verdict.of(
-        (*judge.rules_of(result), *MEASURED_RULES),
-        known,
-        own_levels(result, signals),
-        judge.lost_examples(result),
-    )
+    rules = (*judge.rules_of(result), *MEASURED_RULES)
+    return judge.verdict_by(rules, known, own_levels(result, signals), result)

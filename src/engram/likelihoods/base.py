@@ -110,6 +110,10 @@ class Likelihood(Loss):
         Where the observed Hessian can have negative eigenvalues, that of its expectation.
         """
 
+    def hessian_rank(self, num_outputs: int) -> int:
+        """R, the columns of that factor."""
+        return num_outputs
+
     def num_leading(self, outputs: Tensor, share: float) -> int | None:
         """Outputs that a shorter factor takes exactly, sampling at most a share of tr Lambda.
 
@@ -123,6 +127,16 @@ class Likelihood(Loss):
         For many classes: the likeliest are taken exactly, one of the others is sampled.
         """
         return self.hessian_factor(outputs, targets)
+
+    def signed_factor(
+        self, outputs: Tensor, targets: Tensor, count: int, draws: Draws
+    ) -> Tensor | None:
+        """The same with a random sign for each of the others, in place of the one that is sampled.
+
+        For a trace: its spread does not depend on how much the others differ among themselves.
+        None where a likelihood takes no outputs exactly.
+        """
+        return None
 
     @abstractmethod
     def sampled_residual(self, outputs: Tensor, targets: Tensor, draws: Draws) -> Tensor:

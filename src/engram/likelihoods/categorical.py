@@ -10,7 +10,7 @@ The derivatives of the loss stand under the expectation; with logits :math:`W f`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -154,23 +154,25 @@ class Categorical(Likelihood):
         root = self._root_counted(outputs, targets)
         return factor * (root[:, :, None] if isinstance(root, Tensor) else root)
 
+    def hessian_rank(self, num_outputs: int) -> int:
+        return num_outputs - 1
+
     def num_leading(self, outputs: Tensor, share: float) -> int | None:
         count = _num_leading(outputs.softmax(1).sort(dim=1, descending=True).values, share)
         return count if count + 1 < outputs.shape[1] - 1 else None
 
     def leading_factor(self, outputs: Tensor, targets: Tensor, count: int, draws: Draws) -> Tensor:
-        # Cholesky with the likeliest class first: after r classes what is left of diag(p) - p p'
-        # is that of the other classes, whose residual can be sampled from their probabilities.
-        probability, order = outputs.softmax(1).sort(dim=1, descending=True, stable=True)
-        tail = _tail_sums(probability)
-        head = _leading_columns(probability[:, :, None], tail, count)
-        rest = probability[:, count:] / tail[:, count, None]
-        label = draws.chosen(rest)
-        drawn = rest.scatter_add(1, label, _minus_ones(rest))
-        last = torch.cat([torch.zeros_like(probability[:, :count]), drawn], dim=1)
-        factor = torch.cat([head, (last * tail[:, count, None].sqrt())[:, :, None]], dim=2)
-        factor = torch.empty_like(factor).scatter_(1, order[:, :, None].expand_as(factor), factor)
-        return self._scaled(factor, outputs, targets)
+        def sampled(rest: Tensor) -> Tensor:
+            return rest.scatter_add(1, draws.chosen(rest), _minus_ones(rest))
+
+        return self._scaled(_led(outputs, count, sampled), outputs, targets)
+
+    def signed_factor(self, outputs: Tensor, targets: Tensor, count: int, draws: Draws) -> Tensor:
+        def signed(rest: Tensor) -> Tensor:  # (diag(s) - p s') times signs, squares to Lambda
+            signs = draws.signs(rest) * rest.sqrt()
+            return signs - rest * signs.sum(1, keepdim=True)
+
+        return self._scaled(_led(outputs, count, signed), outputs, targets)
 
     def sampled_residual(self, outputs: Tensor, targets: Tensor, draws: Draws) -> Tensor:
         probability = outputs.softmax(1)
@@ -323,6 +325,21 @@ def _num_leading(probability: Tensor, share: float) -> int:
     tail = _tail_sums(probability)
     left = (tail - _tail_sums(probability.square()) / tail).clamp(min=0).sum(0)
     return int((left > share * left[0]).sum())
+
+
+def _led(outputs: Tensor, count: int, drawn: Callable[[Tensor], Tensor]) -> Tensor:
+    """Cholesky columns of the likeliest classes, and a column that is drawn for all others.
+
+    After r classes what is left of diag(p) - p p' is that of the other classes, with their
+    probabilities among themselves [N, K - r]: from these the last column is drawn.
+    """
+    probability, order = outputs.softmax(1).sort(dim=1, descending=True, stable=True)
+    tail = _tail_sums(probability)
+    head = _leading_columns(probability[:, :, None], tail, count)
+    rest = probability[:, count:] / tail[:, count, None]
+    last = torch.cat([torch.zeros_like(probability[:, :count]), drawn(rest)], dim=1)
+    factor = torch.cat([head, (last * tail[:, count, None].sqrt())[:, :, None]], dim=2)
+    return torch.empty_like(factor).scatter_(1, order[:, :, None].expand_as(factor), factor)
 
 
 def _leading_columns(probability: Tensor, tail: Tensor, count: int) -> Tensor:

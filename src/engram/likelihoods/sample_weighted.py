@@ -97,6 +97,15 @@ class SampleWeighted(Likelihood):
         weighted, own = self._weighted(outputs, targets)
         return weighted.hessian_factor(outputs, own)
 
+    def hessian_rank(self, num_outputs: int) -> int:
+        return self.base.hessian_rank(num_outputs)
+
+    def signed_factor(
+        self, outputs: Tensor, targets: Tensor, count: int, draws: Draws
+    ) -> Tensor | None:
+        weighted, own = self._weighted(outputs, targets)
+        return weighted.signed_factor(outputs, own, count, draws)
+
     def sampled_residual(self, outputs: Tensor, targets: Tensor, draws: Draws) -> Tensor:
         weighted, own = self._weighted(outputs, targets)
         return weighted.sampled_residual(outputs, own, draws)

@@ -42,6 +42,15 @@ class Weighted(Likelihood):
     def hessian_factor(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.weights.sqrt()[:, :, None] * self.base.hessian_factor(outputs, targets)
 
+    def hessian_rank(self, num_outputs: int) -> int:
+        return self.base.hessian_rank(num_outputs)
+
+    def signed_factor(
+        self, outputs: Tensor, targets: Tensor, count: int, draws: Draws
+    ) -> Tensor | None:
+        factor = self.base.signed_factor(outputs, targets, count, draws)
+        return None if factor is None else self.weights.sqrt()[:, :, None] * factor
+
     def sampled_residual(self, outputs: Tensor, targets: Tensor, draws: Draws) -> Tensor:
         return self.weights.sqrt() * self.base.sampled_residual(outputs, targets, draws)
 

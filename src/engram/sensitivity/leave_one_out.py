@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from engram.core.arguments import AUTO, MANY, seed_number, whole
+from engram.core.arguments import AUTO, MANY, seed_number, truth, whole
 from engram.core.data.batches import Data
 from engram.core.data.columns import Columns
 from engram.core.memory import backing_off
 from engram.core.processes import Processes
-from engram.engine.gradient_accumulator import GradientAccumulator
+from engram.engine.gradient_accumulator import (
+    DiscardGradients,
+    GradientAccumulator,
+    GradientSink,
+)
 from engram.engine.prepare import not_estimated
 from engram.engine.session import Session
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace_torch import as_posterior
 from engram.problem import Opener, Problem
 from engram.sensitivity.basis import Basis
-from engram.sensitivity.diagnostics import Leverages, diagnose, sampled_leverages
+from engram.sensitivity.diagnostics import diagnose, undiagnosed
 from engram.sensitivity.estimators import ESTIMATORS, check_estimator, chosen_estimator
 from engram.sensitivity.estimators.base import Estimator, Setting
+from engram.sensitivity.leverages import Leverages, sampled_leverages
 from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import Result
 
@@ -33,6 +40,7 @@ def sensitivities(
     estimator: str = AUTO,
     rounds: int = 3,
     across_ranks: bool = False,
+    diagnostics: bool = True,
     batch_size: int | str = AUTO,
     seed: int = 0,
     progress: bool = True,
@@ -50,6 +58,8 @@ def sensitivities(
         rounds: of ``iterated``.
         across_ranks: divide the examples among the processes of ``torch.distributed``, which must
             all make the call; each gets the whole result.
+        diagnostics: compute leverages, of as many examples as take a quarter of the pass, and the
+            gradient of the objective. Without them the verdict cannot judge, and says so.
         batch_size: most examples at a time; ``"auto"`` is what the free memory has room for.
         seed: of the choice of examples whose leverage is computed.
         progress: show a bar when it takes longer than a few seconds.
@@ -71,6 +81,7 @@ def sensitivities(
         estimator=estimator,
         rounds=rounds,
         across_ranks=across_ranks,
+        diagnostics=diagnostics,
         batch_size=batch_size,
         seed=seed,
         progress=progress,
@@ -86,6 +97,7 @@ def sensitivities_again(
     estimator: str = AUTO,
     rounds: int = 3,
     across_ranks: bool = False,
+    diagnostics: bool = True,
     batch_size: int | str = AUTO,
     seed: int = 0,
     progress: bool = True,
@@ -98,9 +110,10 @@ def sensitivities_again(
     rounds = whole("number of rounds", rounds, 0, MANY, "use rounds=3")
     seed = seed_number(seed)
     check_estimator(estimator)
+    diagnostics = truth("diagnostics", diagnostics)
     peers = Processes.found(across_ranks)
     with opener.session(model, batch_size, progress) as opened:
-        return left_out(Problem(opened, posterior), estimator, rounds, seed, peers)
+        return left_out(Problem(opened, posterior), estimator, rounds, seed, peers, diagnostics)
 
 
 def left_out(
@@ -109,6 +122,7 @@ def left_out(
     rounds: int = 3,
     seed: int = 0,
     peers: Processes | None = None,
+    diagnostics: bool = True,
 ) -> Result:
     """The sensitivities of an opened problem; arguments as for :func:`sensitivities`."""
     opened, posterior = problem.session, problem.posterior
@@ -116,21 +130,21 @@ def left_out(
     chosen = chosen_estimator(estimator, posterior)
     total = GradientAccumulator()
     peers.meet(opened.model, opened.batches.num_data, buffers=True)
-    setting = Setting(opened.likelihood, posterior, rounds, total, opened=opened)
+    sink: GradientSink = total if diagnostics else DiscardGradients()
+    setting = Setting(opened.likelihood, posterior, rounds, sink, opened=opened)
     tensors = _estimates(opened, ESTIMATORS[chosen], setting, peers)
-    total.take_sums(peers.summed)
     eigenvalues = tensors.pop("eigenvalues", None)
-    if eigenvalues is None:
-        leverages = sampled_leverages(opened, posterior, seed)
+    known = (opened.model, posterior, opened.engine.coverage, tensors["flagged"])
+    if diagnostics:
+        total.take_sums(peers.summed)
+        leverages = _leverages(problem, eigenvalues, tensors["outputs"], seed)
+        leverage, figures = leverages.trace, diagnose(*known, total, leverages)
     else:
-        leverages = Leverages.of_all(eigenvalues)
-    diagnostics = diagnose(
-        opened.model, posterior, opened.engine.coverage, total, leverages, tensors["flagged"]
-    )
+        leverage, figures = torch.full_like(tensors["score"], math.nan), undiagnosed(*known)
     return Result(
         **tensors,
-        leverage=leverages.trace,
-        diagnostics=diagnostics,
+        leverage=leverage,
+        diagnostics=figures,
         coverage=opened.engine.coverage.ways,
         provenance=provenance(opened.model, _settings(problem, chosen, rounds, seed, peers)),
         basis=Basis.of(
@@ -141,6 +155,15 @@ def left_out(
             not_estimated=not_estimated(opened.model),
         ),
     )
+
+
+def _leverages(
+    problem: Problem, eigenvalues: Tensor | None, outputs: Tensor, seed: int
+) -> Leverages:
+    """Of all examples where the estimator has given their eigenvalues, else of some."""
+    if eigenvalues is not None:
+        return Leverages.of_all(eigenvalues)
+    return sampled_leverages(problem.session, problem.posterior, outputs, seed)
 
 
 def _settings(

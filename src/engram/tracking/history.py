@@ -52,7 +52,9 @@ class Record:
     def of_result(cls, step: int, result: Result, validation: float, ranks: int) -> Record:
         """The record of a result."""
         known = result.leverage[~result.leverage.isnan()].double()
-        quantiles = known.quantile(torch.tensor(QUANTILES, dtype=torch.float64)).tolist()
+        quantiles: list[float] = []
+        if len(known):
+            quantiles = known.quantile(torch.tensor(QUANTILES, dtype=torch.float64)).tolist()
         losses = (result.train_nll, result.loo_nll, validation)
         return cls(step, *losses, tuple(quantiles), examples=result.num_data, ranks=ranks)
 

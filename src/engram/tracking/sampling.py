@@ -166,7 +166,7 @@ def _averaged(
     for draw in draws:
         with weights(model, draw):
             there = replace(draws.posterior, mean=draw)
-            found = sensitivities_again(opener, model, there, **settings)
+            found = sensitivities_again(opener, model, there, **{**settings, "diagnostics": False})
         total += found.deviation / draws.samples
         flagged |= found.flagged
     return total, flagged

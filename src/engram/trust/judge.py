@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -12,16 +12,18 @@ from torch import Tensor
 
 from engram.trust.thresholds import (
     CLOSED,
+    COMPUTE,
     CONVERGENCE,
     LEVERAGE,
     LOST,
     LOST_CLOSED,
     NO_RICHER,
     NOT_TOLD,
+    NOTHING,
     OWN_RULES,
     RICHER,
 )
-from engram.trust.verdict import LEVELS, UNRELIABLE, Reason, Rule, Verdict
+from engram.trust.verdict import CAUTION, LEVELS, UNRELIABLE, Reason, Rule, Verdict
 
 #: Columns of a result in which every number has to be finite.
 FINITE = ("outputs", "deviation", "prediction_deviation", "score", "loss", "loo_loss")
@@ -31,6 +33,8 @@ class Figures(Protocol):
     """Diagnostics that speak for or against a result; NaN where one is not known."""
 
     @property
+    def computed(self) -> bool: ...
+    @property
     def relative_gradient(self) -> float: ...
     @property
     def fitting_gradient(self) -> float: ...
@@ -38,6 +42,8 @@ class Figures(Protocol):
     def share_inconsistent(self) -> float: ...
     @property
     def effective_parameters(self) -> float: ...
+    @property
+    def effective_parameters_error(self) -> float: ...
     @property
     def flagged_share(self) -> float: ...
     @property
@@ -95,6 +101,13 @@ def lost_examples(result: Judged) -> list[Reason]:
     return [Reason("not_finite", LEVELS[UNRELIABLE], count / result.num_data, 0.0, text, remedy)]
 
 
+def not_judged(result: Judged) -> list[Reason]:
+    """The reason for a result without diagnostics: no signal is no sign that all is well."""
+    if result.diagnostics.computed:
+        return []
+    return [Reason("diagnostics", LEVELS[CAUTION], 0.0, 0.0, NOTHING, COMPUTE)]
+
+
 def _linearised(result: Judged) -> bool:
     """Whether a net was linearised; models in closed form may have any leverage."""
     return any(way in ("rule", "copies", "unit") for way in result.coverage.values())
@@ -104,8 +117,10 @@ def signals(result: Judged) -> dict[str, float]:
     """The signals of the rules by name; NaN where a result does not know."""
     found = result.diagnostics
     leverage = found.effective_parameters / result.num_data
+    if math.isnan(found.effective_parameters_error):  # one example, which says nothing about all
+        leverage = math.nan
     relative = found.relative_gradient
-    if math.isnan(relative):  # it is always computed: the gradient is no number
+    if math.isnan(relative) and found.computed:  # then the gradient is no number
         relative = math.inf
     convergence = relative
     if math.isfinite(relative) and not math.isnan(found.fitting_gradient):
@@ -143,4 +158,20 @@ def own_levels(result: Judged) -> Tensor:
 
 def judge(result: Judged) -> Verdict:
     """The verdict from what the result carries."""
-    return Verdict.of(rules_of(result), signals(result), own_levels(result), lost_examples(result))
+    return verdict_by(rules_of(result), signals(result), own_levels(result), result)
+
+
+def verdict_by(
+    rules: Iterable[Rule], known: Mapping[str, float], levels: Tensor, result: Judged
+) -> Verdict:
+    """The verdict from rules and signals, and from what the result has lost or not computed.
+
+    Args:
+        rules: for the run.
+        known: the signals by name.
+        levels: of the examples, by themselves, [N].
+        result: that is judged.
+    """
+    found = [rule.reason(known[rule.signal]) for rule in rules]
+    reasons = [*(reason for reason in found if reason), *not_judged(result)]
+    return Verdict.from_reasons(reasons, levels, lost_examples(result))

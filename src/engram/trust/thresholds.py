@@ -143,3 +143,7 @@ LOST_CLOSED = (
     "mean outside of the support: use penalty > 0, drop columns that it alone determines, or leave "
     "it out. Means over all rows mean nothing."
 )
+
+# Of a result without diagnostics.
+NOTHING = "leverages and gradient were not computed, and nothing is known to judge it by"
+COMPUTE = "Leave out diagnostics=False; they take at most a quarter of the pass."
