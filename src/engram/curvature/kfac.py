@@ -12,7 +12,7 @@ their sums is in :mod:`engram.linalg.kronecker_factors`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from torch import Tensor
 
@@ -23,9 +23,14 @@ from engram.linalg.kronecker_factors import Factors
 
 
 class KroneckerFactors:
-    """Collects the factors of every layer that has them."""
+    """Collects the factors of every layer that has them.
 
-    def __init__(self) -> None:
+    Args:
+        fixed: parameters that count as fixed, and have none.
+    """
+
+    def __init__(self, fixed: Collection[str] = ()) -> None:
+        self.fixed = fixed
         self.layers: dict[str, Factors] = {}
 
     def covered(self) -> set[str]:
@@ -42,7 +47,7 @@ class KroneckerFactors:
         for site in trace.sites:
             if any(uses[name] > 1 for name in site.names):
                 continue
-            layout = _factorised(site)
+            layout = _factorised(site, self.fixed)
             if layout is not None:
                 factors = self.layers.setdefault(layout.names[0], Factors(layout))
                 site.rule.add_inputs(site.call, factors)
@@ -55,9 +60,10 @@ class KroneckerFactors:
                 site.rule.add_gradients(site.call, gradient, factors)
 
 
-def _factorised(site: Site) -> Layout | None:
+def _factorised(site: Site, fixed: Collection[str]) -> Layout | None:
     """The parameters of a site that have factors in common; None where its weight has none."""
-    roles = [role for role in site.rule.kronecker_roles if role in site.roles]
+    own = {role for role, name in site.roles.items() if name not in fixed}
+    roles = [role for role in site.rule.kronecker_roles if role in own]
     if "weight" not in roles:
         return None
     return Layout(tuple(site.roles[r] for r in roles), tuple(site.call.shapes[r] for r in roles))

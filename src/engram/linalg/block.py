@@ -24,6 +24,7 @@ from torch import Tensor
 from engram.core.parameters import Layout, Named
 from engram.errors import PosteriorError
 from engram.linalg.cg import ApplyTo, Limits, Solution, conjugate_gradients
+from engram.linalg.spectral_filter import SpectralFilter
 
 # Short ways through wide layers: what they approximate, and from where on they pay
 SMALLEST_SIDE = 64  # rows or columns of a matrix; in narrower ones there is little to gain
@@ -93,6 +94,15 @@ class Block(ABC):
             tolerance: relative error allowed in how far an average example moves the model.
         """
         return self
+
+    @abstractmethod
+    def filtered(self, training: SpectralFilter, tolerance: float = 0.0) -> Block:
+        """The precision of a training that was stopped, from one that holds the curvature.
+
+        Args:
+            training: its prior precision and training time; its ``base`` is in this block.
+            tolerance: as in :meth:`within`.
+        """
 
     @property
     def knows_inputs(self) -> bool:

@@ -33,6 +33,7 @@ from engram.core.storage.kinds import check_numbers, check_that
 from engram.linalg.block import GradientSum, MatrixBlock, check_positive
 from engram.linalg.clustered import ClusteredSpectrum, merge, rotated
 from engram.linalg.eigenbases import Eigenbases, gain_factors
+from engram.linalg.spectral_filter import SpectralFilter
 
 
 def _rotate(matrix: Tensor, basis: Tensor | None) -> Tensor:
@@ -146,6 +147,24 @@ class KroneckerBlock(MatrixBlock):
         """The block times a number; an input's part in it is no longer known."""
         return KroneckerBlock(self.layout, self.precision * scale, self.rows, self.columns)
 
+    def filtered(self, training: SpectralFilter, tolerance: float = 0.0) -> KroneckerBlock:
+        """S + N / C as far as it is diagonal in the eigenbasis; inputs are no longer known."""
+        prior, pull = (
+            self.projected(part(self.layout)) for part in (training.priors, training.pulls)
+        )
+        curvature = (wide(self.precision) - training.base).clamp(min=0)
+        precision = (curvature + prior + pull).to(self.precision)
+        block = KroneckerBlock(self.layout, precision, self.rows, self.columns)
+        merges = tolerance > 0 and self.turns_positions
+        return block._merged(curvature[0], tolerance) if merges else block
+
+    def projected(self, diagonal: Mapping[str, Tensor]) -> Tensor:
+        """The diagonal in the eigenbasis of a matrix that is diagonal as it stands, [G, O, I]."""
+        found = wide(self.matrix(diagonal))
+        if self.columns is not None:
+            found = found @ wide(self.columns).square()
+        return found if self.rows is None else wide(self.rows).square().mT @ found
+
     def check(self, where: str) -> None:
         """Finite eigenvalues for the parameters, and eigenvectors that fit them."""
         layout, shape = self.layout, self.precision.shape
@@ -170,10 +189,13 @@ class KroneckerBlock(MatrixBlock):
         """The same block with eigenvalues merged that act alike within a tolerance."""
         if not self.turns_positions:
             return self
+        return self._merged((wide(self.precision[0]) - prior).clamp(min=0), tolerance)
+
+    def _merged(self, energy: Tensor, tolerance: float) -> KroneckerBlock:
+        """Eigenvalues merged that act alike for gradients with this energy, [O, I]."""
         assert self.rows is not None
         assert self.columns is not None
         exact = wide(self.precision[0])
-        energy = (exact - prior).clamp(min=0)
         covariance, row_order, column_order = merge(exact.reciprocal(), energy, tolerance)
         block = KroneckerBlock(
             self.layout,

@@ -35,6 +35,7 @@ from engram.core.storage.kinds import check_numbers, check_that
 from engram.errors import PosteriorError
 from engram.linalg.block import Block
 from engram.linalg.cg import ApplyTo, Limits, Solution, conjugate_gradients
+from engram.linalg.spectral_filter import SpectralFilter
 
 # Relative residual of the second solve, for what the outside gives back: a small part of the step,
 # which need not be known better
@@ -149,6 +150,18 @@ class LowRankBlock(Block):
         return LowRankBlock(
             self.layout, self.basis, scale * self.inside, scale * self.outside, scale * self.rest
         )
+
+    def filtered(self, training: SpectralFilter, tolerance: float = 0.0) -> LowRankBlock:
+        """S + N / C with the means of prior and N / C over the entries: one number for all.
+
+        A precision that is isotropic outside its directions can hold no other.
+        """
+        means = [
+            float(wide(self.layout.flatten(part)).mean())
+            for part in (training.priors(self.layout), training.pulls(self.layout))
+        ]
+        added = sum(means) - training.base
+        return replace(self, inside=self.inside + added, rest=self.rest + added)
 
     def check(self, where: str) -> None:
         """A finite rest, and a finite basis with its images."""

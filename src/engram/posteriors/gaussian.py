@@ -15,13 +15,14 @@ from engram.core.arguments import positive
 from engram.core.identity.digests import joined, of_tensors
 from engram.core.parameters import Layout, Named, check_finite_weights, trainable
 from engram.core.storage.kinds import Kind, check_that, checked, numbers, stored
-from engram.core.storage.values import ADDED_LATER, taken_apart
+from engram.core.storage.values import ADDED_LATER, init_fields, taken_apart
 from engram.curvature.kinds import Curvature
 from engram.errors import LikelihoodError, ModelMismatchError, PosteriorError
 from engram.likelihoods import Likelihood, resolve
 from engram.likelihoods.remembered import Remembered
 from engram.linalg.block import Block
 from engram.linalg.precision import Precision
+from engram.training.segments import NamedTraining
 
 # fields that the digest is taken over, besides the tensors and the likelihood
 FACTS = ("structure", "curvature", "exact", "scale", "prior_precision", "num_data", "prior_by_name")
@@ -56,6 +57,10 @@ class Posterior(Precision):
             out of it.
         prior_fitted: whether nobody gave delta, and it is the one that the weights fit best.
         scale: by which calibration has multiplied S; 1 without any.
+        stopped: whether S is that of a training that was stopped, with its training time in it, and
+            not that of a minimum.
+        training: that its training time and prior are from; None where it was fitted as at a
+            minimum, or comes from a file: it is saved by itself.
         likelihood: of the data, said once, when it was made; only remembered where it was a
             function's and the posterior comes from a file.
     """
@@ -72,6 +77,10 @@ class Posterior(Precision):
     scale: float = field(default=1.0, kw_only=True)
     likelihood: Likelihood | Remembered = field(kw_only=True, repr=False)
     prior_fitted: bool = field(default=False, kw_only=True, metadata=ADDED_LATER)
+    stopped: bool = field(default=False, kw_only=True, metadata=ADDED_LATER)
+    training: NamedTraining | None = field(
+        default=None, kw_only=True, repr=False, metadata=ADDED_LATER
+    )
 
     @cached_property
     def digest(self) -> str:
@@ -211,6 +220,8 @@ class Posterior(Precision):
         facts += [f"prior_precision={self.prior_precision:g}{fitted}"]
         facts += [f"curvature={self.curvature}"]
         facts += [f"likelihood={self.likelihood!r}"]
+        if "training" in self.settings:
+            facts += [f"training={self.settings['training']}"]
         if "tolerance" in self.settings:
             facts += [f"tolerance={self.settings['tolerance']}"]
         return f"Posterior({', '.join(facts)})"
@@ -246,11 +257,17 @@ def _check_layout(found: Posterior, layout: Layout, where: str, seen: set[str]) 
         seen.add(name)
 
 
+def _without_training(posterior: Posterior) -> dict[str, object]:
+    """What is saved: the record of a training has a folder of its own."""
+    return {n: value for n, value in init_fields(posterior).items() if n != "training"}
+
+
 KIND = stored(
     Kind(
         "posterior",
         3,
         checked(Posterior, {"mean": numbers("...")}, _check),
+        _without_training,
         completed=Posterior.with_likelihood,
         movable=True,
     )

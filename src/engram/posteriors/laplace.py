@@ -31,6 +31,7 @@ from engram.linalg.dense import DenseBlock
 from engram.posteriors.fitting_prior import fitting_prior
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.low_rank_fit import LEADING, MOST_OWN, fit_low_rank
+from engram.posteriors.stopped import Stopped, described, named_record
 from engram.posteriors.structures import (
     STRUCTURES,
     Fit,
@@ -40,6 +41,7 @@ from engram.posteriors.structures import (
     fit_kronecker,
 )
 from engram.posteriors.tolerance import chosen_tolerance, within
+from engram.training.training import Training
 
 # What "auto" may cost. Operations are multiplications and additions; the limits were chosen so that
 # a fit takes seconds, some tens of seconds with a low rank, on two cores (docs/decisions.md).
@@ -72,6 +74,7 @@ def laplace(
     batch_size: int | str = AUTO,
     seed: int = 0,
     progress: bool = True,
+    training: Training | None = None,
 ) -> Posterior:
     r"""The Gaussian posterior at a trained model, :math:`S = \sum_i J_i' \Lambda_i J_i + \delta I`.
 
@@ -82,6 +85,10 @@ def laplace(
     seconds; else Kronecker factors. The posterior's ``structure`` and ``curvature`` say what it
     was.
 
+    That is the posterior of a minimum. With the record of the ``training`` it is that of weights as
+    training left them: eigenvalues s of S become :math:`s / (1 - e^{-c s / N})` with the training
+    time c, and ``"auto"`` takes no Hessian.
+
     Args:
         model: trained; it is not changed.
         data: the training data.
@@ -91,7 +98,9 @@ def laplace(
             found by products with the curvature), ``full``, or ``last_layer`` (full over it).
         prior_precision: delta of the regulariser delta/2 |theta|^2 on the sum of the losses, N
             times the weight decay of the mean loss. ``"auto"`` is the one that the weights fit
-            best, by a pass over the data: at a minimum the very one of the training.
+            best, by a pass over the data: at a minimum the very one of the training; with
+            ``training`` it is that of the weight decay, as the optimizer applied it. Where the
+            losses had a regulariser of their own, its delta is given here, in place of both.
         curvature: ``ggn`` exact, ``fisher`` with one sampled label per example, ``empirical``, or
             ``hessian`` (exact Hessian; ``full``, ``last_layer`` and ``low_rank``; an error where
             it is not positive definite). With a named structure ``"auto"`` is ``ggn``.
@@ -103,6 +112,8 @@ def laplace(
         batch_size: most examples at a time; ``"auto"`` is what the free memory has room for.
         seed: of the sampled labels, and of the random directions of ``low_rank``.
         progress: show a bar when it takes longer than a few seconds.
+        training: the record of :func:`engram.record`, or a guess of it. Parameters that training
+            cannot move count as fixed.
 
     Example:
         >>> model = nn.Linear(3, 2)
@@ -117,7 +128,11 @@ def laplace(
     one_of("curvature", curvature, (AUTO, *CURVATURES), 'use "auto"')
     _check_combination(structure, curvature)
     tolerance = chosen_tolerance(tolerance, model)
+    record = None if training is None else named_record(training, model, curvature)
     with session(model, data, likelihood, batch_size, progress) as opened:
+        if record is not None:
+            stopped = Stopped.of(record, opened.batches.num_data, given, described(training))
+            return fitted(opened, structure, stopped.base, curvature, tolerance, seed, stopped)
         if given is not None:
             return fitted(opened, structure, given, curvature, tolerance, seed)
         prior = fitting_prior(opened)
@@ -133,13 +148,22 @@ def fitted(
     curvature: str = AUTO,
     tolerance: float | str = AUTO,
     seed: int = 0,
+    stopped: Stopped | None = None,
 ) -> Posterior:
-    """The Laplace posterior of an opened model; arguments as for :func:`laplace`, checked there."""
+    """The Laplace posterior of an opened model; arguments as for :func:`laplace`, checked there.
+
+    Where training was ``stopped``, its filter takes the prior precision out of the blocks again.
+    """
     tolerance = chosen_tolerance(tolerance, opened.model)
-    chosen, fit_blocks = chosen_fit(opened, structure, curvature)
     kind = "ggn" if is_auto(curvature) else curvature
-    fit = Fit(opened, prior_precision, kind, seed, tolerance)
-    blocks = within(fit_blocks(fit), prior_precision, tolerance)
+    chosen, fit_blocks = chosen_fit(opened, structure, curvature if stopped is None else kind)
+    fixed = () if stopped is None else stopped.fixed
+    fit = Fit(opened, prior_precision, kind, seed, tolerance, fixed)
+    blocks = fit_blocks(fit)
+    if stopped is None:
+        blocks = within(blocks, prior_precision, tolerance)
+    else:
+        blocks = tuple(block.filtered(stopped.filter, tolerance) for block in blocks)
     settings: dict[str, Any] = {
         "method": "laplace",
         "curvature": str(fit.curvature),
@@ -160,7 +184,7 @@ def fitted(
         likelihood=opened.likelihood,
     )
     check_curved(opened, posterior)
-    return posterior
+    return posterior if stopped is None else stopped.noted(posterior)
 
 
 def _check_combination(structure: str, curvature: str) -> None:

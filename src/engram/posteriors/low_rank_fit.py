@@ -13,7 +13,7 @@ directions is known.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +41,12 @@ VECTORS = 32  # multiplied in one batched pass: more share its cost, and take me
 
 
 def fit_low_rank(
-    opened: Session, prior_precision: float, kind: str, seed: int, most: int = LEADING + MOST_OWN
+    opened: Session,
+    prior_precision: float,
+    kind: str,
+    seed: int,
+    most: int = LEADING + MOST_OWN,
+    names: Collection[str] | None = None,
 ) -> tuple[LowRankBlock, dict[str, Any]]:
     """The block over all parameters, and a record of what was explored.
 
@@ -51,8 +56,11 @@ def fit_low_rank(
         kind: ``hessian`` or ``ggn``.
         seed: of the random directions.
         most: directions that are explored at most.
+        names: of parameters, where others count as fixed.
     """
-    layout = Layout.of({name: p.detach() for name, p in trainable(opened.model).items()})
+    parameters = trainable(opened.model)
+    kept = parameters if names is None else names
+    layout = Layout.of({name: p.detach() for name, p in parameters.items() if name in kept})
     device, size = device_of(opened.model), layout.num_params
     like = torch.empty(0, size, dtype=widest(device), device=device)
     multiply = _products(opened, layout, kind)
@@ -92,12 +100,12 @@ def _products(opened: Session, layout: Layout, kind: str) -> Callable[[Tensor], 
     if layout.num_params > WHOLE and any(
         p.dtype == torch.float64 for p in trainable(opened.model).values()
     ):
-        exact = _in_single(quiet, kind) or exact
+        exact = _in_single(quiet, kind, layout) or exact
     kept = exact.parameters[0].dtype
     return lambda rows: (exact @ rows.to(kept)).to(rows)
 
 
-def _in_single(opened: Session, kind: str) -> CurvatureOperator | None:
+def _in_single(opened: Session, kind: str, layout: Layout) -> CurvatureOperator | None:
     """None for a model that cannot be run in single precision."""
     first = opened.batches.take(torch.zeros(1, dtype=torch.long)).to(device_of(opened.model))
     try:
@@ -105,7 +113,7 @@ def _in_single(opened: Session, kind: str) -> CurvatureOperator | None:
         call(model, first.inputs)
     except (RuntimeError, TypeError):  # it cannot be copied, or double precision is written into it
         return None
-    layout = Layout.of({name: p.detach() for name, p in trainable(model).items()})
+    layout = Layout(tuple(f"inner.{name}" for name in layout.names), layout.shapes)
     return exact_curvature(
         kind, replace(opened, engine=replace(opened.engine, model=model)), layout
     )

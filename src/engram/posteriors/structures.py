@@ -6,7 +6,7 @@ is decided in :mod:`engram.posteriors.laplace`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -43,11 +43,18 @@ class Fit:
     """The session and the settings of one fit, which its structure's function is given."""
 
     def __init__(
-        self, session: Session, delta: float, curvature: str, seed: int, tolerance: float = 0.0
+        self,
+        session: Session,
+        delta: float,
+        curvature: str,
+        seed: int,
+        tolerance: float = 0.0,
+        fixed: Collection[str] = (),
     ) -> None:
         self.session, self.delta, self.curvature, self.seed = session, delta, curvature, seed
         self.sampled_share = sampled_share(tolerance)
-        self.parameters = trainable(session.model)
+        self.fixed = set(fixed)
+        self.parameters = {n: p for n, p in trainable(session.model).items() if n not in fixed}
         self.dtype = next(iter(self.parameters.values())).dtype
         self.structure: str | None = None  # what was taken in place of the one asked for
         self.record: dict[str, Any] = {}
@@ -119,7 +126,7 @@ def fit_isotropic(fit: Fit) -> tuple[Block, ...]:
 
 def kronecker_sums(fit: Fit) -> tuple[KroneckerFactors, SquareMoments]:
     """Kronecker factors, and squares for what has no factors, in one pass."""
-    factors, moments = KroneckerFactors(), SquareMoments()
+    factors, moments = KroneckerFactors(fit.fixed), SquareMoments()
 
     def each(observed: Observed, gradients: Gradients, number: int) -> None:
         if number == 0:
@@ -200,7 +207,9 @@ def fit_full(fit: Fit) -> tuple[Block, ...]:
 
 
 def fit_low_rank_block(fit: Fit) -> tuple[Block, ...]:
-    block, record = fit_low_rank(fit.session, fit.delta, fit.curvature, fit.seed)
+    block, record = fit_low_rank(
+        fit.session, fit.delta, fit.curvature, fit.seed, names=tuple(fit.parameters)
+    )
     fit.record = {"low_rank": record}
     return (block,)
 
