@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from engram.errors import LikelihoodError
 from engram.likelihoods.draws import Draws
 from fitted import assert_close
 from likelihood_cases import LIKELIHOODS, NOISE_VARIANCE
@@ -124,3 +125,18 @@ def test_names_stand_for_likelihoods():
         MLP.model, MLP.data, likelihood=MLP.public_likelihood, progress=False, prior_precision=1.0
     )
     assert named.log_det() == made.log_det()
+
+
+@CASE
+def test_the_mean_loss_follows_from_mean_statistics(case):
+    likelihood, (f, y) = case.make(), problem(case)
+    outputs = [f, f + 0.3, 0.5 * f]
+    statistics = [likelihood.loss_statistics(one) for one in outputs]
+    if statistics[0] is None:
+        with pytest.raises(LikelihoodError, match="give the targets together with the outputs"):
+            likelihood.loss_from_statistics(f, y)
+        return
+    prepared = likelihood.prepare(f, y)
+    found = likelihood.loss_from_statistics(torch.stack(statistics).mean(0), prepared)
+    exact = torch.stack([case.dense.losses(one, y) for one in outputs]).mean(0)
+    assert_close(found, exact, 1e-11)

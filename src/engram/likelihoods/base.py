@@ -164,6 +164,22 @@ class Likelihood(Loss):
         found = found[:, None] if found.dim() == 1 else found
         return found.to(outputs.dtype) if found.shape == outputs.shape else None
 
+    def loss_statistics(self, outputs: Tensor) -> Tensor | None:
+        """Numbers [N, M] that the loss is an affine function of, whatever the target turns out.
+
+        Their mean over several outputs gives the mean loss: outputs can be averaged before targets
+        are known. None where there are no such numbers.
+        """
+        return None
+
+    def loss_from_statistics(self, statistics: Tensor, targets: Tensor) -> Tensor:
+        """The loss at these statistics, or the mean loss at their mean; targets prepared; [N]."""
+        raise LikelihoodError(
+            "a likelihood that is affine in numbers of its outputs",
+            repr(self),
+            "give the targets together with the outputs",
+        )
+
     def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Lambda = d2 loss / d f2, [N, K, K]."""
         factor = self.hessian_factor(outputs, targets)

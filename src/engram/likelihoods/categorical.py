@@ -123,6 +123,14 @@ class Categorical(Likelihood):
             return -(targets * outputs.log_softmax(1)).sum(1)
         return -outputs.log_softmax(1).gather(1, targets.reshape(-1, 1))[:, 0]
 
+    def loss_statistics(self, outputs: Tensor) -> Tensor:
+        return outputs.log_softmax(1)
+
+    def loss_from_statistics(self, statistics: Tensor, targets: Tensor) -> Tensor:
+        if self.is_plain and not targets.is_floating_point():
+            return -statistics.gather(1, targets.reshape(-1, 1))[:, 0]
+        return -(self.aims(statistics, targets) * statistics).sum(1)
+
     def residual(self, outputs: Tensor, targets: Tensor) -> Tensor:
         probability = outputs.softmax(1)
         if not self.is_plain:

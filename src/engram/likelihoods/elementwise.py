@@ -160,6 +160,24 @@ class ElementwiseLikelihood(Likelihood):
         constant = self.constant(targets, targets.new_full((), self.dispersion))
         return self.kernel(outputs, targets) / self.dispersion + constant
 
+    def loss_statistics(self, outputs: Tensor) -> Tensor:
+        # kernels are affine in the target, but for a part without eta: level and slope say it all.
+        # In double precision, since both are large where targets are far from 0
+        eta = outputs.double()
+        level = self.kernel(eta, torch.zeros_like(eta))
+        return torch.cat([level, self.kernel(eta, torch.ones_like(eta)) - level], dim=1)
+
+    def loss_from_statistics(self, statistics: Tensor, targets: Tensor) -> Tensor:
+        level, slope = statistics.chunk(2, dim=1)
+        targets = self.form(level, targets)
+        kernel = level + targets * slope + self.bent(targets)
+        constant = self.constant(targets, targets.new_full((), self.dispersion))
+        return (kernel / self.dispersion + constant).sum(1)
+
+    def bent(self, targets: Tensor) -> Tensor:
+        """The part of the kernel that is not affine in the target: it does not depend on eta."""
+        return torch.zeros_like(targets)
+
     def loss_at(self, outputs: Tensor, targets: Tensor, precisions: Tensor) -> Tensor:
         """Negative log density where each example has the dispersion over its precision [N, 1].
 

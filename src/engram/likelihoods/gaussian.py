@@ -75,6 +75,9 @@ class Gaussian(ElementwiseLikelihood):
     def kernel(self, eta: Tensor, targets: Tensor) -> Tensor:
         return 0.5 * (self.link.mean(eta) - targets).square()
 
+    def bent(self, targets: Tensor) -> Tensor:
+        return 0.5 * targets * (targets - 1)
+
     def saturated(self, targets: Tensor) -> Tensor:
         return torch.zeros_like(targets)
 

@@ -10,15 +10,17 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
-from engram.core.arguments import MANY, one_of, path_of, truth, whole
+from engram.core.arguments import MANY, one_of, path_of, whole
 from engram.core.parameters import check_module, uncompiled
 from engram.errors import ArgumentError, ModelMismatchError, TrainingError
+from engram.likelihoods import Likelihood, resolve
 from engram.training.checkpoints import Grid, Snapshot, taken
 from engram.training.clipping import Watch
 from engram.training.clock import Clock
 from engram.training.metrics import metric_of, steps_taken, takes_mean_loss, unwrapped
-from engram.training.order import Order, optimizer_state
+from engram.training.named_batches import NamedBatches
 from engram.training.training import Training
 
 CHECKPOINTS = 6  # that the estimate along the training asks for
@@ -38,7 +40,8 @@ def record(
     reduction: str = "mean",
     training_batch_size: int | None = None,
     scaler: Any = None,
-    replay: bool = False,
+    loader: DataLoader[Any] | None = None,
+    likelihood: str | Likelihood = "categorical",
 ) -> Training:
     r"""Record a training: call it once, before the loop, and train as always.
 
@@ -62,9 +65,10 @@ def record(
         training_batch_size: B, needed for ``sum``.
         scaler: the ``torch.amp.GradScaler`` of the training, if it has one: without it, clipped
             gradients are not told from scaled ones, and ``sees_clipping`` says so.
-        replay: keep what is needed to train on from a checkpoint bit for bit: the optimizer's state
-            with every checkpoint, settings, random numbers, and the examples that
-            ``training.note(indices)`` tells before each batch. Needs ``model``.
+        loader: that the loop goes over, shuffled as it may be: the record then has
+            ``training.visits``, what the steps said about their examples, at no further pass.
+            Needs ``model``. Without a loader, name examples by :meth:`Training.visit`.
+        likelihood: of the training loss, which makes predictions of outputs at the visits.
 
     Returns:
         The record, which goes on as the optimizer steps.
@@ -98,14 +102,10 @@ def record(
     limit = None if max_bytes is None else whole("max_bytes", max_bytes)
     grid = Grid(wanted, None if folder is None else path_of("folder", folder), steps, limit)
     watch = Watch([p for g in inner.param_groups for p in g["params"]], scaler)
-    if truth("replay", replay) and (model is None or scaler is not None):
-        raise ArgumentError(
-            "the model, and no scaler, with replay=True",
-            "no model" if model is None else "a scaler, whose scale is not recorded",
-            "call engram.record(optimizer, model, replay=True)",
-        )
     recorder = Recorder(inner, model, grid, _scale(inner, reduction, training_batch_size), watch)
-    recorder.training.order = Order() if replay else None
+    recorder.training.seen.likelihood = resolve(likelihood)
+    if loader is not None:
+        recorder.listen(loader, model)
     _recorded[inner] = recorder.training
     return recorder.training
 
@@ -154,6 +154,7 @@ class Recorder:
             parameters=self.clock.parameters,
         )
         self.training.follow(self)
+        self.batches: NamedBatches | None = None
         self.handles = (
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
@@ -166,8 +167,20 @@ class Recorder:
     def remove(self) -> None:
         """Take the hooks off the optimizer."""
         self.watch.remove()
+        if self.batches is not None:
+            self.batches.remove()
         for handle in self.handles:
             handle.remove()
+
+    def listen(self, loader: DataLoader[Any], model: nn.Module | None) -> None:
+        """Have the batches of a loader name the examples of the model's forward passes."""
+        if model is None:
+            raise ArgumentError(
+                "the model, with a loader",
+                "no model",
+                "call engram.record(optimizer, model, loader=loader)",
+            )
+        self.batches = NamedBatches(loader, model, self.training.seen)
 
     def restart(self, number: int) -> None:
         """Go on as after so many recorded steps."""
@@ -175,12 +188,8 @@ class Recorder:
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """The first weights, right before they are moved."""
-        self.before_forward()
-
-    def before_forward(self) -> None:
-        """Keep the first weights, once."""
         training = self.training
-        if training.num_steps or training.grid.snapshots:
+        if training.num_steps:
             return
         training.grid.start(sum(2 * p.numel() * p.element_size() for p in self.clock.parameters))
         if training.grid.is_due(0):
@@ -192,13 +201,11 @@ class Recorder:
         if bool(getattr(optimizer, "found_inf", False)):
             return  # a fused optimizer under a GradScaler has skipped the step
         training.num_steps += 1
+        training.seen.advance(training.num_steps)
         share = self._share()
         training.num_bad_steps += math.isnan(share)
         training.sees_clipping = self.watch.sees_clipping
-        is_due = training.grid.is_due(training.num_steps) and not math.isnan(share)
-        if training.order is not None:
-            training.order.stepped(training.num_steps, optimizer, is_due)
-        if not is_due:
+        if not training.grid.is_due(training.num_steps) or math.isnan(share):
             self.clock.advance(share)
             return
         taking = training.grid.begin(training.num_steps)
@@ -206,9 +213,8 @@ class Recorder:
         self.clock.advance(
             share, lambda number, clock: taking.add(number, parameters[number], clock)
         )
-        if training.order is not None:
-            taking.add_optimizer(optimizer_state(optimizer))
         training.grid.add(taking.finished(self.model))
+        training.seen.cut([snapshot.step for snapshot in training.grid.snapshots])
 
     def _share(self) -> float:
         """Of the gradient that clipping has left; NaN for a step that moves nothing by a rule."""
@@ -235,8 +241,7 @@ class Recorder:
     def snapshot(self) -> Snapshot:
         """Weights, times and buffers as they are now."""
         training, clock = self.training, self.clock
-        state = None if training.order is None else optimizer_state(self.optimizer)
-        return taken(training.num_steps, clock.parameters, clock.now(), self.model, state)
+        return taken(training.num_steps, clock.parameters, clock.now(), self.model)
 
 
 def _names(model: nn.Module, parameters: list[Tensor]) -> list[str]:

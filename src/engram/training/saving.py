@@ -14,7 +14,7 @@ from engram.core.storage.kinds import check_that
 from engram.core.storage.values import READERS, typed, wrong
 from engram.training.checkpoints import Snapshot
 from engram.training.clock import ParameterClock
-from engram.training.order import StoredOrder
+from engram.training.visits import Visits
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,6 @@ class StoredSnapshot:
     tensors: Mapping[str, Tensor]
     file: str | None
     sha256: str
-    optimizer: str
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> StoredSnapshot:
@@ -35,15 +34,14 @@ class StoredSnapshot:
         tensors = {name: t.clone() for name, t in (snapshot.tensors or {}).items()}
         file = None if snapshot.file is None else snapshot.file.name
         common = (snapshot.step, tuple(snapshot.readings), snapshot.has_buffers)
-        return cls(*common, tensors, file, snapshot.sha256, snapshot.optimizer)
+        return cls(*common, tensors, file, snapshot.sha256)
 
     def opened(self, folder: Path | None) -> Snapshot:
         """The snapshot; its file is in this folder."""
         common = (self.step, list(self.readings), self.has_buffers)
         if self.file is None:
-            return Snapshot(*common, dict(self.tensors), optimizer=self.optimizer)
-        file = (folder or Path()) / self.file
-        return Snapshot(*common, None, file, self.sha256, self.optimizer)
+            return Snapshot(*common, dict(self.tensors))
+        return Snapshot(*common, None, (folder or Path()) / self.file, self.sha256)
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class StoredTraining:
     stride: int
     snapshots: tuple[StoredSnapshot, ...]
     end: StoredSnapshot | None
-    order: StoredOrder | None
+    visits: Visits | None
 
 
 def read(content: Any, where: str) -> StoredTraining:
@@ -83,6 +81,8 @@ def read(content: Any, where: str) -> StoredTraining:
     steps = [one.step for one in snapshots]
     check_that(steps == sorted(set(steps)), "checkpoints in their order", f"steps {steps[:8]}")
     named = found.names is None or len(found.names) <= len(found.clocks)
+    if found.visits is not None:
+        found.visits.check_fit()
     good = named and min(found.num_steps, found.checkpoints, found.stride) >= 0
     check_that(good, "counts that are not negative, and a name for a parameter", "others")
     return found

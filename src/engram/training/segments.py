@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from engram.core.arguments import MANY, whole
 from engram.core.parameters import Named
 from engram.errors import ModelMismatchError
 from engram.training.checkpoints import TIME, Checkpoint, Snapshot, key, relative_times, totals
+from engram.training.visits import Visits
 
 # A gradient this far below those of the others, in units of the type's rounding error, is nothing
 # but rounding. Measured: the bias of a convolution before BatchNorm 4 to 60 units, in single and in
@@ -30,6 +32,7 @@ class Segment:
         last: the checkpoint at its end.
         before: what had gone by when it began; None at the start of the record.
         likes: type and device of the parameters, by name.
+        named: what the steps said about their examples, where they named them.
     """
 
     start: int
@@ -38,6 +41,18 @@ class Segment:
     last: Checkpoint
     before: Snapshot | None = field(repr=False)
     likes: Mapping[str, Like] = field(repr=False)
+    named: Visits | None = field(default=None, repr=False)
+
+    @property
+    def visits(self) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
+        """A function that gives examples' mean predictions at their visits in the segment.
+
+        ``segment.visits(indices)`` has the means [B, K] and the numbers of visits [B]; where an
+        example was not visited, its mean is NaN. None where the steps have not named examples.
+        """
+        if self.named is None or not self.named.keeps_predictions:
+            return None
+        return partial(self.named.mean_predictions, start=self.start, end=self.end)
 
     @property
     def time(self) -> Named:
@@ -95,6 +110,7 @@ class NamedTraining:
         snapshots: in the order of their steps; the last one is the end of training.
         numbers: of the parameters in the snapshots, by name.
         likes: type and device of the parameters.
+        visits: what the steps said about their examples; None where they named none.
     """
 
     num_steps: int
@@ -105,6 +121,7 @@ class NamedTraining:
     numbers: Mapping[str, int] = field(repr=False)
     likes: Mapping[str, Like] = field(repr=False)
     sizes: Mapping[str, int] = field(repr=False)
+    visits: Visits | None = field(default=None, repr=False)
 
     def prior_precision(self, num_data: int) -> Named:
         """delta = N W / C by name: the prior precision that the weight decay stands for.
@@ -141,6 +158,7 @@ class NamedTraining:
                     self._checkpoint(points[last]),
                     before,
                     {name: self.likes[name] for name in self.numbers},
+                    self.visits,
                 )
             )
         return found

@@ -17,12 +17,13 @@ from engram.core.storage.files import remove_stale
 from engram.core.storage.kinds import AGAIN, Kind, stored
 from engram.core.storage.values import as_read, init_fields
 from engram.errors import ModelMismatchError, NonFiniteError, StorageError, TrainingError
+from engram.likelihoods import Categorical
 from engram.training.checkpoints import NAMES, Grid, Snapshot, taken, totals
 from engram.training.clock import ParameterClock
 from engram.training.guess import Known, guessed
-from engram.training.order import Order, StoredOrder
 from engram.training.saving import StoredSnapshot, StoredTraining, read
 from engram.training.segments import Like, NamedTraining, matched, moved, shapes_of
+from engram.training.visits import Indices, Visits, positions
 
 
 class Source(Protocol):
@@ -33,9 +34,6 @@ class Source(Protocol):
 
     def steps_taken(self) -> int:
         """That the optimizer's state knows of."""
-
-    def before_forward(self) -> None:
-        """The model is about to run: before the first time, the first weights are kept."""
 
     def restart(self, number: int) -> None:
         """Go on as after so many recorded steps."""
@@ -62,7 +60,7 @@ class Training:
             of them: not under a GradScaler that was not given, nor in several processes.
         guessed: whether this was made from what is known afterwards, and nothing was recorded.
         parameters: that the optimizer trains, while it is followed.
-        order: of the examples, with ``replay=True``.
+        seen: what the steps said about the examples that they named.
         end: weights and times after the last step, once they were asked for.
     """
 
@@ -76,7 +74,7 @@ class Training:
     sees_clipping: bool = True
     guessed: bool = False
     parameters: list[Tensor] = field(default_factory=list, repr=False)
-    order: Order | None = field(default=None, repr=False)
+    seen: Visits = field(default_factory=lambda: Visits(Categorical()), repr=False)
     end: Snapshot | None = field(default=None, repr=False)
     _source: Source | None = field(default=None, init=False, repr=False)
 
@@ -159,7 +157,45 @@ class Training:
             numbers,
             likes,
             {name: parameter.numel() for name, parameter in parameters.items()},
+            None if self.visits is None or self.visits.with_targets is None else self.visits,
         )
+
+    @property
+    def visits(self) -> Visits | None:
+        """What the steps said about the examples that they named; None where they named none."""
+        return None if self.seen.is_empty else self.seen
+
+    def visit(self, indices: Indices, outputs: Any, targets: Tensor | None = None) -> None:
+        """Name the examples of a forward pass of the training, before its step is taken.
+
+        A loader that is recorded, or ``tracker.step(indices)``, does so by itself.
+
+        Args:
+            indices: positions of the batch's examples in the training data.
+            outputs: of the model for them, as the training has computed them.
+            targets: of the batch; with them losses are kept, for any likelihood. To be given at
+                every visit or at none.
+
+        Example:
+            >>> import engram
+            >>> model, x, y = nn.Linear(2, 3), torch.randn(6, 2), torch.tensor([0, 1, 2, 0, 1, 2])
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> training = engram.record(optimizer)
+            >>> for batch in (torch.tensor([0, 2, 4]), torch.tensor([1, 3, 5])):
+            ...     outputs = model(x[batch])
+            ...     training.visit(batch, outputs)
+            ...     nn.functional.cross_entropy(outputs, y[batch]).backward()
+            ...     _ = optimizer.step()
+            >>> training.visits
+            Visits(6 of 6 examples, 6 visits, 0 passes unmatched)
+        """
+        if self._source is None:
+            raise TrainingError(
+                "a visit while the training is recorded",
+                "one of a record that was stopped, loaded or guessed",
+                "call engram.record(optimizer) before the loop, and stop() after it",
+            )
+        self.seen.add(positions(indices), outputs, targets)
 
     @property
     def is_recording(self) -> bool:
@@ -172,17 +208,6 @@ class Training:
             self.snapshots()
             self._source.remove()
         self._source = None
-
-    def note(self, indices: Any) -> None:
-        """Say which examples the model is about to run on; needed with ``replay=True`` only.
-
-        Args:
-            indices: of a batch, in the training data. Where gradients of several batches are
-                accumulated, each is told.
-        """
-        if self.order is not None and self._source is not None:
-            self._source.before_forward()
-            self.order.note(self.num_steps + 1, indices)
 
     def follow(self, source: Source) -> None:
         """Record the steps of this optimizer from now on."""
@@ -234,7 +259,8 @@ class Training:
         self.num_steps, self.num_bad_steps = found.num_steps, found.num_bad_steps
         self.num_missing_steps = found.num_missing_steps + missed
         self.names, self.end = self.names or found.names, found.end
-        self.guessed, self.order = found.guessed, found.order if self.order else None
+        self.guessed = found.guessed
+        self.seen.load(found.seen)
         if self._source is not None:
             self._source.restart(self.num_steps)
 
@@ -253,8 +279,7 @@ class Training:
         """Write it with its checkpoints, in files beside; :func:`engram.load` reads it."""
         path = path_of("folder", folder)
         copies = [
-            Snapshot(s.step, list(s.readings), s.has_buffers, s.read(), optimizer=s.optimizer)
-            for s in self.snapshots()
+            Snapshot(s.step, list(s.readings), s.has_buffers, s.read()) for s in self.snapshots()
         ]
         for copy in copies:
             copy.write(path)
@@ -279,7 +304,7 @@ class Training:
             self.grid.stride,
             tuple(parts[:-1]),
             parts[-1] if parts else None,
-            None if self.order is None else StoredOrder.of(self.order),
+            None if self.seen.is_empty else self.seen.copied(),
         )
 
     @classmethod
@@ -297,7 +322,7 @@ class Training:
             saved.num_bad_steps,
             saved.sees_clipping,
             saved.guessed,
-            order=None if saved.order is None else saved.order.opened(),
+            seen=saved.visits or Visits(Categorical()),
             end=None if saved.end is None else saved.end.opened(folder),
         )
 
