@@ -8,13 +8,14 @@ in memory, since most are dropped again; what would take more than :data:`MEMORY
 from __future__ import annotations
 
 import functools
+import json
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from engram.core.parameters import Named, uncompiled
 from engram.core.state.modes_and_buffers import Buffers
 from engram.core.storage.files import digest_of, read_tensors, write_tensors
+from engram.core.storage.values import put_together, taken_apart
 from engram.errors import ModelMismatchError, StorageError
 
 NAMES = r"checkpoint-[0-9]{9,}-[0-9a-f]{16}\.safetensors"  # of files; others are the user's own
@@ -33,6 +35,7 @@ FIRST_STRIDE_ON_DISK = 32  # the same where they are too large for memory
 # it is there, else RATIO times C; and SHRUNK more.
 WEIGHT, TIME, BUFFER = "weight", "time", "buffer"
 DECAY, RATIO, SHRUNK = "decay", "ratio", "shrunk"
+OPTIMIZER = "optimizer"
 
 
 def key(kind: str, name: object) -> str:
@@ -51,6 +54,7 @@ class Snapshot:
         tensors: by kind and number of the parameter, or name of the buffer; None if in a file.
         file: that they are in.
         sha256: of the file.
+        optimizer: the optimizer's state in JSON, with names for its tensors; empty if not kept.
     """
 
     step: int
@@ -59,6 +63,7 @@ class Snapshot:
     tensors: dict[str, Tensor] | None
     file: Path | None = None
     sha256: str = ""
+    optimizer: str = ""
 
     @property
     def num_bytes(self) -> int:
@@ -89,6 +94,19 @@ class Snapshot:
                 f"no file {self.file}",
                 "keep the folder of the record as long as it is used, or train again",
             ) from error
+
+    def optimizer_state(self) -> dict[str, Any] | None:
+        """The optimizer's state dict, where it is kept."""
+        if not self.optimizer:
+            return None
+        start = key(OPTIMIZER, "")
+        tensors = {n.removeprefix(start): t for n, t in self.read().items() if n.startswith(start)}
+        copies = {name: t.clone() for name, t in tensors.items()}
+        state: dict[str, Any] = put_together(
+            json.loads(self.optimizer), copies, "the optimizer's state"
+        )
+        numbered = {int(k) if k.isdigit() else k: v for k, v in state["state"].items()}
+        return state | {"state": numbered}
 
     def write(self, folder: Path) -> None:
         """Move it into a file of this folder."""
@@ -198,6 +216,7 @@ class Taking:
         self.step, self._spare = step, spare or {}
         self._tensors: dict[str, Tensor] = {}
         self._readings: dict[int, float] = {}
+        self._optimizer = ""
 
     def add(self, number: int, parameter: Tensor, times: Times) -> None:
         """A parameter with its C and W."""
@@ -207,12 +226,20 @@ class Taking:
         for kind, value in found.items():
             self._copy(key(kind, number), value)
 
+    def add_optimizer(self, state: Mapping[str, Any]) -> None:
+        """The state dict of the optimizer."""
+        plain, tensors = taken_apart(state)
+        self._optimizer = json.dumps(plain)
+        for name, value in tensors.items():
+            self._copy(key(OPTIMIZER, name), value)
+
     def finished(self, model: nn.Module | None) -> Snapshot:
         """The snapshot, with the model's buffers where it is given."""
         for name, buffer in model.named_buffers() if model is not None else ():
             self._copy(key(BUFFER, name), buffer)
         readings = [self._readings[number] for number in sorted(self._readings)]
-        return Snapshot(self.step, readings, model is not None, self._tensors)
+        common = (self.step, readings, model is not None, self._tensors)
+        return Snapshot(*common, optimizer=self._optimizer)
 
     def _copy(self, name: str, tensor: Tensor) -> None:
         """On the processor, into spare memory where there is some."""
@@ -225,7 +252,11 @@ class Taking:
 
 
 def taken(
-    step: int, parameters: Sequence[Tensor], times: Sequence[Times], model: nn.Module | None
+    step: int,
+    parameters: Sequence[Tensor],
+    times: Sequence[Times],
+    model: nn.Module | None,
+    optimizer: Mapping[str, Any] | None = None,
 ) -> Snapshot:
     """A snapshot of what there is now.
 
@@ -234,10 +265,13 @@ def taken(
         parameters: that the optimizer trains.
         times: C and W of each.
         model: whose buffers are taken too, if given.
+        optimizer: its state dict, where it is to be kept.
     """
     taking = Taking(step)
     for number, (parameter, clock) in enumerate(zip(parameters, times, strict=True)):
         taking.add(number, parameter, clock)
+    if optimizer is not None:
+        taking.add_optimizer(optimizer)
     return taking.finished(model)
 
 

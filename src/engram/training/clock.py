@@ -35,6 +35,7 @@ from engram.training.metrics import Metric, Step, no_root, steps_taken
 SHARE_OF_STEPS = 4  # of the steps so far, one in so many
 EXACT_STEPS = 16  # first steps, at each of which it is read
 SHARE_OF_MEMORY = 0.02  # of the steps that an average of squares remembers
+MOST_STEPS = 64  # at most so many, however long an average's memory is
 LONG = 1000  # steps after which a momentum is as good as stationary
 SAME = 1e-9  # relative difference of two ratios of decay to time that are one
 
@@ -309,9 +310,9 @@ class Clock:
             return LONG
         steps = min((clock.steps for clock in self.clocks if clock.steps), default=0)
         forgetting = max(self.metric.forgotten(group) for group in self.optimizer.param_groups)
-        memory = SHARE_OF_MEMORY / forgetting if forgetting > 0 else LONG
+        memory = SHARE_OF_MEMORY / forgetting if forgetting > 0 else MOST_STEPS
         longest = steps / SHARE_OF_STEPS if steps >= EXACT_STEPS else 1
-        return 2 ** int(math.log2(max(1, min(longest, memory))))
+        return 2 ** int(math.log2(max(1, min(longest, memory, MOST_STEPS))))
 
     def root(self, step: Step) -> Tensor | float:
         """What the step divides by; TrainingError where the state does not have it."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from engram.core.arguments import MANY, one_of, path_of, whole
+from engram.core.arguments import MANY, one_of, path_of, truth, whole
 from engram.core.parameters import check_module, uncompiled
 from engram.errors import ArgumentError, ModelMismatchError, TrainingError
 from engram.likelihoods import Likelihood, resolve
@@ -21,6 +21,7 @@ from engram.training.clipping import Watch
 from engram.training.clock import Clock
 from engram.training.metrics import metric_of, steps_taken, takes_mean_loss, unwrapped
 from engram.training.named_batches import NamedBatches
+from engram.training.order import Order, optimizer_state
 from engram.training.training import Training
 
 CHECKPOINTS = 6  # that the estimate along the training asks for
@@ -40,6 +41,7 @@ def record(
     reduction: str = "mean",
     training_batch_size: int | None = None,
     scaler: Any = None,
+    replay: bool = False,
     loader: DataLoader[Any] | None = None,
     likelihood: str | Likelihood = "categorical",
 ) -> Training:
@@ -65,6 +67,9 @@ def record(
         training_batch_size: B, needed for ``sum``.
         scaler: the ``torch.amp.GradScaler`` of the training, if it has one: without it, clipped
             gradients are not told from scaled ones, and ``sees_clipping`` says so.
+        replay: keep what is needed to train on from a checkpoint bit for bit: the optimizer's state
+            with every checkpoint, settings, random numbers, and the examples that
+            ``training.note(indices)`` tells before each batch. Needs ``model``.
         loader: that the loop goes over, shuffled as it may be: the record then has
             ``training.visits``, what the steps said about their examples, at no further pass.
             Needs ``model``. Without a loader, name examples by :meth:`Training.visit`.
@@ -102,7 +107,14 @@ def record(
     limit = None if max_bytes is None else whole("max_bytes", max_bytes)
     grid = Grid(wanted, None if folder is None else path_of("folder", folder), steps, limit)
     watch = Watch([p for g in inner.param_groups for p in g["params"]], scaler)
+    if truth("replay", replay) and (model is None or scaler is not None):
+        raise ArgumentError(
+            "the model, and no scaler, with replay=True",
+            "no model" if model is None else "a scaler, whose scale is not recorded",
+            "call engram.record(optimizer, model, replay=True)",
+        )
     recorder = Recorder(inner, model, grid, _scale(inner, reduction, training_batch_size), watch)
+    recorder.training.order = Order() if replay else None
     recorder.training.seen.likelihood = resolve(likelihood)
     if loader is not None:
         recorder.listen(loader, model)
@@ -188,8 +200,12 @@ class Recorder:
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """The first weights, right before they are moved."""
+        self.before_forward()
+
+    def before_forward(self) -> None:
+        """Keep the first weights, once."""
         training = self.training
-        if training.num_steps:
+        if training.num_steps or training.grid.snapshots:
             return
         training.grid.start(sum(2 * p.numel() * p.element_size() for p in self.clock.parameters))
         if training.grid.is_due(0):
@@ -205,7 +221,10 @@ class Recorder:
         share = self._share()
         training.num_bad_steps += math.isnan(share)
         training.sees_clipping = self.watch.sees_clipping
-        if not training.grid.is_due(training.num_steps) or math.isnan(share):
+        is_due = training.grid.is_due(training.num_steps) and not math.isnan(share)
+        if training.order is not None:
+            training.order.stepped(training.num_steps, optimizer, is_due)
+        if not is_due:
             self.clock.advance(share)
             return
         taking = training.grid.begin(training.num_steps)
@@ -213,6 +232,8 @@ class Recorder:
         self.clock.advance(
             share, lambda number, clock: taking.add(number, parameters[number], clock)
         )
+        if training.order is not None:
+            taking.add_optimizer(optimizer_state(optimizer))
         training.grid.add(taking.finished(self.model))
         training.seen.cut([snapshot.step for snapshot in training.grid.snapshots])
 
@@ -241,7 +262,8 @@ class Recorder:
     def snapshot(self) -> Snapshot:
         """Weights, times and buffers as they are now."""
         training, clock = self.training, self.clock
-        return taken(training.num_steps, clock.parameters, clock.now(), self.model)
+        state = None if training.order is None else optimizer_state(self.optimizer)
+        return taken(training.num_steps, clock.parameters, clock.now(), self.model, state)
 
 
 def _names(model: nn.Module, parameters: list[Tensor]) -> list[str]:

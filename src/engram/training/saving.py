@@ -14,6 +14,7 @@ from engram.core.storage.kinds import check_that
 from engram.core.storage.values import READERS, typed, wrong
 from engram.training.checkpoints import Snapshot
 from engram.training.clock import ParameterClock
+from engram.training.order import StoredOrder
 from engram.training.visits import Visits
 
 
@@ -27,6 +28,7 @@ class StoredSnapshot:
     tensors: Mapping[str, Tensor]
     file: str | None
     sha256: str
+    optimizer: str
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> StoredSnapshot:
@@ -34,14 +36,15 @@ class StoredSnapshot:
         tensors = {name: t.clone() for name, t in (snapshot.tensors or {}).items()}
         file = None if snapshot.file is None else snapshot.file.name
         common = (snapshot.step, tuple(snapshot.readings), snapshot.has_buffers)
-        return cls(*common, tensors, file, snapshot.sha256)
+        return cls(*common, tensors, file, snapshot.sha256, snapshot.optimizer)
 
     def opened(self, folder: Path | None) -> Snapshot:
         """The snapshot; its file is in this folder."""
         common = (self.step, list(self.readings), self.has_buffers)
         if self.file is None:
-            return Snapshot(*common, dict(self.tensors))
-        return Snapshot(*common, None, (folder or Path()) / self.file, self.sha256)
+            return Snapshot(*common, dict(self.tensors), optimizer=self.optimizer)
+        file = (folder or Path()) / self.file
+        return Snapshot(*common, None, file, self.sha256, self.optimizer)
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class StoredTraining:
     stride: int
     snapshots: tuple[StoredSnapshot, ...]
     end: StoredSnapshot | None
+    order: StoredOrder | None
     visits: Visits | None
 
 

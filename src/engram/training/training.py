@@ -21,6 +21,7 @@ from engram.likelihoods import Categorical
 from engram.training.checkpoints import NAMES, Grid, Snapshot, taken, totals
 from engram.training.clock import ParameterClock
 from engram.training.guess import Known, guessed
+from engram.training.order import Order, StoredOrder
 from engram.training.saving import StoredSnapshot, StoredTraining, read
 from engram.training.segments import Like, NamedTraining, matched, moved, shapes_of
 from engram.training.visits import Indices, Visits, positions
@@ -34,6 +35,9 @@ class Source(Protocol):
 
     def steps_taken(self) -> int:
         """That the optimizer's state knows of."""
+
+    def before_forward(self) -> None:
+        """The model is about to run: before the first time, the first weights are kept."""
 
     def restart(self, number: int) -> None:
         """Go on as after so many recorded steps."""
@@ -60,6 +64,7 @@ class Training:
             of them: not under a GradScaler that was not given, nor in several processes.
         guessed: whether this was made from what is known afterwards, and nothing was recorded.
         parameters: that the optimizer trains, while it is followed.
+        order: of the examples, with ``replay=True``.
         seen: what the steps said about the examples that they named.
         end: weights and times after the last step, once they were asked for.
     """
@@ -74,6 +79,7 @@ class Training:
     sees_clipping: bool = True
     guessed: bool = False
     parameters: list[Tensor] = field(default_factory=list, repr=False)
+    order: Order | None = field(default=None, repr=False)
     seen: Visits = field(default_factory=lambda: Visits(Categorical()), repr=False)
     end: Snapshot | None = field(default=None, repr=False)
     _source: Source | None = field(default=None, init=False, repr=False)
@@ -209,6 +215,17 @@ class Training:
             self._source.remove()
         self._source = None
 
+    def note(self, indices: Any) -> None:
+        """Say which examples the model is about to run on; needed with ``replay=True`` only.
+
+        Args:
+            indices: of a batch, in the training data. Where gradients of several batches are
+                accumulated, each is told.
+        """
+        if self.order is not None and self._source is not None:
+            self._source.before_forward()
+            self.order.note(self.num_steps + 1, indices)
+
     def follow(self, source: Source) -> None:
         """Record the steps of this optimizer from now on."""
         self._source = source
@@ -259,7 +276,7 @@ class Training:
         self.num_steps, self.num_bad_steps = found.num_steps, found.num_bad_steps
         self.num_missing_steps = found.num_missing_steps + missed
         self.names, self.end = self.names or found.names, found.end
-        self.guessed = found.guessed
+        self.guessed, self.order = found.guessed, found.order if self.order else None
         self.seen.load(found.seen)
         if self._source is not None:
             self._source.restart(self.num_steps)
@@ -279,7 +296,8 @@ class Training:
         """Write it with its checkpoints, in files beside; :func:`engram.load` reads it."""
         path = path_of("folder", folder)
         copies = [
-            Snapshot(s.step, list(s.readings), s.has_buffers, s.read()) for s in self.snapshots()
+            Snapshot(s.step, list(s.readings), s.has_buffers, s.read(), optimizer=s.optimizer)
+            for s in self.snapshots()
         ]
         for copy in copies:
             copy.write(path)
@@ -304,6 +322,7 @@ class Training:
             self.grid.stride,
             tuple(parts[:-1]),
             parts[-1] if parts else None,
+            None if self.order is None else StoredOrder.of(self.order),
             None if self.seen.is_empty else self.seen.copied(),
         )
 
@@ -322,6 +341,7 @@ class Training:
             saved.num_bad_steps,
             saved.sees_clipping,
             saved.guessed,
+            order=None if saved.order is None else saved.order.opened(),
             seen=saved.visits or Visits(Categorical()),
             end=None if saved.end is None else saved.end.opened(folder),
         )
