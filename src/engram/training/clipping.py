@@ -1,8 +1,9 @@
 """Gradients that are scaled down between the backward pass and the step.
 
 A step sees a share of the gradient where it was clipped by its norm. One small parameter tells: the
-norm of its gradient when it was accumulated, against the one that the step sees. Clipping by value,
-entry by entry, leaves no such share and is seen only where it happens to this parameter.
+norm of its gradient when it was accumulated, against the one that the step sees: at every step
+while gradients are clipped, at every fourth otherwise. Clipping by value, entry by entry, leaves no
+such share and is seen only where it happens to this parameter.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 SMALL = 4096  # entries of a parameter whose norm costs no time
 NO_SCALE = 2.0**-10  # a share below this is the scale of a GradScaler that nobody has told us of
 POWER_OF_TWO = 2.0**-3  # and so is one from here on down that is a power of two: its scales are
+RARELY = 4  # steps between two looks as long as nothing is clipped; at once again where one is
 EXACT = 1e-5  # relative rounding error of the ratio of two norms
 
 
@@ -41,6 +43,7 @@ class Watch:
         self._watched: Tensor | None = None
         self._handle: RemovableHandle | None = None
         self._accumulated: Tensor | None = None
+        self._wait = 0
         self._next()
 
     def _next(self) -> None:
@@ -51,7 +54,7 @@ class Watch:
             self._handle = self._watched.register_post_accumulate_grad_hook(self._note)
 
     def _note(self, parameter: Tensor) -> None:
-        if parameter.grad is not None:
+        if self._wait <= 0 and parameter.grad is not None:
             self._accumulated = _square(parameter.grad)
 
     def share(self) -> float:
@@ -62,13 +65,18 @@ class Watch:
         seen = math.sqrt(_square(self._watched.grad))
         if not math.isfinite(seen):
             return math.nan
-        before = 0.0 if accumulated is None else math.sqrt(accumulated)
-        if accumulated is not None and not before:
+        self._wait -= 1
+        if accumulated is None or not self.sees_clipping:
+            return 1.0
+        before = math.sqrt(accumulated)
+        if not before:
             self._next()
-        if not before or not math.isfinite(before) or not self.sees_clipping:
+        if not before or not math.isfinite(before):
             return 1.0
         scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
-        return self._judged(seen / before * scale)
+        share = self._judged(seen / before * scale)
+        self._wait = RARELY - 1 if share == 1 else 0
+        return share
 
     def _judged(self, share: float) -> float:
         """The share, unless it is the scale of a GradScaler."""
@@ -88,4 +96,6 @@ class Watch:
 def _square(gradient: Tensor) -> Tensor:
     """The square of its norm; the cheapest call that there is for a small tensor."""
     flat = gradient if gradient.dim() == 1 else gradient.reshape(-1)
+    if flat.dtype in (torch.float16, torch.bfloat16):
+        flat = flat.float()  # squares of halves overflow
     return torch.dot(flat, flat)

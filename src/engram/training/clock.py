@@ -225,7 +225,10 @@ class Clock:
 
     def look(self) -> None:
         """Take in parameters that are not known yet: all at first, later those of new groups."""
-        for group in self.optimizer.param_groups:
+        groups = self.optimizer.param_groups
+        if sum(len(group["params"]) for group in groups) == len(self.clocks):
+            return
+        for group in groups:
             for parameter in group["params"]:
                 if id(parameter) not in self._places:
                     self._places[id(parameter)] = len(self.clocks)
