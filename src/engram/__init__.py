@@ -36,6 +36,7 @@ from engram.sensitivity.variance import prediction_variance
 from engram.tracking.tracker import Tracker
 from engram.tracking.tune import Tuning, tune
 from engram.training.record import record
+from engram.training.replay import replay
 from engram.training.training import Training
 from engram.trust.verdict import Verdict
 
@@ -84,6 +85,7 @@ __all__ = [
     "refine",
     "remove",
     "remove_classes",
+    "replay",
     "retrain",
     "sensitivities",
     "tune",

@@ -15,6 +15,7 @@ from engram.core.arguments import MANY, seed_number, whole
 from engram.core.data.batches import Batch, Batches, Data
 from engram.core.parameters import check_module, trainable, uncompiled
 from engram.core.progress import Bar
+from engram.core.state.copies import private_copy
 from engram.core.state.model import device_of, locked, state_preserved
 from engram.core.state.process import kept_surroundings
 from engram.engine.refusals import named_failures
@@ -38,7 +39,7 @@ from engram.retraining.selection import (
 from engram.retraining.stack import Stack, open_stack
 from engram.retraining.subset_truth import SubsetTruth
 from engram.retraining.subsets import Make, SubsetRequest, retrain_on_subsets
-from engram.retraining.user_function import check_arguments, private_copy, training_copies
+from engram.retraining.user_function import check_arguments, training_copies
 from engram.retraining.workers import FunctionWorker, RecipeWorker
 
 Function = Callable[[nn.Module, Any], nn.Module | None]

@@ -22,6 +22,7 @@ from engram.core.data.batches import Batches, Data
 from engram.core.identity.description import Description
 from engram.core.parameters import check_module, uncompiled
 from engram.core.progress import Bar
+from engram.core.state.copies import private_copy
 from engram.core.state.model import device_of, locked
 from engram.core.state.process import kept_surroundings
 from engram.errors import ArgumentError, TrainingError
@@ -36,7 +37,6 @@ from engram.retraining.subset_truth import SubsetTruth, mean_over
 from engram.retraining.user_function import (
     check_arguments,
     kept_state,
-    private_copy,
     training_copies,
 )
 from engram.retraining.workers import FunctionWorker, seeded

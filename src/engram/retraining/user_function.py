@@ -6,7 +6,6 @@ own model and the data must be as before.
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from engram.core.data.batches import Data
 from engram.core.identity.digests import bytes_of
+from engram.core.state.copies import private_copy
 from engram.errors import ArgumentError, ModelMismatchError, TrainingError
 from engram.retraining.identity import sample_fingerprint
 
@@ -33,30 +33,6 @@ def check_arguments(function: Callable[..., Any], form: str) -> None:
         raise ArgumentError(
             f"a training function {form}", f"one with {signature}: {error}", "take both arguments"
         ) from error
-
-
-def private_copy(model: nn.Module) -> nn.Module:
-    """A deep copy of a model; results that modules keep as attributes lose their graph."""
-    kept = [v for module in model.modules() for v in vars(module).values()]
-    results = [v for v in kept if isinstance(v, Tensor) and (_in_transform(v) or not v.is_leaf)]
-    memo: dict[int, Any] = {id(v): _free(v) for v in results}
-    try:
-        return copy.deepcopy(model, memo)
-    except Exception as error:  # whatever copying the parts of a model raises
-        raise TrainingError(
-            "a model that copy.deepcopy can copy",
-            f"{type(error).__name__}: {error}",
-            "keep what cannot be copied outside of the model",
-        ) from error
-
-
-def _free(result: Tensor) -> Tensor:
-    return torch.empty(0) if _in_transform(result) else result.detach().clone()
-
-
-def _in_transform(result: Tensor) -> bool:
-    """Whether it belongs to a ``vmap`` that is over."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(result))
 
 
 def training_copies(

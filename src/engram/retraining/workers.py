@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Subset
 
 from engram.core.data.batches import Batch, Batches, Data, call
 from engram.core.data.inputs import mapped
+from engram.core.state.copies import private_copy
 from engram.core.state.model import device_of, state_preserved
 from engram.core.state.process import kept_surroundings
 from engram.engine.refusals import named_failures
@@ -34,7 +35,6 @@ from engram.retraining.user_function import (
     check_same_parameters,
     has_moved,
     kept_state,
-    private_copy,
     trained_model,
 )
 

@@ -25,6 +25,7 @@ from engram.core.data.batches import Data
 from engram.core.memory import backing_off
 from engram.core.parameters import check_module, trainable
 from engram.core.progress import progress_over
+from engram.core.state.copies import private_copy
 from engram.core.state.process import kept_surroundings
 from engram.core.storage.kinds import Kind, check_that, stored
 from engram.core.storage.values import objects, typed
@@ -42,7 +43,6 @@ from engram.retraining.user_function import (
     check_arguments,
     check_same_parameters,
     has_moved,
-    private_copy,
     trained_model,
     training_copies,
 )

@@ -4,5 +4,6 @@
 of optimizer divides a gradient by, one short function each; ``clock``: the sums of that over the
 steps; ``clipping``: gradients that were scaled down before a step; ``checkpoints``: weights on the
 way; ``segments``: stretches of equal training time between them; ``visits``: what the steps said
-about the examples that they used; ``intervals``: sums of that; ``named_batches``: which they were.
+about the examples that they used; ``intervals``: sums of that; ``named_batches``: which they were;
+``order``: what it takes to walk the training again, and ``replay``, which does.
 """

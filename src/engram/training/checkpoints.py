@@ -307,18 +307,24 @@ class Checkpoint:
         tensors = self.snapshot.read()
         return {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
 
+    def put_into(self, model: nn.Module) -> None:
+        """Give a model these weights and buffers, for good."""
+        parameters = dict(model.named_parameters())
+        weights = self.weights
+        _check_fit(parameters, weights, self.step)
+        _put(parameters, weights)
+        _put(dict(model.named_buffers()), self.buffers)
+
     @contextmanager
     def loaded(self, model: nn.Module) -> Iterator[None]:
         """The model has these weights and buffers inside, and its own again after, always."""
         inner = uncompiled(model)
         parameters = dict(inner.named_parameters())
-        weights, buffers = self.weights, self.buffers
-        _check_fit(parameters, weights, self.step)
+        _check_fit(parameters, self.weights, self.step)
         present = Buffers.now(inner)
-        before = {name: parameters[name].detach().clone() for name in weights}
+        before = {name: parameters[name].detach().clone() for name in self.numbers}
         try:
-            _put(parameters, weights)
-            _put(dict(inner.named_buffers()), buffers)
+            self.put_into(inner)
             yield
         finally:
             _put(parameters, before)

@@ -87,11 +87,20 @@ class NamedBatches:
         loader: of the training.
         model: whose forward passes they are.
         seen: is told the indices and outputs of every visit.
+        note: is told the indices right before the model runs on them.
     """
 
-    def __init__(self, loader: DataLoader[Any], model: nn.Module, seen: Visits) -> None:
+    is_copy = False  # a copy of the model has copies of its hooks, and is not what is recorded
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        model: nn.Module,
+        seen: Visits,
+        note: Callable[[Tensor], None],
+    ) -> None:
         _check_loader(loader)
-        self.loader, self.seen = loader, seen
+        self.loader, self.seen, self.note = loader, seen, note
         seen.sums.num_data = length_of(loader.dataset)
         self.begun: Stream | None = None
         self.stream: Stream | None = None
@@ -101,11 +110,19 @@ class NamedBatches:
         object.__setattr__(loader, self._place, Sampler(self._sampler, self._begin))
         loader.__class__ = _told_class(self._class, self)
         loader._iterator = None  # persistent workers go on with the sampler that they know
-        self._handle = model.register_forward_hook(self._passed)
+        self._batch: Tensor | None = None
+        before = model.register_forward_pre_hook(self._comes)
+        self._handles = before, model.register_forward_hook(self._passed)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NamedBatches:
+        silent = object.__new__(NamedBatches)
+        silent.is_copy = True
+        return silent
 
     def remove(self) -> None:
         """Leave loader and model as they were."""
-        self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
         object.__setattr__(self.loader, self._place, self._sampler)
         self.loader.__class__ = self._class
         self.loader._iterator = None
@@ -125,11 +142,18 @@ class NamedBatches:
             yield batch
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _passed(self, model: nn.Module, args: Any, output: Any) -> None:
-        if not (model.training and torch.is_grad_enabled()):
+    def _comes(self, model: nn.Module, args: Any) -> None:
+        if self.is_copy or not (model.training and torch.is_grad_enabled()):
             return
-        known = self.stream is not None
-        batch = None if self.stream is None else self.stream.take()
+        self._batch = None if self.stream is None else self.stream.take()
+        if self._batch is not None:
+            self.note(self._batch)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _passed(self, model: nn.Module, args: Any, output: Any) -> None:
+        if self.is_copy or not (model.training and torch.is_grad_enabled()):
+            return
+        known, batch = self.stream is not None, self._batch
         if batch is None and known:
             return  # the same examples once more, as in a closure
         outputs = logits_of(output)

@@ -8,12 +8,14 @@ The optimizer's state is in the snapshots.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engram.core.storage.kinds import check_that
@@ -21,6 +23,7 @@ from engram.errors import TrainingError
 from engram.optimizers import ivon
 from engram.training.checkpoints import Snapshot
 
+CLIPPED = 1e-4  # a share of the gradient that is less than 1 by more is clipped, not rounded
 KEPT_SETTINGS = (bool, int, float, str, list, tuple, type(None))  # of groups, apart from tensors
 
 
@@ -55,10 +58,18 @@ class Order:
     Args:
         parts: of all steps, in their order.
         changes: of the groups' settings.
+        optimizer: class of the optimizer, with its module.
+        reduction: of the training loss over a batch, ``mean`` or ``sum``.
+        modes: of all modules at the first step, "1" for train mode and "0" for eval mode.
+        clipped: steps that saw only a share of their gradient.
     """
 
     parts: list[Part] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
+    optimizer: str = ""
+    reduction: str = "mean"
+    modes: str = ""
+    clipped: int = 0
     _known: list[dict[str, Any]] = field(default_factory=list)
     _after: Tensor | None = None
 
@@ -69,6 +80,11 @@ class Order:
         same = first and self._after is not None and torch.equal(self._after, now)
         given = torch.as_tensor(indices).detach().cpu().long().reshape(-1).clone()
         self.parts.append(Part(step, given, None if same else now))
+
+    def saw(self, share: float, model: nn.Module) -> None:
+        """A step saw this share of its gradient, of a model in its present modes."""
+        self.clipped += share < 1 - CLIPPED
+        self.modes = self.modes or "".join("01"[module.training] for module in model.modules())
 
     def stepped(self, step: int, optimizer: Optimizer, is_kept: bool) -> None:
         """A step was taken.
@@ -90,7 +106,8 @@ class Order:
 
     def of_step(self, step: int) -> list[Part]:
         """What the model ran on in a step; TrainingError where nobody has told."""
-        found = [part for part in self.parts if part.step == step]
+        first = bisect_left(self.parts, step, key=lambda part: part.step)
+        found = list(takewhile(lambda part: part.step == step, islice(self.parts, first, None)))
         if not found:
             raise TrainingError(
                 f"the examples of step {step:,}",
@@ -101,9 +118,17 @@ class Order:
 
     def apply(self, step: int, optimizer: Optimizer) -> None:
         """Give the groups the settings that a step was the first to have."""
-        for change in self.changes:
-            if change.step == step:
-                optimizer.param_groups[change.group].update(change.values)
+        first = bisect_left(self.changes, step, key=lambda change: change.step)
+        for change in islice(self.changes, first, None):
+            if change.step > step:
+                return
+            if change.group >= len(optimizer.param_groups):
+                raise TrainingError(
+                    f"{len(optimizer.param_groups)} parameter groups, as at the start",
+                    f"more from step {step:,} on",
+                    "start at a later checkpoint",
+                )
+            optimizer.param_groups[change.group].update(change.values)
 
 
 def _is_setting(name: str, value: Any) -> bool:
@@ -150,6 +175,10 @@ class StoredOrder:
     random_parts: Tensor
     random_states: Tensor
     changes: tuple[Change, ...]
+    optimizer: str
+    reduction: str
+    modes: str
+    clipped: int
 
     @classmethod
     def of(cls, order: Order) -> StoredOrder:
@@ -164,6 +193,10 @@ class StoredOrder:
             torch.tensor([n for n, _ in states], dtype=torch.long),
             torch.stack([s for _, s in states]) if states else torch.zeros(0, 0).byte(),
             tuple(order.changes),
+            order.optimizer,
+            order.reduction,
+            order.modes,
+            order.clipped,
         )
 
     def opened(self) -> Order:
@@ -184,4 +217,5 @@ class StoredOrder:
             while len(known) <= change.group:
                 known.append({})
             known[change.group] |= change.values
-        return Order(parts, list(self.changes), known)
+        facts = (self.optimizer, self.reduction, self.modes, self.clipped)
+        return Order(parts, list(self.changes), *facts, known)

@@ -69,7 +69,8 @@ def record(
             gradients are not told from scaled ones, and ``sees_clipping`` says so.
         replay: keep what is needed to train on from a checkpoint bit for bit: the optimizer's state
             with every checkpoint, settings, random numbers, and the examples that
-            ``training.note(indices)`` tells before each batch. Needs ``model``.
+            ``loader`` names or ``training.note(indices)`` tells before each batch. Needs
+            ``model``.
         loader: that the loop goes over, shuffled as it may be: the record then has
             ``training.visits``, what the steps said about their examples, at no further pass.
             Needs ``model``. Without a loader, name examples by :meth:`Training.visit`.
@@ -114,7 +115,9 @@ def record(
             "call engram.record(optimizer, model, replay=True)",
         )
     recorder = Recorder(inner, model, grid, _scale(inner, reduction, training_batch_size), watch)
-    recorder.training.order = Order() if replay else None
+    if replay:
+        kind = f"{type(inner).__module__}.{type(inner).__qualname__}"
+        recorder.training.order = Order(optimizer=kind, reduction=reduction)
     recorder.training.seen.likelihood = resolve(likelihood)
     if loader is not None:
         recorder.listen(loader, model)
@@ -192,7 +195,7 @@ class Recorder:
                 "no model",
                 "call engram.record(optimizer, model, loader=loader)",
             )
-        self.batches = NamedBatches(loader, model, self.training.seen)
+        self.batches = NamedBatches(loader, model, self.training.seen, self.training.note)
 
     def restart(self, number: int) -> None:
         """Go on as after so many recorded steps."""
@@ -222,7 +225,8 @@ class Recorder:
         training.num_bad_steps += math.isnan(share)
         training.sees_clipping = self.watch.sees_clipping
         is_due = training.grid.is_due(training.num_steps) and not math.isnan(share)
-        if training.order is not None:
+        if training.order is not None and self.model is not None:
+            training.order.saw(share, self.model)
             training.order.stepped(training.num_steps, optimizer, is_due)
         if not is_due:
             self.clock.advance(share)

@@ -1,7 +1,8 @@
 """Leaving out one, ten or a hundred examples and whole classes, beside training again without.
 
-``python -m benchmarks.groups`` prints, for every posterior, rule and place of evaluation, the mean
-estimated increase of the group's own loss over the true one, and the correlation of the two.
+``python -m benchmarks.minimum_groups`` prints, for every posterior, rule and place of evaluation,
+the mean estimated increase of the group's own loss over the true one, and the correlation of the
+two. The nets are at a minimum; ``benchmarks.groups`` has those that people train.
 """
 
 from __future__ import annotations
