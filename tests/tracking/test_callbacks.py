@@ -104,6 +104,24 @@ def test_lightning_streams_with_accumulated_batches(tmp_path: Path) -> None:
     assert callback.tracker.history.to_frame().index.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_lightning_records_by_itself(tmp_path: Path, streamed: bool) -> None:
+    pytest.importorskip("lightning.pytorch")
+    from engram.tracking.integrations.lightning import TrackerCallback
+
+    callback = TrackerCallback(data(), indices=(lambda batch: batch[0]) if streamed else None)
+    trainer = lightning_run(tmp_path, callback, 4)
+    assert callback.tracker is not None
+    training = callback.tracker.training
+    assert training is not None
+    assert training.num_steps == trainer.global_step == 12
+    named = training.of(trainer.lightning_module)
+    assert named.segments(2)[-1].end == 12
+    assert (named.visits is not None) == streamed
+    if named.visits is not None:
+        assert named.visits.count.tolist() == [4] * NUM_DATA
+
+
 def test_lightning_holds_examples_out_and_resumes(tmp_path: Path) -> None:
     pytest.importorskip("lightning.pytorch")
     from engram.tracking.integrations.lightning import TrackerCallback
@@ -179,6 +197,19 @@ def test_transformers_resumes_with_the_same_history(tmp_path: Path) -> None:
     transformers_run(tmp_path / "elsewhere", elsewhere, 4, resume=str(checkpoint))
     assert elsewhere.tracker is not None
     assert elsewhere.tracker.history.to_frame().index.tolist() == [1, 2, 3, 4]
+
+
+def test_transformers_records_by_itself(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="transformers.Trainer needs it")
+    from engram.tracking.integrations.transformers import TrackerCallback
+
+    callback = TrackerCallback(prior_precision=1.0)
+    trainer = transformers_run(tmp_path, callback, 2)
+    assert callback.tracker is not None
+    training = callback.tracker.training
+    assert training is not None
+    assert training.num_steps == trainer.state.global_step == 6
+    assert training.of(trainer.model).segments(1)[0].end == 6
 
 
 def test_transformers_in_mixed_precision_tells_its_loggers(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import engram
-from engram.errors import DataError, FormatError
+from engram.errors import ArgumentError, DataError, FormatError
 from engram.tracking import scores
 from engram.tracking.history import History, Record
 from engram.tracking.scores import ScoreRows
@@ -201,3 +201,53 @@ def test_everything_is_saved_without_pickle(tmp_path: Path) -> None:
 def test_a_format_that_is_no_number_is_refused(found: object) -> None:
     with pytest.raises(FormatError, match="a history in format"):
         History.of_state({"format": found, "records": [], "width": 0})
+
+
+def test_leave_one_out_losses_are_kept_over_time(tmp_path: Path) -> None:
+    rows = torch.arange(12.0).reshape(4, 3)
+    rows[1, 0] = rows[:, 2] = math.nan
+    for folder in (None, tmp_path / "run"):
+        history = History(folder)
+        for step, row in enumerate(rows):
+            history.add(Record(step, 0.5, 1.0), torch.zeros(3), row)
+        state = history.state_dict()
+        history.save(tmp_path / "saved")
+        for again in (history, engram.load(tmp_path / "saved"), History.of_state(state, folder)):
+            torch.testing.assert_close(again.loo_loss, rows, equal_nan=True)
+            mean = again.mean_loo_loss()
+            torch.testing.assert_close(
+                mean, torch.tensor([5.0, 5.5, math.nan]), equal_nan=True, rtol=0, atol=0
+            )
+            assert again.mean_loo_loss(first=1, last=2).tolist()[:2] == [6.0, 5.5]
+        with pytest.raises(ArgumentError, match="none of the 4 from 7 to the end"):
+            history.mean_loo_loss(first=7)
+
+
+def test_a_state_without_leave_one_out_losses_is_read() -> None:
+    state = filled(History(), 3).whole_state()
+    del state["loo_loss"]
+    again = filled(History.of_state(state), 1)
+    assert again.loo_loss.shape == (4, 7)
+    assert again.loo_loss.isnan().all()
+
+
+def test_a_tracker_keeps_leave_one_out_losses() -> None:
+    model, optimizer = build()
+    tracker = engram.Tracker(model, optimizer, data())
+    found = []
+    for number, batch in enumerate(batches(2)):
+        optimizer.zero_grad()
+        with tracker.step(batch):
+            backward(model, batch)
+        optimizer.step()
+        if tracker.last_epoch is not None and len(tracker.history) > len(found):
+            found.append(tracker.last_epoch.loo_loss.clone())
+        if number == 5:
+            result = tracker.update()
+            assert result is not None
+            found.append(result.loo_loss.float())
+    assert len(found) == len(tracker.history) > 1
+    torch.testing.assert_close(tracker.history.loo_loss, torch.stack(found), equal_nan=True)
+    torch.testing.assert_close(
+        tracker.mean_loo_loss(), torch.stack(found).nanmean(0), equal_nan=True
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import io
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from engram.errors import (
 )
 from engram.likelihoods import Categorical, Gaussian, from_loss
 from engram.training import intervals
+from engram.training.record import recorded
 from engram.training.visits import Visits
 
 NUM_DATA = 45
@@ -150,14 +153,14 @@ def test_a_recorded_loader_names_every_example(name: str, stop: int | None) -> N
 
 def test_the_loop_is_what_it_was_and_is_left_so() -> None:
     ends = []
-    for recorded in (False, True):
+    for listening in (False, True):
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         loader = DataLoader(
             WithIndex(), batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(4)
         )
         kind, sampler = type(loader), loader.batch_sampler
-        training = engram.record(optimizer, model, loader=loader) if recorded else None
+        training = engram.record(optimizer, model, loader=loader) if listening else None
         assert len(loader) == 6
         assert isinstance(loader, DataLoader)
         for x, y, _ in loader:
@@ -496,3 +499,34 @@ def test_bad_input() -> None:
         training.visit([0], outputs[:1])
     with pytest.raises(LikelihoodError, match='likelihood="bernoulli"'):
         Visits(Categorical()).add(torch.tensor([0]), torch.zeros(1, 1))
+
+
+def test_a_recorded_loader_notes_the_order_before_the_pass() -> None:
+    """What a replay needs: the batches, and the random state with which each was passed."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader: Any = DataLoader(WithIndex(), batch_size=8, shuffle=True)
+    training = engram.record(optimizer, model, loader=loader, replay=True)
+    told, states = [], []
+    for x, y, index in loader:
+        told.append(index)
+        states.append(torch.get_rng_state())
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert training.order is not None
+    assert [part.indices.tolist() for part in training.order.parts] == [i.tolist() for i in told]
+    first = training.order.parts[0].random_state
+    assert first is not None
+    assert torch.equal(first, states[0])
+
+
+def test_a_record_goes_with_its_optimizer() -> None:
+    """The list of records keeps neither optimizers nor models alive."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engram.record(optimizer, model)
+    assert recorded(optimizer) is not None
+    gone = weakref.ref(optimizer)
+    del optimizer, model
+    gc.collect()
+    assert gone() is None

@@ -1,4 +1,4 @@
-"""The history of a training: losses and every example's score at each update.
+"""The history of a training: losses, and every example's score and leave-one-out loss.
 
 :class:`History` keeps them; :class:`BoardWriter` sends each update to TensorBoard.
 """
@@ -19,7 +19,7 @@ from engram.core.storage.kinds import Kind, stored
 from engram.core.storage.values import init_fields, objects, typed, wrong
 from engram.errors import ArgumentError, DataError, FormatError
 from engram.sensitivity.result import Result
-from engram.tracking.scores import ScoreRows
+from engram.tracking.scores import LOO_FILE, ScoreRows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,19 +70,21 @@ class Record:
 
 
 class History:
-    """Records in the order of the updates, with the scores [N] of each.
+    """Records in the order of the updates, with the scores and leave-one-out losses [N] of each.
 
     Args:
-        folder: where the scores are written as they come; see :class:`ScoreRows`.
+        folder: where they are written as they come; see :class:`ScoreRows`.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self.records: list[Record] = []
         self.scores = ScoreRows(folder)
+        self.loo_losses = ScoreRows(folder, LOO_FILE)
 
-    def add(self, record: Record, scores: Tensor) -> None:
-        """Append an update; the scores of one that could not be made are NaN."""
+    def add(self, record: Record, scores: Tensor, loo_losses: Tensor | None = None) -> None:
+        """Append an update; numbers that could not be made, or were not, are NaN."""
         self.scores.append(scores)
+        self.loo_losses.append(_nothing(scores) if loo_losses is None else loo_losses)
         self.records.append(record)
 
     def number(self, step: Any) -> int:
@@ -169,6 +171,38 @@ class History:
         """Scores over time, [updates, N]."""
         return self.scores.matrix()
 
+    @property
+    def loo_loss(self) -> Tensor:
+        """Leave-one-out losses of every example over time, [updates, N]; NaN where unknown."""
+        return self.loo_losses.matrix()
+
+    def mean_loo_loss(self, first: int = 0, last: int | None = None) -> Tensor:
+        """Every example's leave-one-out loss, averaged over updates, [N].
+
+        What a net has memorised by the end has cost it something on the way.
+
+        Args:
+            first, last: steps of the updates that count, both included.
+
+        Returns:
+            Means in nats over the updates in which it was known; NaN where it was in none.
+        """
+        steps = [record.step for record in self.records]
+        chosen = [n for n, s in enumerate(steps) if s >= first and (last is None or s <= last)]
+        if not chosen:
+            raise ArgumentError(
+                "at least one update from step first to last",
+                f"none of the {len(steps)} from {first} to {'the end' if last is None else last}",
+                "update the tracker, or choose other steps",
+            )
+        total, count = torch.zeros(2, self.loo_losses.width, dtype=torch.float64)
+        matrix = self.loo_loss
+        for number in chosen:  # row by row: the matrix may be a large file
+            known = matrix[number].isfinite()
+            total[known] += matrix[number][known].double()
+            count += known
+        return (total / torch.where(count > 0, count, torch.nan)).float()
+
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors. Scores in a folder of the user's are named, not copied."""
         if not self.scores.kept:
@@ -176,11 +210,15 @@ class History:
         return self._described() | {
             "folder": str(self.scores.folder),
             "digest": self.scores.digest,
+            "loo_digest": self.loo_losses.digest,
         }
 
     def whole_state(self) -> dict[str, Any]:
         """Plain values and tensors, with all scores."""
-        return self._described() | {"scores": self.score_matrix().clone()}
+        return self._described() | {
+            "scores": self.score_matrix().clone(),
+            "loo_loss": self.loo_loss.clone(),
+        }
 
     def _described(self) -> dict[str, Any]:
         return {
@@ -209,13 +247,18 @@ class History:
         if found.scores is None:
             rows = (len(history), found.width, found.digest)
             history.scores = ScoreRows.reopen(place or "", *rows)
-            return history
-        history.scores = ScoreRows.of_matrix(found.scores, place or None)
+        else:
+            history.scores = ScoreRows.of_matrix(found.scores, place or None)
+        history.loo_losses = found.loo_rows(history.scores)
         return history
 
     def save(self, folder: str | Path) -> Path:
         """Write ``history.json`` and the scores into a folder, whole; no pickle."""
         return KIND.write(self, folder)
+
+
+def _nothing(like: Tensor) -> Tensor:
+    return torch.full(like.shape, math.nan, dtype=torch.float32)
 
 
 def _in_order(step: Any, before: int, after: int | None) -> int:
@@ -249,6 +292,19 @@ class _Read:
     scores: Tensor | None = None
     folder: str = ""
     digest: str = ""
+    loo_loss: Tensor | None = None
+    loo_digest: str | None = None
+
+    def loo_rows(self, scores: ScoreRows) -> ScoreRows:
+        """Leave-one-out losses, kept where the scores are; NaN where an earlier state has none."""
+        place = scores.folder if scores.kept else None
+        if self.loo_digest is not None:
+            rows = (len(self.records), self.width, self.loo_digest)
+            return ScoreRows.reopen(place or "", *rows, LOO_FILE)
+        known = self.loo_loss
+        return ScoreRows.of_matrix(
+            _nothing(scores.matrix()) if known is None else known, place, LOO_FILE
+        )
 
 
 def _read(state: Any) -> _Read:
@@ -262,19 +318,20 @@ def _read(state: Any) -> _Read:
         )
     kinds = {"format": int, "records": tuple[Record, ...], "width": int}
     if "scores" in state:
-        kinds |= {"scores": Tensor}
+        kinds |= {"scores": Tensor} | ({"loo_loss": Tensor} if "loo_loss" in state else {})
     else:
         kinds |= {"folder": str, "digest": str}
+        kinds |= {"loo_digest": str} if "loo_digest" in state else {}
     values = objects(state, "a history", tuple(kinds))
     read = {name: typed(kind, values[name], name) for name, kind in kinds.items()}
     del read["format"]
     history = _Read(**read)
     if history.width < 0 or (history.records and history.width == 0):
         raise wrong("a history", "a number of examples", history.width)
-    if history.scores is not None:
-        shape = (len(history.records), history.width if history.records else 0)
-        if tuple(history.scores.shape) != shape or history.scores.dtype != torch.float32:
-            raise wrong("a history", f"scores {list(shape)} in single precision", history.scores)
+    shape = (len(history.records), history.width if history.records else 0)
+    for matrix in (history.scores, history.loo_loss):
+        if matrix is not None and (tuple(matrix.shape), matrix.dtype) != (shape, torch.float32):
+            raise wrong("a history", f"scores {list(shape)} in single precision", matrix)
     return history
 
 

@@ -1,4 +1,4 @@
-"""Every example's score at every update: rows of numbers, in memory or in a file that grows."""
+"""Every example's numbers at every update: rows, in memory or in a file that grows."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from engram.errors import DataError, StorageError
 
 MEMORY_BYTES = 16 * 2**20  # of rows that are held in memory; beyond, all go to a file
 FILE = "scores.f32"  # single-precision numbers, row after row
+LOO_FILE = "loo_losses.f32"
 PIECE_ROWS = 64  # read at once for a checksum: speed against memory
 _writers: weakref.WeakValueDictionary[Path, ScoreRows] = weakref.WeakValueDictionary()
 
@@ -32,6 +33,7 @@ class ScoreRows:
         folder: where the file of rows is kept; without one, rows stay in memory while they are
             small and then go to a temporary folder that is removed at the end. What an earlier run
             left there is replaced by the first row, and not before.
+        file: its name in the folder.
 
     Example:
         >>> rows = ScoreRows()
@@ -42,7 +44,8 @@ class ScoreRows:
                 [3., 4.]])
     """
 
-    def __init__(self, folder: str | Path | None = None) -> None:
+    def __init__(self, folder: str | Path | None = None, file: str = FILE) -> None:
+        self.file = file
         self.folder = None if folder is None else path_of("folder", folder)
         self.kept = folder is not None
         self.num_rows, self.width = 0, 0
@@ -60,7 +63,7 @@ class ScoreRows:
     @property
     def path(self) -> Path | None:
         """The file of rows, where there is one."""
-        return None if self.folder is None else self.folder / FILE
+        return None if self.folder is None else self.folder / self.file
 
     def append(self, row: Tensor) -> None:
         """Add a row, as long as those before."""
@@ -99,7 +102,7 @@ class ScoreRows:
         if _writers.setdefault(key, self) is not self:
             raise DataError(
                 "a folder that no other tracker writes to",
-                f"one whose {FILE} belongs to another one",
+                f"one whose {self.file} belongs to another one",
                 "give every tracker a folder= of its own",
             )
 
@@ -107,7 +110,7 @@ class ScoreRows:
         self.folder = Path(tempfile.mkdtemp(prefix="engram-"))
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self.take_over()
-        self._write(self.folder / FILE, self._rows, 0)
+        self._write(self.folder / self.file, self._rows, 0)
         self._rows = []
 
     @staticmethod
@@ -142,27 +145,29 @@ class ScoreRows:
         return self.matrix()[number].clone()
 
     @classmethod
-    def of_matrix(cls, matrix: Tensor, folder: str | Path | None) -> ScoreRows:
+    def of_matrix(cls, matrix: Tensor, folder: str | Path | None, file: str = FILE) -> ScoreRows:
         """Go on with rows [rows, N] that were kept elsewhere; into a folder they come whole."""
-        rows = cls(folder)
+        rows = cls(folder, file)
         if folder is None or len(matrix) == 0:
             for row in matrix:
                 rows.append(row)
             rows.take_over()
             return rows
         numbers = matrix.cpu().contiguous().numpy()
-        with replacing(Path(folder) / FILE) as path:
+        with replacing(Path(folder) / file) as path:
             numbers.tofile(path)
         digest = hashlib.sha256(numbers.data).hexdigest()
-        return cls.reopen(folder, len(matrix), matrix.shape[1], digest)
+        return cls.reopen(folder, len(matrix), matrix.shape[1], digest, file)
 
     @classmethod
-    def reopen(cls, folder: str | Path, num_rows: int, width: int, digest: str) -> ScoreRows:
+    def reopen(
+        cls, folder: str | Path, num_rows: int, width: int, digest: str, file: str = FILE
+    ) -> ScoreRows:
         """Go on with the first rows of a file; later ones, if any, go with the next row.
 
         StorageError unless those rows are there as they were written.
         """
-        rows = cls()
+        rows = cls(file=file)
         rows.folder, rows.kept = Path(folder), True
         rows.num_rows, rows.width = num_rows, width
         for start in range(0, num_rows, PIECE_ROWS):

@@ -16,7 +16,7 @@ from engram.core.arguments import AUTO, path_of, whole
 from engram.core.data.batches import Batches, Data
 from engram.core.parameters import check_module, uncompiled
 from engram.core.processes import Processes
-from engram.errors import NonFiniteError, PosteriorError
+from engram.errors import ArgumentError, NonFiniteError, PosteriorError, TrainingError
 from engram.likelihoods import Likelihood, resolve
 from engram.posteriors.gaussian import Posterior
 from engram.problem import Opener
@@ -31,6 +31,9 @@ from engram.tracking.sources import SourceSettings, source_of, training_lost
 from engram.tracking.streaming import Epoch, Stream, check_streamable, ended, whole_epoch
 from engram.tracking.training_steps import Training, TrainingSteps
 from engram.tracking.validation import validation_loss
+from engram.training.record import record as record_training
+from engram.training.record import recorded
+from engram.training.training import Training as TrainingRecord
 
 
 class Tracker(Resumable):
@@ -60,6 +63,12 @@ class Tracker(Resumable):
         folder: where all scores are written; without one, in a temporary file once they are large.
         across_ranks: whether the processes of ``torch.distributed`` train this model together, as
             DDP does; False where each has a model of its own.
+
+    Attributes:
+        training: the record of the training: that of :func:`engram.record` where the user had
+            called it, else one that the tracker keeps by itself until it is closed. With
+            :meth:`step` it knows what the steps said about their examples. None for an optimizer
+            that cannot be recorded.
 
     Example:
         >>> model = nn.Linear(3, 2)
@@ -120,7 +129,13 @@ class Tracker(Resumable):
         if held_out is not None:
             check_alone(self.peers)
             self.held_out = HeldOut(training, held_out)
-        self.steps = TrainingSteps(training, reduction)
+        self.training = recorded(optimizer)
+        self._records = self.training is None
+        if self.training is None:
+            how = (reduction, training_batch_size)
+            self.training = _recorded(optimizer, model, self.likelihood, how)
+        named = _named_by_steps(self.training, self.likelihood, self.num_data)
+        self.steps = TrainingSteps(training, reduction, named)
         self.stream = Stream(training, self.source)
         self.history = History(self.folder)
         self.listeners: list[Callable[[Record, Tensor], None]] = []
@@ -160,11 +175,11 @@ class Tracker(Resumable):
                 raise
             nothing = torch.full((self.num_data,), math.nan, dtype=torch.float32)
             lost = Record(number, math.nan, math.nan)
-            self._tell(self._kept(lost, nothing, nothing), nothing)
+            self._tell(self._kept(lost, nothing, nothing, nothing), nothing)
             return None
         ranks = Processes.found(bool(chosen.get("across_ranks"))).count
         record = Record.of_result(number, result, self._validation_loss(), ranks)
-        record = self._kept(record, result.score, result.loss)
+        record = self._kept(record, result.score, result.loss, result.loo_loss)
         self._latest = result
         self._tell(record, result.score)
         return result
@@ -254,6 +269,8 @@ class Tracker(Resumable):
         self.steps.close()
         if self.held_out is not None:
             self.held_out.twin.close()
+        if self.training is not None and self._records:
+            self.training.stop()
 
     def __enter__(self) -> Tracker:
         return self
@@ -268,21 +285,26 @@ class Tracker(Resumable):
 
     def _record_epoch(self, done: Epoch, number: int) -> Record:
         record = done.record(number, self._validation_loss(), self.peers.count)
-        record = self._epoch_record = self._kept(record, done.score, done.loss)
+        record = self._kept(record, done.score, done.loss, done.loo_loss)
+        self._epoch_record = record
         self.last_epoch = self._latest = done
         self.stream.begin_epoch()
         self._tell(record, done.score)
         return record
 
-    def _kept(self, record: Record, scores: Tensor, losses: Tensor) -> Record:
+    def _kept(self, record: Record, scores: Tensor, losses: Tensor, loo_losses: Tensor) -> Record:
         if self.held_out is not None:
             record = self.held_out.estimated(record, losses)
-        self.history.add(record, scores)
+        self.history.add(record, scores, loo_losses)
         return record
 
     def _tell(self, record: Record, scores: Tensor) -> None:
         for listener in self.listeners:
             listener(record, scores)
+
+    def mean_loo_loss(self, first: int = 0, last: int | None = None) -> Tensor:
+        """Every example's leave-one-out loss averaged over the training; as in the history."""
+        return self.history.mean_loo_loss(first, last)
 
     def to_tensorboard(self, writer: Any, prefix: str = "engram") -> None:
         """From now on, write losses and scores of every update with a ``SummaryWriter``."""
@@ -320,3 +342,37 @@ class Tracker(Resumable):
 
         details = None if self._latest is None else self._latest.to_frame()
         return training_page(self.history, details, self.held_out, top, path_of("file", path))
+
+
+def _recorded(
+    optimizer: Optimizer,
+    model: nn.Module,
+    likelihood: Likelihood,
+    reduction: tuple[str, int | None],
+) -> TrainingRecord | None:
+    """A record of what the optimizer does from now on; None where that cannot be."""
+    how, batch_size = reduction
+    if how == "sum" and batch_size is None:
+        return None  # the size of a step is not known
+    try:
+        return record_training(
+            optimizer,
+            model,
+            reduction=how,
+            training_batch_size=batch_size,
+            likelihood=likelihood,
+        )
+    except (TrainingError, ArgumentError):
+        return None  # of a kind that has no metric: everything else works without
+
+
+def _named_by_steps(
+    training: TrainingRecord | None, likelihood: Likelihood, num_data: int
+) -> TrainingRecord | None:
+    """The record, if it is for the tracker's steps to name examples: no loader does it."""
+    if training is None or training.has_loader:
+        return None
+    if training.visits is None:
+        training.seen.likelihood = likelihood
+        training.seen.sums.num_data = num_data
+    return training

@@ -26,6 +26,7 @@ from engram.engine.streaming.tape import Tape
 from engram.errors import ArgumentError, EngineError, LikelihoodError
 from engram.likelihoods import Likelihood
 from engram.tracking.index_check import IndexCheck, Indices, check_batch_indices, check_length
+from engram.training.training import Training as TrainingRecord
 
 # How far the gradient that arrives may be from the likelihood's residual: beyond rounding, since
 # a loss of the user's own may be computed in half precision or in another order.
@@ -88,10 +89,13 @@ class TrainingSteps:
     Args:
         training: whose steps they are.
         reduction: of the user's loss over a batch, ``mean`` or ``sum``.
+        record: of the training, which is told what each step said about its examples.
     """
 
-    def __init__(self, training: Training, reduction: str) -> None:
-        self.training, self.reduction = training, reduction
+    def __init__(
+        self, training: Training, reduction: str, record: TrainingRecord | None = None
+    ) -> None:
+        self.training, self.reduction, self.record = training, reduction, record
         self.index_check, self.count = IndexCheck(training.batches), 0
         self._open: ExitStack | None = None
         self._closed = False
@@ -158,6 +162,8 @@ class TrainingSteps:
         for listener in listeners:
             listener.begin_step()
         taken_down = None if tape is None else tape(len(chosen))
+        if self.record is not None and self.record.is_recording:
+            self.record.note(chosen)
         call = StepRecorder(self.training.model, len(chosen), taken_down)
         try:
             with call.recording():
@@ -168,6 +174,8 @@ class TrainingSteps:
                 step = self._checked(call, chosen, own, factor)
                 for listener in listeners:
                     listener.take(step)
+                if self.record is not None and self.record.is_recording:
+                    self.record.visit(step.indices, call.outputs, step.targets)
         finally:
             call.release()
         self.count += 1

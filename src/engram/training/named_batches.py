@@ -153,8 +153,8 @@ class NamedBatches:
     def _passed(self, model: nn.Module, args: Any, output: Any) -> None:
         if self.is_copy or not (model.training and torch.is_grad_enabled()):
             return
-        known, batch = self.stream is not None, self._batch
-        if batch is None and known:
+        batch, self._batch = self._batch, None
+        if batch is None and self.stream is not None:
             return  # the same examples once more, as in a closure
         outputs = logits_of(output)
         fits = isinstance(outputs, Tensor) and outputs.dim() in (1, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,8 @@ from engram.training.training import Training
 CHECKPOINTS = 6  # that the estimate along the training asks for
 LOOK = 64  # steps between two looks at the norms of all gradients: a pass over them
 ALWAYS = 4  # first steps, after each of which there is such a look
-_recorded: WeakKeyDictionary[Optimizer, Training] = WeakKeyDictionary()
+# The optimizer's own hooks hold the record: nothing here keeps either alive
+_recorded: WeakKeyDictionary[Optimizer, ref[Training]] = WeakKeyDictionary()
 
 
 def record(
@@ -121,13 +122,14 @@ def record(
     recorder.training.seen.likelihood = resolve(likelihood)
     if loader is not None:
         recorder.listen(loader, model)
-    _recorded[inner] = recorder.training
+    _recorded[inner] = ref(recorder.training)
     return recorder.training
 
 
 def recorded(optimizer: Optimizer) -> Training | None:
     """The record that an optimizer's steps go into now, if there is one."""
-    found = _recorded.get(unwrapped(optimizer))
+    kept = _recorded.get(unwrapped(optimizer))
+    found = None if kept is None else kept()
     return found if found is not None and found.is_recording else None
 
 
@@ -178,6 +180,11 @@ class Recorder:
     def steps_taken(self) -> int:
         """That the optimizer's state knows of."""
         return max(steps_taken(self.optimizer, p) for p in self.clock.parameters)
+
+    @property
+    def has_loader(self) -> bool:
+        """Whether a loader names the examples of the steps."""
+        return self.batches is not None
 
     def remove(self) -> None:
         """Take the hooks off the optimizer."""

@@ -36,6 +36,10 @@ class Source(Protocol):
     def steps_taken(self) -> int:
         """That the optimizer's state knows of."""
 
+    @property
+    def has_loader(self) -> bool:
+        """Whether a loader names the examples of the steps."""
+
     def before_forward(self) -> None:
         """The model is about to run: before the first time, the first weights are kept."""
 
@@ -202,6 +206,11 @@ class Training:
                 "call engram.record(optimizer) before the loop, and stop() after it",
             )
         self.seen.add(positions(indices), outputs, targets)
+
+    @property
+    def has_loader(self) -> bool:
+        """Whether a recorded loader names the examples of the steps by itself."""
+        return self._source is not None and self._source.has_loader
 
     @property
     def is_recording(self) -> bool:
