@@ -24,7 +24,6 @@ from torch import Tensor
 from engram.core.parameters import Layout, Named
 from engram.errors import PosteriorError
 from engram.linalg.cg import ApplyTo, Limits, Solution, conjugate_gradients
-from engram.linalg.spectral_filter import SpectralFilter
 
 # Short ways through wide layers: what they approximate, and from where on they pay
 SMALLEST_SIDE = 64  # rows or columns of a matrix; in narrower ones there is little to gain
@@ -96,11 +95,12 @@ class Block(ABC):
         return self
 
     @abstractmethod
-    def filtered(self, training: SpectralFilter, tolerance: float = 0.0) -> Block:
-        """The precision of a training that was stopped, from one that holds the curvature.
+    def with_prior(self, prior: Mapping[str, Tensor], base: float, tolerance: float = 0.0) -> Block:
+        """The block with a prior of every entry's own, as far as its structure can hold that.
 
         Args:
-            training: its prior precision and training time; its ``base`` is in this block.
+            prior: by name, [*shape].
+            base: the part of every eigenvalue that is the prior's, until now.
             tolerance: as in :meth:`within`.
         """
 

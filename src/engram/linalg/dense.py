@@ -9,12 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from engram.core.dtypes import eigh, in_double
+from engram.core.dtypes import in_double
 from engram.core.parameters import Layout, Named
 from engram.core.storage.kinds import check_numbers, check_that
 from engram.errors import PosteriorError
 from engram.linalg.block import Block
-from engram.linalg.spectral_filter import SpectralFilter, filtered
 
 # Of the largest eigenvalue: a smallest one below this may be rounding of passes in single precision
 ROUNDING = 1e-6
@@ -81,18 +80,13 @@ class DenseBlock(Block):
         """The block times a number."""
         return DenseBlock(self.layout, self.cholesky * scale**0.5)
 
-    def filtered(self, training: SpectralFilter, tolerance: float = 0.0) -> DenseBlock:
-        r"""Exact, with p = N / C: :math:`p^{1/2} Q \,\mathrm{diag}\big(x / (1 - e^{-x})\big) Q'
-        p^{1/2}` for the eigenvalues x and eigenvectors Q of :math:`p^{-1/2} S p^{-1/2}`.
-        """
-        prior = self.layout.flatten(training.priors(self.layout)).to(self.cholesky)
-        root = self.layout.flatten(training.pulls(self.layout)).to(self.cholesky).sqrt()
+    def with_prior(
+        self, prior: Mapping[str, Tensor], base: float, tolerance: float = 0.0
+    ) -> DenseBlock:
+        """On the diagonal."""
         matrix = self.cholesky @ self.cholesky.mT
-        matrix.diagonal().add_(prior - training.base)
-        values, vectors = eigh(matrix / torch.outer(root, root))
-        kept = filtered(values, torch.ones_like(values))
-        matrix = (vectors * kept) @ vectors.mT * torch.outer(root, root)
-        return DenseBlock.factorise(self.layout, 0.5 * (matrix + matrix.mT))
+        matrix.diagonal().add_(self.layout.flatten(prior).to(matrix) - base)
+        return DenseBlock.factorise(self.layout, matrix)
 
     def dense_inverse(self) -> Tensor:
         """S^-1, [P, P]."""

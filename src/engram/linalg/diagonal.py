@@ -31,7 +31,6 @@ from engram.linalg.block import (
     MatrixBlock,
     check_positive,
 )
-from engram.linalg.spectral_filter import SpectralFilter, filtered
 
 # Terms of the factorised diagonal: every number that is tried takes a decomposition, and every
 # term that is kept two products a pass
@@ -104,14 +103,12 @@ class DiagonalBlock(MatrixBlock):
         """The same block, whose gains may be those of a factorised diagonal."""
         return replace(self, tolerance=tolerance)
 
-    def filtered(self, training: SpectralFilter, tolerance: float = 0.0) -> DiagonalBlock:
-        """Exact, entry by entry."""
-        prior, pull = (
-            {n: wide(v) for n, v in part(self.layout).items()}[self.names[0]]
-            for part in (training.priors, training.pulls)
-        )
-        curvature = (wide(self.precision) - training.base).clamp(min=0) + prior
-        precision = filtered(curvature, pull).to(self.precision)
+    def with_prior(
+        self, prior: Mapping[str, Tensor], base: float, tolerance: float = 0.0
+    ) -> DiagonalBlock:
+        """Entry by entry."""
+        curvature = (wide(self.precision) - base).clamp(min=0)
+        precision = (curvature + wide(prior[self.names[0]])).to(self.precision)
         return replace(self, precision=precision, tolerance=tolerance)
 
     def entrywise_covariance(self) -> Named:

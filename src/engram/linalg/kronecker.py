@@ -33,7 +33,6 @@ from engram.core.storage.kinds import check_numbers, check_that
 from engram.linalg.block import GradientSum, MatrixBlock, check_positive
 from engram.linalg.clustered import ClusteredSpectrum, merge, rotated
 from engram.linalg.eigenbases import Eigenbases, gain_factors
-from engram.linalg.spectral_filter import SpectralFilter
 
 
 def _rotate(matrix: Tensor, basis: Tensor | None) -> Tensor:
@@ -147,13 +146,12 @@ class KroneckerBlock(MatrixBlock):
         """The block times a number; an input's part in it is no longer known."""
         return KroneckerBlock(self.layout, self.precision * scale, self.rows, self.columns)
 
-    def filtered(self, training: SpectralFilter, tolerance: float = 0.0) -> KroneckerBlock:
-        """S + N / C as far as it is diagonal in the eigenbasis; inputs are no longer known."""
-        prior, pull = (
-            self.projected(part(self.layout)) for part in (training.priors, training.pulls)
-        )
-        curvature = (wide(self.precision) - training.base).clamp(min=0)
-        precision = (curvature + prior + pull).to(self.precision)
+    def with_prior(
+        self, prior: Mapping[str, Tensor], base: float, tolerance: float = 0.0
+    ) -> KroneckerBlock:
+        """Its diagonal in the eigenbasis; inputs are no longer known."""
+        curvature = (wide(self.precision) - base).clamp(min=0)
+        precision = (curvature + self.projected(prior)).to(self.precision)
         block = KroneckerBlock(self.layout, precision, self.rows, self.columns)
         merges = tolerance > 0 and self.turns_positions
         return block._merged(curvature[0], tolerance) if merges else block

@@ -35,7 +35,6 @@ from engram.core.storage.kinds import check_numbers, check_that
 from engram.errors import PosteriorError
 from engram.linalg.block import Block
 from engram.linalg.cg import ApplyTo, Limits, Solution, conjugate_gradients
-from engram.linalg.spectral_filter import SpectralFilter
 
 # Relative residual of the second solve, for what the outside gives back: a small part of the step,
 # which need not be known better
@@ -151,16 +150,11 @@ class LowRankBlock(Block):
             self.layout, self.basis, scale * self.inside, scale * self.outside, scale * self.rest
         )
 
-    def filtered(self, training: SpectralFilter, tolerance: float = 0.0) -> LowRankBlock:
-        """S + N / C with the means of prior and N / C over the entries: one number for all.
-
-        A precision that is isotropic outside its directions can hold no other.
-        """
-        means = [
-            float(wide(self.layout.flatten(part)).mean())
-            for part in (training.priors(self.layout), training.pulls(self.layout))
-        ]
-        added = sum(means) - training.base
+    def with_prior(
+        self, prior: Mapping[str, Tensor], base: float, tolerance: float = 0.0
+    ) -> LowRankBlock:
+        """The mean over all entries: outside its directions it can hold no other."""
+        added = float(wide(self.layout.flatten(prior)).mean()) - base
         return replace(self, inside=self.inside + added, rest=self.rest + added)
 
     def check(self, where: str) -> None:

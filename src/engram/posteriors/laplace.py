@@ -14,7 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from engram.core.arguments import AUTO, is_auto, one_of, seed_number
 from engram.core.data.batches import Batches, Data, call
-from engram.core.dtypes import wide
 from engram.core.memory import available_bytes, backing_off
 from engram.core.parameters import Layout, check_module, trainable
 from engram.core.progress import announce
@@ -23,15 +22,15 @@ from engram.curvature.kinds import CURVATURES, Curvature
 from engram.curvature.operators import Hessian
 from engram.engine.refusals import named_failures, pass_on
 from engram.engine.session import Session, session
-from engram.errors import ArgumentError, LikelihoodError, PosteriorError
+from engram.errors import ArgumentError, PosteriorError
 from engram.likelihoods import Likelihood
-from engram.likelihoods.from_loss import LossLikelihood
 from engram.linalg.block import Block
 from engram.linalg.dense import DenseBlock
+from engram.posteriors.curved import check_curved
 from engram.posteriors.fitting_prior import fitting_prior
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.low_rank_fit import LEADING, MOST_OWN, fit_low_rank
-from engram.posteriors.stopped import Stopped, described, named_record
+from engram.posteriors.stopped import Stopped
 from engram.posteriors.structures import (
     STRUCTURES,
     Fit,
@@ -55,10 +54,6 @@ FEWEST_DIRECTIONS = 500  # fewer leave too much of the examples' own curvature o
 LOW_RANK_COPIES = 6  # of the basis that are held during a fit
 LOW_RANK_MEMORY_SHARE = 0.25  # of the free memory, for these copies
 SMALLEST_SHARE = 0.01  # of the prior precision: Hessians with a smaller eigenvalue are refused
-
-# When a posterior counts as having no curvature of the data: far below what rounding leaves of one
-LIKE_PRIOR = 1e-6  # relative difference of the precision from the prior's, along one vector
-NO_CURVATURE = 1e-8  # change of the residuals over their size, times the size of the outputs
 
 
 @backing_off
@@ -86,8 +81,8 @@ def laplace(
     was.
 
     That is the posterior of a minimum. With the record of the ``training`` it is that of weights as
-    training left them: eigenvalues s of S become :math:`s / (1 - e^{-c s / N})` with the training
-    time c, and ``"auto"`` takes no Hessian.
+    training left them, :math:`S + N C^{-1}` with the training time C: stopping early is a prior of
+    that precision around the first weights. ``"auto"`` takes no Hessian then.
 
     Args:
         model: trained; it is not changed.
@@ -126,12 +121,11 @@ def laplace(
     seed = seed_number(seed)
     one_of("structure", structure, (AUTO, *STRUCTURES), 'use "auto"')
     one_of("curvature", curvature, (AUTO, *CURVATURES), 'use "auto"')
-    _check_combination(structure, curvature)
+    _check_combination(structure, curvature, training is not None)
     tolerance = chosen_tolerance(tolerance, model)
-    record = None if training is None else named_record(training, model, curvature)
     with session(model, data, likelihood, batch_size, progress) as opened:
-        if record is not None:
-            stopped = Stopped.of(record, opened.batches.num_data, given, described(training))
+        if training is not None:
+            stopped = Stopped.of(training, model, opened.batches.num_data, given)
             return fitted(opened, structure, stopped.base, curvature, tolerance, seed, stopped)
         if given is not None:
             return fitted(opened, structure, given, curvature, tolerance, seed)
@@ -152,7 +146,7 @@ def fitted(
 ) -> Posterior:
     """The Laplace posterior of an opened model; arguments as for :func:`laplace`, checked there.
 
-    Where training was ``stopped``, its filter takes the prior precision out of the blocks again.
+    Where training was ``stopped``, its own prior replaces the prior precision in the blocks.
     """
     tolerance = chosen_tolerance(tolerance, opened.model)
     kind = "ggn" if is_auto(curvature) else curvature
@@ -163,7 +157,7 @@ def fitted(
     if stopped is None:
         blocks = within(blocks, prior_precision, tolerance)
     else:
-        blocks = tuple(block.filtered(stopped.filter, tolerance) for block in blocks)
+        blocks = stopped.with_time(blocks, prior_precision, tolerance)
     settings: dict[str, Any] = {
         "method": "laplace",
         "curvature": str(fit.curvature),
@@ -187,8 +181,14 @@ def fitted(
     return posterior if stopped is None else stopped.noted(posterior)
 
 
-def _check_combination(structure: str, curvature: str) -> None:
-    """ArgumentError for a structure that the curvature does not exist for."""
+def _check_combination(structure: str, curvature: str, stopped: bool) -> None:
+    """ArgumentError for a structure or a record that the curvature does not exist for."""
+    if curvature == "hessian" and stopped:
+        raise ArgumentError(
+            'curvature "ggn", "fisher" or "empirical" with training=',
+            repr(curvature),
+            'use curvature="ggn": short of a minimum the Hessian is not positive definite',
+        )
     if curvature == "hessian" and structure not in (AUTO, "full", "last_layer", "low_rank"):
         raise ArgumentError(
             'structure "full", "last_layer" or "low_rank" with curvature="hessian"',
@@ -201,47 +201,6 @@ def _check_combination(structure: str, curvature: str) -> None:
             repr(curvature),
             'use structure="kronecker" for sampled labels',
         )
-
-
-def check_curved(opened: Session, posterior: Posterior) -> None:
-    """LikelihoodError where the loss has slopes and no curvature.
-
-    That takes a pass, for losses of the user's own and where the posterior looks like the prior.
-    The Hessian of a net has curvature of the net's own, but none of such a loss's kinks.
-    """
-    if posterior.curvature is Curvature.EMPIRICAL:  # made of slopes
-        return
-    if not isinstance(opened.likelihood, LossLikelihood) and not _looks_like_prior(posterior):
-        return
-    slope = bent = outputs = 0.0
-    for observed in opened.passes("curvature of the loss"):
-        residual = observed.residual
-        weighted = opened.likelihood.hessian_times(observed.outputs, observed.targets, residual)
-        slope += float(wide(residual).square().sum())
-        bent += float(wide(weighted).norm(dim=1).sum())
-        outputs += float(wide(observed.outputs).square().sum())
-    size = max(1.0, (outputs / opened.batches.num_data) ** 0.5)  # outputs may all be 0
-    if slope > 0 and bent * size <= NO_CURVATURE * slope:
-        raise LikelihoodError(
-            "a loss that curves: its second derivative by the outputs is what a posterior is made "
-            "of",
-            f"{opened.likelihood!r}, whose slopes do not change with the outputs at any example, "
-            "so that the posterior would be the prior",
-            "use a smooth loss (Huber in place of absolute, softplus in place of hinge), smaller "
-            'outputs where a softmax is saturated, or curvature="empirical"',
-        )
-
-
-def _looks_like_prior(posterior: Posterior) -> bool:
-    """Whether every block equals the prior; the smallest first, since one that differs decides."""
-    mean = posterior.mean
-    for block in sorted(posterior.blocks, key=lambda b: sum(mean[n].numel() for n in b.names)):
-        ones: dict[str, Tensor] = {name: torch.ones_like(mean[name]) for name in block.names}
-        for name, image in block.multiply(ones).items():
-            prior = posterior.prior_of(name)
-            if bool(((image - prior).abs() > LIKE_PRIOR * prior).any()):
-                return False
-    return True
 
 
 def default_structure(model: nn.Module, batches: Batches) -> str:

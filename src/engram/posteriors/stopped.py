@@ -1,24 +1,36 @@
-"""What the record of a training adds to a Laplace posterior: its prior, its time, what it fixed."""
+r"""What the record of a training adds to a Laplace posterior: its prior, its time, what it fixed.
+
+Steps :math:`\theta \leftarrow \theta - \eta_t P_t^{-1} \nabla` on the mean of N losses, whose sum
+has the curvature S, have come after a training time :math:`C = \sum_t \eta_t P_t^{-1}` as far as
+:math:`(1 - e^{-C S / N}) S^{-1}` of a gradient of the sum, where a minimum is :math:`S^{-1}` away.
+In the metric of C an eigenvalue s of the precision becomes
+
+.. math:: \frac{s}{1 - e^{-c s / N}} \;\approx\; s + \frac{N}{c},
+
+N / c where there is no curvature, and s where training has settled. The right side is taken: it is
+a posterior too, with a prior of precision :math:`N C^{-1}` around the first weights, so that an
+example can be taken out of it (docs/decisions.md).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from engram.core.arguments import shown
 from engram.core.dtypes import wide
+from engram.core.parameters import Named
 from engram.errors import ArgumentError, TrainingError
-from engram.linalg.spectral_filter import SpectralFilter
+from engram.linalg.block import Block
 from engram.posteriors.gaussian import Posterior
 from engram.training.segments import NamedTraining
 from engram.training.training import Training
 
-# Training times per parameter entry that are told apart, over N: outside, an entry moves as far as
-# its gradient tells (dead inputs under Adam, whose root is its eps), or not at all
+# Training times of an entry over N that are told apart. Longer ones are those of dead inputs under
+# Adam, whose root is its eps; shorter ones do not move
 SHORTEST, LONGEST = 1e-12, 1e12
 
 
@@ -28,25 +40,30 @@ class Stopped:
 
     Args:
         record: by the names of the model's parameters.
-        num_data: N.
         prior: delta by name, of the parameter's shape or one number.
+        pull: N / C likewise, of parameters that training moves.
         words: how the record came about.
         given: whether the prior is the caller's, and not that of the weight decay.
     """
 
     record: NamedTraining
-    num_data: int
     prior: Mapping[str, Tensor] = field(repr=False)
+    pull: Mapping[str, Tensor] = field(repr=False)
     words: str
     given: bool
 
     @classmethod
-    def of(cls, record: NamedTraining, num_data: int, given: float | None, words: str) -> Stopped:
-        """With the prior of the weight decay, or the one that is given."""
+    def of(
+        cls, training: Training, model: nn.Module, num_data: int, given: float | None
+    ) -> Stopped:
+        """With the prior of the weight decay, or the one that is given; errors for no record."""
+        record = _record(training, model)
         prior = record.prior_precision(num_data)
         if given is not None:
             prior = {name: torch.full_like(value, given) for name, value in prior.items()}
-        return cls(record, num_data, prior, words, given is not None)
+        times = {n: wide(record.time[n]) / num_data for n, moved in record.moved.items() if moved}
+        pull = {name: time.clamp(SHORTEST, LONGEST).reciprocal() for name, time in times.items()}
+        return cls(record, prior, pull, _described(training), given is not None)
 
     @property
     def fixed(self) -> tuple[str, ...]:
@@ -54,33 +71,27 @@ class Stopped:
         return tuple(name for name, moved in self.record.moved.items() if not moved)
 
     @property
-    def pull(self) -> dict[str, Tensor]:
-        """N / C by name, of parameters that training moves."""
-        times = {name: wide(self.record.time[name]) for name in self.moved}
-        return {
-            n: (t / self.num_data).clamp(SHORTEST, LONGEST).reciprocal() for n, t in times.items()
-        }
-
-    @property
-    def moved(self) -> tuple[str, ...]:
-        """Parameters that training moves."""
-        return tuple(name for name, moved in self.record.moved.items() if moved)
-
-    @property
     def base(self) -> float:
-        """Of the size of N / C, so that it neither drowns it nor lets a factorisation fail."""
-        logs = {name: value.log().mean() for name, value in self.pull.items()}
-        return float(torch.exp(self._mean(logs)))
+        """Of the size of N / C: a block with it can be factorised, and holds no less than that."""
+        return float(torch.exp(self._mean({n: v.log().mean() for n, v in self.pull.items()})))
 
-    @property
-    def filter(self) -> SpectralFilter:
-        """What it makes of the eigenvalues of a precision."""
-        return SpectralFilter(self.prior, self.pull, self.base)
+    def with_time(
+        self, blocks: tuple[Block, ...], base: float, tolerance: float
+    ) -> tuple[Block, ...]:
+        """Blocks with the curvature and ``base``, as S + N / C."""
+        return tuple(block.with_prior(self._added(block), base, tolerance) for block in blocks)
+
+    def _added(self, block: Block) -> Named:
+        layout = block.layout
+        return {
+            name: (wide(self.prior[name]) + self.pull[name]).expand(shape)
+            for name, shape in zip(layout.names, layout.shapes, strict=True)
+        }
 
     def noted(self, posterior: Posterior) -> Posterior:
         """The posterior with this record and its prior, which says so."""
-        means = {name: float(wide(self.prior[name]).mean()) for name in self.record.time}
-        average = float(self._mean({n: torch.tensor(means[n]) for n in self.moved}))
+        means = {name: float(wide(value).mean()) for name, value in self.prior.items()}
+        average = float(self._mean({name: torch.tensor(means[name]) for name in self.pull}))
         how = "given" if self.given else "of the weight decay"
         settings = {**posterior.settings, "training": self.words, "prior_precision": how}
         return replace(
@@ -100,19 +111,13 @@ class Stopped:
         return sum((sizes[n] / total * value for n, value in values.items()), torch.zeros(()))
 
 
-def named_record(training: Training, model: nn.Module, curvature: str) -> NamedTraining:
+def _record(training: Training, model: nn.Module) -> NamedTraining:
     """The record by the names of a model's parameters; errors for what cannot be one."""
     if not isinstance(training, Training):
         raise ArgumentError(
             "training= as engram.record(optimizer) gave it",
             shown(training),
             "call training = engram.record(optimizer) before the training loop",
-        )
-    if curvature == "hessian":
-        raise ArgumentError(
-            'curvature "ggn", "fisher" or "empirical" with training=',
-            repr(curvature),
-            'use curvature="ggn": short of a minimum the Hessian is not positive definite',
         )
     record = training.of(model)
     if not any(record.moved.values()):
@@ -124,7 +129,7 @@ def named_record(training: Training, model: nn.Module, curvature: str) -> NamedT
     return record
 
 
-def described(training: Any) -> str:
+def _described(training: Training) -> str:
     """A record in words, for people to read."""
     how = "guessed" if training.guessed else "recorded"
     facts = [f"{how} {training.num_steps:,} steps of {training.optimizer_name}"]

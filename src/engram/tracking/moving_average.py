@@ -22,8 +22,8 @@ from engram.curvature.kinds import Curvature
 from engram.curvature.moments import SquareMoments
 from engram.errors import ArgumentError, DataError, ModelMismatchError
 from engram.linalg.gram import GramSum
+from engram.posteriors.curved import check_curved
 from engram.posteriors.gaussian import Posterior, check_prior_precision
-from engram.posteriors.laplace import check_curved
 from engram.posteriors.structures import Fit, kronecker_blocks, kronecker_sums
 from engram.problem import Opener
 
