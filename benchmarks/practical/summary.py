@@ -80,7 +80,8 @@ Each net is trained from the start many times, on a random {KEEP:.0%} of its dat
 seed each, by a loop with mini-batches, BatchNorm or LayerNorm, dropout and a fixed number of epochs
 (`benchmarks/practical/settings.py`). "Loss seen" and "loss left out" are means over all examples of
 the nets that saw the example and of those that did not, with standard errors; the test loss has as
-many wrong labels as the training data.
+many wrong labels as the training data. TREC's test questions are a set of their own (TREC 10), not
+drawn as the training questions are.
 {conditions(record["environment"])}
 Written by `python -m benchmarks.practical page`.
 
