@@ -1,0 +1,115 @@
+r"""``trajectory``: the difference of two trainings, with and without the example, along the record.
+
+.. math::
+    D \leftarrow e^{-k A} D + \frac{1 - e^{-k A}}{A} \frac{J' u}{N}, \qquad
+    u = e + \tfrac12 \big( e(f + d) - e(f) \big), \qquad d = J D
+
+over the segments of a recorded training, each with the curvature A and the gradients at a
+checkpoint in its middle and its training time k. The residual e is that of the example's visits,
+where they were recorded. d is read out at every checkpoint and at the end; the loss without the
+example is the mean of the losses at all readouts, brought to the level of the last one: the noise
+of the last steps, which no example is to blame for, is averaged out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from engram.engine.displacements import Displacements, entries_carried
+from engram.engine.session import Observed as Batch
+from engram.posteriors.gaussian import Posterior
+from engram.sensitivity.estimators.base import (
+    Estimate,
+    Estimator,
+    Observed,
+    Setting,
+    estimate_at,
+    none_flagged,
+)
+from engram.sensitivity.trajectory.stages import Stage, as_normalised, stages
+
+STAGES = 4  # checkpoints: more cost a pass each and change little (docs/decisions.md)
+# Of the change of the residual by leaving the example out: Kronecker factors hold a part of the
+# example's own curvature that nobody knows; with none of it memorised nets come out at half the
+# true loss, with all of it at twice (docs/decisions.md)
+OWN_SHARE = 0.5
+CARRIED_BYTES = 64 * 2**20  # of displacements that are held at a time
+
+
+def trajectory(observed: Observed, setting: Setting) -> Estimate:
+    """d of every example of a batch, by the walk from the first checkpoint to the end."""
+    assert isinstance(observed, Batch)
+    walk = setting.walk
+    assert walk
+    carried = Displacements(walk[0].bases)
+    moved: Tensor | None = None
+    readouts = []
+    for stage in walk:
+        seen = stage.session.observe(observed.batch)
+        moved = seen.trace.displaced(_pull(seen, stage, moved), carried, stage.first_half)
+        carried.advance(stage.whole)
+        readouts.append(setting.likelihood.loss(seen.outputs + moved, seen.targets).detach())
+        seen.trace.release()
+    observed.trace.add_gradient(observed.residual, setting.posterior, setting.total)
+    deviation = observed.trace.displaced(observed.residual, carried)
+    estimate = estimate_at(observed, setting, deviation, none_flagged(observed))
+    return replace(estimate, readouts=torch.stack([*readouts, estimate.loo_loss], dim=1))
+
+
+def _pull(seen: Batch, stage: Stage, moved: Tensor | None) -> Tensor:
+    """u: the residual at the visits, and a share of what leaving the example out makes of it."""
+    likelihood, outputs = stage.session.likelihood, seen.outputs
+    pull = seen.residual
+    if getattr(stage.segment, "visits", None) is not None:
+        seen_mean, counts = stage.segment.visits(seen.batch.indices)
+        shift = seen_mean.to(outputs) - likelihood.mean(outputs)
+        pull = torch.where(counts.to(outputs)[:, None] > 0, pull + shift, pull)
+    if moved is None:
+        return pull
+    displaced = likelihood.residual(outputs + moved, seen.targets).detach()
+    return pull + OWN_SHARE * (displaced - seen.residual)
+
+
+def has_checkpoints(posterior: Posterior) -> bool:
+    """Whether the training was recorded, with checkpoints on the way."""
+    return posterior.training is not None and len(posterior.training.snapshots) > 1
+
+
+def _prepared(setting: Setting) -> Setting:
+    opened, training = setting.opened, setting.posterior.training
+    assert opened is not None
+    assert training is not None
+    walk = stages(opened, training, STAGES, seed=0)
+    first = opened.batches.take(torch.zeros(1, dtype=torch.long))
+    observed = opened.observe(first)
+    entries = entries_carried(observed.trace.sites, walk[0].bases)
+    most = CARRIED_BYTES // max(1, entries * observed.outputs.element_size())
+    opened = replace(as_normalised(opened), largest_part=max(1, min(opened.largest_part, most)))
+    return replace(setting, opened=opened, walk=walk)
+
+
+def level(readouts: Tensor) -> Tensor:
+    """The mean over readouts [N, R] of each row, times the last column's mean over all others'.
+
+    Example:
+        >>> level(torch.tensor([[1.0, 2.0], [3.0, 2.0]]))
+        tensor([1.5000, 2.5000])
+    """
+    mean = readouts.mean(1)
+    fine = torch.isfinite(mean)
+    return mean * (readouts[fine, -1].mean() / mean[fine].mean())
+
+
+ESTIMATOR = Estimator(
+    "trajectory",
+    trajectory,
+    from_variance=False,
+    fits=has_checkpoints,
+    asks_for="a posterior with a recorded training and checkpoints",
+    remedy="record the training with engram.record(optimizer, model), and pass it to "
+    "engram.laplace(..., training=training)",
+    prepare=_prepared,
+)

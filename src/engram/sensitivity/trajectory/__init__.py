@@ -1,0 +1,1 @@
+"""Leave-one-out along a recorded training: the stages at its checkpoints."""

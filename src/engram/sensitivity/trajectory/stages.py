@@ -1,0 +1,229 @@
+r"""The stages of a training: a model at each checkpoint, with the drift of its segment.
+
+All stages share one eigenbasis for every block, so that displacements never have to be turned from
+one into another. It comes from the Kronecker factors of all checkpoints together; the eigenvalues
+are each checkpoint's own: the mean squared gradients there, in that basis (as in EK-FAC).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from engram.core.data.batches import call
+from engram.core.parameters import Named
+from engram.curvature.kfac import KroneckerFactors
+from engram.curvature.kinds import ggn_roots
+from engram.curvature.moments import SquareMoments
+from engram.engine.displacements import Drift, Drifts
+from engram.engine.normalised import Channel, Moments, before_normalisation
+from engram.engine.session import Observed, Session
+from engram.linalg.block import MatrixBlock
+from engram.linalg.diagonal import DiagonalBlock
+from engram.linalg.precision import Precision
+from engram.training.segments import NamedTraining, Segment
+
+FIT_PASSES = 0.5  # of the data, over all checkpoints together, that the curvature is measured on
+FEWEST_EXAMPLES = 500  # at each checkpoint, where there are so many: fewer make noisy eigenvalues
+FIXED_PRIOR = 1.0  # of factors that only give a basis: any positive number
+STATISTICS_BATCHES = 20  # that BatchNorm's statistics are estimated from, where none were recorded
+
+
+@dataclass(frozen=True)
+class Bases(Precision):
+    """Blocks whose eigenbases all stages share."""
+
+    blocks: tuple[MatrixBlock, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The model at a checkpoint, and what its segment does to displacements.
+
+    Args:
+        session: passes over the data with the weights of the checkpoint.
+        segment: of the training, with the checkpoint in its middle.
+        bases: of all drifts.
+        first_half: the drift from the segment's start to its checkpoint.
+        whole: over the whole segment.
+    """
+
+    session: Session
+    segment: Segment
+    bases: Bases = field(repr=False)
+    first_half: Drifts = field(repr=False)
+    whole: Drifts = field(repr=False)
+
+
+def stages(opened: Session, training: NamedTraining, count: int, seed: int) -> list[Stage]:
+    """The stages of a recorded training.
+
+    Args:
+        opened: the model at the end of it, with the data.
+        training: with checkpoints.
+        count: of stages.
+        seed: of the examples that the curvature is measured on, and of sampled labels.
+    """
+    segments = training.segments(count)
+    sessions = [_session(opened, segment) for segment in segments]
+    parts = _parts(opened, len(segments), seed)
+    fixed = {name for name, moved in training.moved.items() if not moved}
+    bases = _bases(sessions, parts, fixed, seed)
+    return [
+        _stage(session, segment, bases, part, seed)
+        for session, segment, part in zip(sessions, segments, parts, strict=True)
+    ]
+
+
+def _session(opened: Session, segment: Segment) -> Session:
+    """Passes of a copy of the model at the checkpoint in the middle of a segment."""
+    model = copy.deepcopy(opened.model)
+    checkpoint = segment.middle
+    places = dict(model.named_parameters()) | dict(model.named_buffers())
+    with torch.no_grad():
+        for name, value in (checkpoint.weights | checkpoint.buffers).items():
+            places[name].copy_(value)
+    session = replace(opened, engine=opened.engine.moved_to(model))
+    if not checkpoint.has_buffers:
+        estimate_statistics(session)
+    return as_normalised(session)
+
+
+def as_normalised(session: Session) -> Session:
+    """The session whose layers before batch normalisation have the derivatives of training."""
+    moments: dict[int, Moments] = {}
+    weights: dict[int, Tensor] = {}
+    for number, batch in enumerate(session.batches):
+        if number == STATISTICS_BATCHES:
+            break
+        trace = session.traced(session.placed(batch))
+        for place in before_normalisation(trace.sites):
+            site = trace.sites[place]
+            rule = site.rule.as_matrix
+            assert rule is not None
+            weights[place] = session.engine.parameters[site.roles["weight"]]
+            moments.setdefault(place, Moments()).add(rule.input_columns(site.call))
+        trace.release()
+        if not moments:
+            return session
+    channels = {place: Channel.of(weights[place], m) for place, m in moments.items()}
+    return replace(session, engine=replace(session.engine, channels=channels))
+
+
+def estimate_statistics(session: Session) -> None:
+    """Running statistics of batch normalisation at these weights, from some of the data."""
+    norms = [
+        module
+        for module in session.model.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None
+    ]
+    if not norms:
+        return
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # a plain average
+        norm.train()
+    with torch.no_grad():
+        for number, batch in enumerate(session.batches):
+            if number == STATISTICS_BATCHES:
+                break
+            call(session.model, session.placed(batch).inputs)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+        norm.eval()
+
+
+def _parts(opened: Session, count: int, seed: int) -> list[Tensor]:
+    """Examples for each checkpoint, others for each as long as there are enough."""
+    number = opened.batches.num_data
+    size = min(number, max(FEWEST_EXAMPLES, int(FIT_PASSES * number / count)))
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(number, generator=generator)
+    repeated = order.repeat(-(-count * size // number))
+    return [repeated[size * k : size * (k + 1)].sort().values for k in range(count)]
+
+
+@contextmanager
+def dropping(model: nn.Module, seed: int) -> Iterator[None]:
+    """Dropout is on inside, as while training: curvature in expectation over its masks."""
+    layers = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
+    for layer in layers:
+        layer.train()
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            yield
+    finally:
+        for layer in layers:
+            layer.eval()
+
+
+def _observed(
+    session: Session, part: Tensor, seed: int
+) -> Iterator[tuple[Observed, list[list[Tensor | None]]]]:
+    """Batches with the gradients of all roots of the Gauss-Newton matrix."""
+    with dropping(session.model, seed):
+        for observed in session.passes("curvature along the training", part):
+            roots = ggn_roots(observed, session.likelihood, "ggn", seed)
+            with torch.no_grad():
+                gradients = [
+                    observed.trace.arranged(roots[:, :, r].contiguous())
+                    for r in range(roots.shape[2])
+                ]
+                yield observed, gradients
+
+
+def _bases(
+    sessions: Sequence[Session], parts: Sequence[Tensor], fixed: set[str], seed: int
+) -> Bases:
+    """Eigenbases from the factors of all checkpoints together; the identity where none are."""
+    factors = KroneckerFactors(fixed)
+    for session, part in zip(sessions, parts, strict=True):
+        for observed, gradients in _observed(session, part, seed):
+            factors.update_columns(observed.trace)
+            for one in gradients:
+                factors.update_rows(observed.trace, one)
+    factors.drop_unused()
+    parameters = sessions[-1].engine.parameters
+    dtype = next(iter(parameters.values())).dtype
+    blocks: list[MatrixBlock] = [f.block(FIXED_PRIOR, dtype) for f in factors.layers.values()]
+    rest = [n for n in parameters if n not in factors.covered() and n not in fixed]
+    blocks += [DiagonalBlock.of(n, torch.ones_like(parameters[n].detach())) for n in rest]
+    return Bases(tuple(blocks))
+
+
+def _stage(session: Session, segment: Segment, bases: Bases, part: Tensor, seed: int) -> Stage:
+    moments = SquareMoments(bases.blocks)
+    names = set(bases.block_of)
+    for observed, gradients in _observed(session, part, seed):
+        for one in gradients:
+            moments.update(observed.trace, one, names)
+    time, decay = segment.time, segment.decay
+    first_half, whole = {}, {}
+    for block in bases.blocks:
+        curvature = moments.of_block(block) / len(part)
+        spent = _expanded(time, block)
+        rate = block.projected({n: t.clamp(min=_tiny(t)).reciprocal() for n, t in spent.items()})
+        shrunk = _expanded(decay, block)
+        prior = block.projected({n: shrunk[n] / t.clamp(min=_tiny(t)) for n, t in spent.items()})
+        curvature = curvature.to(prior) + prior
+        number = session.batches.num_data
+        first_half[block.names] = Drift.over(0.5 / rate, curvature, number)
+        whole[block.names] = Drift.over(1 / rate, curvature, number)
+    return Stage(session, segment, bases, first_half, whole)
+
+
+def _tiny(value: Tensor) -> float:
+    return torch.finfo(value.dtype).tiny ** 0.5
+
+
+def _expanded(values: Named, block: MatrixBlock) -> Named:
+    """A number or tensor for each parameter of a block, in the parameter's shape."""
+    shapes = dict(zip(block.layout.names, block.layout.shapes, strict=True))
+    return {name: values[name].expand(shape) for name, shape in shapes.items()}
