@@ -8,8 +8,7 @@ as must be. The :class:`Engine` is the model with the plan that passed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -18,7 +17,6 @@ from engram.core.data.batches import Batch, Batches, Inputs, call
 from engram.core.parameters import check_finite_weights, count, frozen, trainable
 from engram.core.state.model import device_of
 from engram.engine.interception import Paths
-from engram.engine.normalised import Channel, with_normalisation
 from engram.engine.passes import Trace, trace
 from engram.engine.plan import Plan
 from engram.engine.probe import Probe, ShapeLog
@@ -91,7 +89,6 @@ class Engine:
     doubtful: tuple[str, ...] = ()  # functions whose second derivative may lack a part
     true_hessian: bool = True  # whether the second derivatives through them are right
     mixing: tuple[BatchNorm, ...] = ()  # layers that mix the examples of a batch in train mode
-    channels: Mapping[int, Channel] = field(default_factory=dict)  # sites as BatchNorm sees them
 
     def fits(self, model: nn.Module) -> bool:
         """Whether the model is the one that was planned for, or a copy of it."""
@@ -112,10 +109,7 @@ class Engine:
 
     def trace(self, batch: Batch) -> Trace:
         """Forward pass over a batch, recorded."""
-        found = trace(self.model, self.plan, batch.inputs, len(batch), self.parameters)
-        if self.channels:
-            found.sites = with_normalisation(found.sites, self.channels)
-        return found
+        return trace(self.model, self.plan, batch.inputs, len(batch), self.parameters)
 
     def check_twice(self) -> None:
         """EngineError where second derivatives are wanted and the model has none."""

@@ -29,7 +29,7 @@ from engram.sensitivity.estimators.base import (
     estimate_at,
     none_flagged,
 )
-from engram.sensitivity.trajectory.stages import Stage, as_normalised, stages
+from engram.sensitivity.trajectory.stages import Stage, stages
 
 STAGES = 4  # checkpoints: more cost a pass each and change little (docs/decisions.md)
 # Of the change of the residual by leaving the example out: Kronecker factors hold a part of the
@@ -87,7 +87,7 @@ def _prepared(setting: Setting) -> Setting:
     observed = opened.observe(first)
     entries = entries_carried(observed.trace.sites, walk[0].bases)
     most = CARRIED_BYTES // max(1, entries * observed.outputs.element_size())
-    opened = replace(as_normalised(opened), largest_part=max(1, min(opened.largest_part, most)))
+    opened = replace(opened, largest_part=max(1, min(opened.largest_part, most)))
     return replace(setting, opened=opened, walk=walk)
 
 

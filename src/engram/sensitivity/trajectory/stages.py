@@ -21,7 +21,6 @@ from engram.curvature.kfac import KroneckerFactors
 from engram.curvature.kinds import ggn_roots
 from engram.curvature.moments import SquareMoments
 from engram.engine.displacements import Drift, Drifts
-from engram.engine.normalised import Channel, Moments, before_normalisation
 from engram.engine.session import Observed, Session
 from engram.linalg.block import MatrixBlock
 from engram.linalg.diagonal import DiagonalBlock
@@ -91,28 +90,7 @@ def _session(opened: Session, segment: Segment) -> Session:
     session = replace(opened, engine=opened.engine.moved_to(model))
     if not checkpoint.has_buffers:
         estimate_statistics(session)
-    return as_normalised(session)
-
-
-def as_normalised(session: Session) -> Session:
-    """The session whose layers before batch normalisation have the derivatives of training."""
-    moments: dict[int, Moments] = {}
-    weights: dict[int, Tensor] = {}
-    for number, batch in enumerate(session.batches):
-        if number == STATISTICS_BATCHES:
-            break
-        trace = session.traced(session.placed(batch))
-        for place in before_normalisation(trace.sites):
-            site = trace.sites[place]
-            rule = site.rule.as_matrix
-            assert rule is not None
-            weights[place] = session.engine.parameters[site.roles["weight"]]
-            moments.setdefault(place, Moments()).add(rule.input_columns(site.call))
-        trace.release()
-        if not moments:
-            return session
-    channels = {place: Channel.of(weights[place], m) for place, m in moments.items()}
-    return replace(session, engine=replace(session.engine, channels=channels))
+    return session
 
 
 def estimate_statistics(session: Session) -> None:
