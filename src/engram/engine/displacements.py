@@ -60,6 +60,10 @@ class Drift:
         filtered = -torch.expm1(-rate) / torch.where(slow, torch.ones_like(curvature), curvature)
         return cls(torch.exp(-rate), torch.where(slow, time, filtered) / num_data)
 
+    def to(self, dtype: torch.dtype) -> Drift:
+        """In another type."""
+        return Drift(self.decay.to(dtype), self.gain.to(dtype))
+
 
 Drifts = Mapping[tuple[str, ...], Drift]  # by the names of a block
 Members = Sequence[tuple[Site, Tensor | None]]

@@ -125,9 +125,11 @@ class KroneckerBlock(MatrixBlock):
         return self.named(self.from_basis(coordinates))
 
     def projected(self, entries: Mapping[str, Tensor]) -> Tensor:
-        """(Q_rows o Q_rows)' V (Q_columns o Q_columns) for the matrix V of the entries."""
-        found = _rotate(self.matrix(entries), None if self.columns is None else self.columns**2)
-        return found if self.rows is None else _rotate(found.mT, self.rows**2).mT
+        """The diagonal in the eigenbasis of a matrix that is diagonal as it stands, [G, O, I]."""
+        found = wide(self.matrix(entries))
+        if self.columns is not None:
+            found = found @ wide(self.columns).square()
+        return found if self.rows is None else wide(self.rows).square().mT @ found
 
     def _times(self, vectors: Mapping[str, Tensor], scale: Tensor) -> Named:
         return self.named(self.from_basis(self.to_basis(self.matrix(vectors)) * scale))
@@ -168,13 +170,6 @@ class KroneckerBlock(MatrixBlock):
         block = KroneckerBlock(self.layout, precision, self.rows, self.columns)
         merges = tolerance > 0 and self.turns_positions
         return block._merged(curvature[0], tolerance) if merges else block
-
-    def projected(self, diagonal: Mapping[str, Tensor]) -> Tensor:
-        """The diagonal in the eigenbasis of a matrix that is diagonal as it stands, [G, O, I]."""
-        found = wide(self.matrix(diagonal))
-        if self.columns is not None:
-            found = found @ wide(self.columns).square()
-        return found if self.rows is None else wide(self.rows).square().mT @ found
 
     def check(self, where: str) -> None:
         """Finite eigenvalues for the parameters, and eigenvectors that fit them."""

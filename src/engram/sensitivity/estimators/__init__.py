@@ -57,8 +57,9 @@ def default_estimator(posterior: Posterior) -> str:
     """Which rule a posterior gets where none is asked for: for examples, groups and trackers.
 
     ``trajectory`` where checkpoints were recorded, ``newton`` with the exact Hessian,
-    ``downdated`` with Kronecker factors, ``corrected`` with another dense precision, else ``linear``: what is subtracted from an approximate precision may
-    not be in it, and leaves nothing sensible.
+    ``downdated`` with Kronecker factors, ``corrected`` with another dense precision, else
+    ``linear``: what is subtracted from an approximate precision may not be in it, and leaves
+    nothing sensible.
     """
     for estimator in (trajectory.ESTIMATOR, newton.ESTIMATOR, downdated.ESTIMATOR):
         if estimator.fits(posterior):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.core.data.batches import call
-from engram.core.parameters import Named
+from engram.core.dtypes import wide
 from engram.curvature.kfac import KroneckerFactors
 from engram.curvature.kinds import ggn_roots
 from engram.curvature.moments import SquareMoments
@@ -30,6 +30,7 @@ from engram.training.segments import NamedTraining, Segment
 FIT_PASSES = 0.5  # of the data, over all checkpoints together, that the curvature is measured on
 FEWEST_EXAMPLES = 500  # at each checkpoint, where there are so many: fewer make noisy eigenvalues
 FIXED_PRIOR = 1.0  # of factors that only give a basis: any positive number
+SHORTEST = 1e-12  # training time of an entry: one that never had a step moves nowhere
 STATISTICS_BATCHES = 20  # that BatchNorm's statistics are estimated from, where none were recorded
 
 
@@ -182,26 +183,20 @@ def _stage(session: Session, segment: Segment, bases: Bases, part: Tensor, seed:
     for observed, gradients in _observed(session, part, seed):
         for one in gradients:
             moments.update(observed.trace, one, names)
-    time, decay = segment.time, segment.decay
+    number, dtype = session.batches.num_data, next(session.model.parameters()).dtype
     first_half, whole = {}, {}
     for block in bases.blocks:
-        curvature = moments.of_block(block) / len(part)
-        spent = _expanded(time, block)
-        rate = block.projected({n: t.clamp(min=_tiny(t)).reciprocal() for n, t in spent.items()})
-        shrunk = _expanded(decay, block)
-        prior = block.projected({n: shrunk[n] / t.clamp(min=_tiny(t)) for n, t in spent.items()})
-        curvature = curvature.to(prior) + prior
-        number = session.batches.num_data
-        first_half[block.names] = Drift.over(0.5 / rate, curvature, number)
-        whole[block.names] = Drift.over(1 / rate, curvature, number)
+        rate, prior = _rates(segment, block)
+        curvature = wide(moments.of_block(block)) / len(part) + prior
+        for drift, share in ((first_half, 0.5), (whole, 1.0)):
+            drift[block.names] = Drift.over(share / rate, curvature, number).to(dtype)
     return Stage(session, segment, bases, first_half, whole)
 
 
-def _tiny(value: Tensor) -> float:
-    return torch.finfo(value.dtype).tiny ** 0.5
-
-
-def _expanded(values: Named, block: MatrixBlock) -> Named:
-    """A number or tensor for each parameter of a block, in the parameter's shape."""
-    shapes = dict(zip(block.layout.names, block.layout.shapes, strict=True))
-    return {name: values[name].expand(shape) for name, shape in shapes.items()}
+def _rates(segment: Segment, block: MatrixBlock) -> tuple[Tensor, Tensor]:
+    """1 / k and the weight decay W / C of a segment, in the eigenbasis of a block."""
+    layout = block.layout
+    shapes = dict(zip(layout.names, layout.shapes, strict=True))
+    spent = {n: wide(segment.time[n]).clamp(min=SHORTEST).expand(s) for n, s in shapes.items()}
+    decay = {n: wide(segment.decay[n]).expand(s) / spent[n] for n, s in shapes.items()}
+    return block.projected({n: t.reciprocal() for n, t in spent.items()}), block.projected(decay)
