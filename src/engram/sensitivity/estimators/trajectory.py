@@ -63,10 +63,11 @@ def _pull(seen: Batch, stage: Stage, moved: Tensor | None) -> Tensor:
     """u: the residual at the visits, and a share of what leaving the example out makes of it."""
     likelihood, outputs = stage.session.likelihood, seen.outputs
     pull = seen.residual
-    if getattr(stage.segment, "visits", None) is not None:
-        seen_mean, counts = stage.segment.visits(seen.batch.indices)
-        shift = seen_mean.to(outputs) - likelihood.mean(outputs)
-        pull = torch.where(counts.to(outputs)[:, None] > 0, pull + shift, pull)
+    at_visits = stage.segment.visits
+    if at_visits is not None:
+        mean, counts = at_visits(seen.batch.indices.cpu())
+        visited = (counts > 0).to(outputs.device)[:, None]
+        pull = torch.where(visited, pull + mean.to(outputs) - likelihood.mean(outputs), pull)
     if moved is None:
         return pull
     displaced = likelihood.residual(outputs + moved, seen.targets).detach()

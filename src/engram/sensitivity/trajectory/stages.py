@@ -8,7 +8,7 @@ are each checkpoint's own: the mean squared gradients there, in that basis (as i
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -16,19 +16,24 @@ import torch
 from torch import Tensor, nn
 
 from engram.core.data.batches import call
-from engram.core.dtypes import wide
+from engram.core.dtypes import eigh, wide
+from engram.core.parameters import Layout
 from engram.curvature.kfac import KroneckerFactors
 from engram.curvature.kinds import ggn_roots
-from engram.curvature.moments import SquareMoments
+from engram.curvature.moments import OuterMoments, SquareMoments
 from engram.engine.displacements import Drift, Drifts
 from engram.engine.session import Observed, Session
 from engram.linalg.block import MatrixBlock
 from engram.linalg.diagonal import DiagonalBlock
+from engram.linalg.kronecker import KroneckerBlock
 from engram.linalg.precision import Precision
 from engram.training.segments import NamedTraining, Segment
 
 FIT_PASSES = 0.5  # of the data, over all checkpoints together, that the curvature is measured on
 FEWEST_EXAMPLES = 500  # at each checkpoint, where there are so many: fewer make noisy eigenvalues
+LARGEST_MATRIX = (
+    1500  # entries of a weight whose own matrix is taken: its eigenvectors take a second
+)
 FIXED_PRIOR = 1.0  # of factors that only give a basis: any positive number
 SHORTEST = 1e-12  # training time of an entry: one that never had a step moves nowhere
 STATISTICS_BATCHES = 20  # that BatchNorm's statistics are estimated from, where none were recorded
@@ -36,9 +41,15 @@ STATISTICS_BATCHES = 20  # that BatchNorm's statistics are estimated from, where
 
 @dataclass(frozen=True)
 class Bases(Precision):
-    """Blocks whose eigenbases all stages share."""
+    """Blocks whose eigenbases all stages share.
+
+    Args:
+        blocks: of the parameters that training moves.
+        counts: how often each row of an embedding was picked, by its name.
+    """
 
     blocks: tuple[MatrixBlock, ...]
+    counts: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -161,20 +172,53 @@ def _observed(
 def _bases(
     sessions: Sequence[Session], parts: Sequence[Tensor], fixed: set[str], seed: int
 ) -> Bases:
-    """Eigenbases from the factors of all checkpoints together; the identity where none are."""
-    factors = KroneckerFactors(fixed)
+    """Eigenbases from all checkpoints together.
+
+    Small weights that act at many positions have the eigenvectors of their own Gauss-Newton matrix,
+    where Kronecker factors are furthest from it; others those of their factors; the rest none.
+    """
+    parameters = sessions[-1].engine.parameters
+    factors, whole = KroneckerFactors(fixed), dict[str, OuterMoments]()
     for session, part in zip(sessions, parts, strict=True):
         for observed, gradients in _observed(session, part, seed):
+            whole = whole or _whole_matrices(observed, fixed)
             factors.update_columns(observed.trace)
+            for moments in whole.values():
+                moments.update(observed.trace, gradients)
             for one in gradients:
                 factors.update_rows(observed.trace, one)
     factors.drop_unused()
-    parameters = sessions[-1].engine.parameters
+    blocks: list[MatrixBlock] = [_whole_block(m, parameters) for m in whole.values()]
     dtype = next(iter(parameters.values())).dtype
-    blocks: list[MatrixBlock] = [f.block(FIXED_PRIOR, dtype) for f in factors.layers.values()]
-    rest = [n for n in parameters if n not in factors.covered() and n not in fixed]
-    blocks += [DiagonalBlock.of(n, torch.ones_like(parameters[n].detach())) for n in rest]
-    return Bases(tuple(blocks))
+    for factor in factors.layers.values():
+        if not whole.keys() & set(factor.layout.names):
+            blocks.append(factor.block(FIXED_PRIOR, dtype))
+    covered = {name for block in blocks for name in block.names} | fixed
+    rest = {n: p.detach() for n, p in parameters.items() if n not in covered}
+    blocks += [DiagonalBlock.of(name, torch.ones_like(p)) for name, p in rest.items()]
+    counts = {n: f.counts for n, f in factors.layers.items() if f.counts is not None}
+    return Bases(tuple(blocks), counts)
+
+
+def _whole_matrices(observed: Observed, fixed: set[str]) -> dict[str, OuterMoments]:
+    """Empty sums for the small weights of layers that act at several positions."""
+    found = {}
+    for site in observed.trace.sites:
+        rule, name = site.rule.as_matrix, site.roles.get("weight", "")
+        if rule is None or name in fixed or not name or rule.is_rank_one(site.call):
+            continue
+        shape = site.call.shapes["weight"]
+        if shape.numel() <= LARGEST_MATRIX:
+            found[name] = OuterMoments(Layout((name,), (shape,)), observed.outputs.device)
+    return found
+
+
+def _whole_block(moments: OuterMoments, parameters: Mapping[str, Tensor]) -> MatrixBlock:
+    """A weight as one row, in the eigenbasis of its matrix."""
+    values, vectors = eigh(moments.matrix)
+    dtype = parameters[moments.layout.names[0]].dtype
+    precision = (values.clamp(min=0) + FIXED_PRIOR).to(dtype)
+    return KroneckerBlock(moments.layout, precision[None, None], columns=vectors[None].to(dtype))
 
 
 def _stage(session: Session, segment: Segment, bases: Bases, part: Tensor, seed: int) -> Stage:
@@ -184,13 +228,28 @@ def _stage(session: Session, segment: Segment, bases: Bases, part: Tensor, seed:
         for one in gradients:
             moments.update(observed.trace, one, names)
     number, dtype = session.batches.num_data, next(session.model.parameters()).dtype
-    first_half, whole = {}, {}
+    first_half: dict[tuple[str, ...], Drift] = {}
+    whole: dict[tuple[str, ...], Drift] = {}
     for block in bases.blocks:
         rate, prior = _rates(segment, block)
-        curvature = wide(moments.of_block(block)) / len(part) + prior
+        squares = wide(moments.of_block(block))
+        if block.names[0] in bases.counts:
+            squares = _by_tokens(squares, bases.counts[block.names[0]], len(part) / number)
+        curvature = squares / len(part) + prior
         for drift, share in ((first_half, 0.5), (whole, 1.0)):
             drift[block.names] = Drift.over(share / rate, curvature, number).to(dtype)
     return Stage(session, segment, bases, first_half, whole)
+
+
+def _by_tokens(squares: Tensor, counts: Tensor, share: float) -> Tensor:
+    """Squares of an embedding by how often its tokens come, none less often than once.
+
+    The examples that curvature is measured on have few of the rare tokens: measured row by row,
+    these would have no curvature at all, and an example that has one would move it without end.
+    """
+    shares = wide(counts) / counts.sum().clamp(min=1)
+    once = shares[shares > 0].min() * share if bool((shares > 0).any()) else 1.0
+    return shares.clamp(min=once)[None, :, None] * squares.sum(1, keepdim=True)
 
 
 def _rates(segment: Segment, block: MatrixBlock) -> tuple[Tensor, Tensor]:
