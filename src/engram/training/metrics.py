@@ -32,6 +32,7 @@ Where a gradient was clipped to a share of itself, that share stands in place of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -107,9 +108,19 @@ def root_of_average(group: Mapping[str, Any], state: Mapping[str, Any], steps: f
     return square.sqrt().div_((1 - float(group["betas"][1]) ** steps) ** 0.5)
 
 
+def divisor(root: Tensor, eps: float) -> Tensor:
+    """root + eps; infinite where no gradient above eps has ever come: such an entry takes no time.
+
+    A token of an embedding that no batch has had yet would else have waited for its first gradient
+    with steps of lr / eps, and a bias that no output depends on for ever.
+    """
+    return root.masked_fill_(root <= eps, math.inf).add_(eps)
+
+
 def adam_root(step: Step) -> Tensor:
     """sqrt(v_hat) + eps."""
-    return root_of_average(step.group, step.state, step.number).add_(float(step.group["eps"]))
+    root = root_of_average(step.group, step.state, step.number)
+    return divisor(root, float(step.group["eps"]))
 
 
 def nadam_weight(step: Step, memory: float, share: float) -> tuple[float, float]:
@@ -131,7 +142,7 @@ def radam_root(step: Step) -> Tensor | float:
     if length <= RECTIFIED_FROM:
         return 1.0
     above, below = (length - 4) * (length - 2) * longest, (longest - 4) * (longest - 2) * length
-    root: Tensor = step.state["exp_avg_sq"].sqrt().add_(float(step.group["eps"]))
+    root = divisor(step.state["exp_avg_sq"].sqrt(), float(step.group["eps"]))
     return root.div_((correction * above / below) ** 0.5)
 
 
@@ -150,7 +161,7 @@ def root_of_rmsprop(group: Mapping[str, Any], state: Mapping[str, Any]) -> Tenso
 
 def rmsprop_root(step: Step) -> Tensor:
     """sqrt(s) + eps."""
-    return root_of_rmsprop(step.group, step.state).add_(float(step.group["eps"]))
+    return divisor(root_of_rmsprop(step.group, step.state), float(step.group["eps"]))
 
 
 def adagrad_weight(step: Step, memory: float, share: float) -> tuple[float, float]:
@@ -160,7 +171,7 @@ def adagrad_weight(step: Step, memory: float, share: float) -> tuple[float, floa
 
 def adagrad_root(step: Step) -> Tensor:
     """The root of the sum of squares, and eps."""
-    return step.state["sum"].sqrt().add_(float(step.group["eps"]))
+    return divisor(step.state["sum"].sqrt(), float(step.group["eps"]))
 
 
 def ivon_weight(step: Step, memory: float, share: float) -> tuple[float, float]:

@@ -252,3 +252,19 @@ def moved(
         unit = torch.finfo(parameters[name].dtype).eps
         found[name] = largest[number] > ROUNDING * unit * typical
     return found
+
+
+def moving(time: Tensor) -> Tensor:
+    """C with that of entries which never had a gradient put at a typical one.
+
+    They do not move, since nothing pulls them. But where entries are rotated together, a time of
+    0 among them would hold the others as well.
+
+    Example:
+        >>> moving(torch.tensor([1.0, 0.0, 3.0]))
+        tensor([1.0000, 1.5000, 3.0000])
+    """
+    alive = time > 0
+    if bool(alive.all()) or not bool(alive.any()):
+        return time
+    return torch.where(alive, time, 1 / time[alive].reciprocal().mean())

@@ -27,7 +27,7 @@ from engram.linalg.block import MatrixBlock
 from engram.linalg.diagonal import DiagonalBlock
 from engram.linalg.kronecker import KroneckerBlock
 from engram.linalg.precision import Precision
-from engram.training.segments import NamedTraining, Segment
+from engram.training.segments import NamedTraining, Segment, moving
 
 FIT_PASSES = 0.5  # of the data, over all checkpoints together, that the curvature is measured on
 FEWEST_EXAMPLES = 500  # at each checkpoint, where there are so many: fewer make noisy eigenvalues
@@ -256,6 +256,7 @@ def _rates(segment: Segment, block: MatrixBlock) -> tuple[Tensor, Tensor]:
     """1 / k and the weight decay W / C of a segment, in the eigenbasis of a block."""
     layout = block.layout
     shapes = dict(zip(layout.names, layout.shapes, strict=True))
-    spent = {n: wide(segment.time[n]).clamp(min=SHORTEST).expand(s) for n, s in shapes.items()}
+    times = {n: moving(wide(segment.time[n])).clamp(min=SHORTEST) for n in shapes}
+    spent = {n: times[n].expand(shape) for n, shape in shapes.items()}
     decay = {n: wide(segment.decay[n]).expand(s) / spent[n] for n, s in shapes.items()}
     return block.projected({n: t.reciprocal() for n, t in spent.items()}), block.projected(decay)
