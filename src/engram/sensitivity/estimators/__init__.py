@@ -49,19 +49,25 @@ def check_estimator(name: object, among: Sequence[str] = (AUTO, *ESTIMATORS)) ->
 
 
 def chosen_estimator(name: str, posterior: Posterior) -> str:
-    """The rule that is asked for; with ``"auto"`` the posterior's own."""
-    return default_estimator(posterior) if is_auto(name) else name
+    """The rule for single examples that is asked for; with ``"auto"`` the posterior's own.
+
+    ``trajectory`` where checkpoints were recorded and there is no full matrix, else that of the
+    end of training.
+    """
+    if not is_auto(name):
+        return name
+    walks = trajectory.ESTIMATOR.fits(posterior) and not posterior.is_dense
+    return trajectory.ESTIMATOR.name if walks else default_estimator(posterior)
 
 
 def default_estimator(posterior: Posterior) -> str:
-    """Which rule a posterior gets where none is asked for: for examples, groups and trackers.
+    """Which rule at the end of training a posterior gets where none is asked for.
 
-    ``trajectory`` where checkpoints were recorded, ``newton`` with the exact Hessian,
-    ``downdated`` with Kronecker factors, ``corrected`` with another dense precision, else
-    ``linear``: what is subtracted from an approximate precision may not be in it, and leaves
-    nothing sensible.
+    ``newton`` with the exact Hessian, ``downdated`` with Kronecker factors, ``corrected`` with
+    another dense precision, else ``linear``: what is subtracted from an approximate precision may
+    not be in it, and leaves nothing sensible.
     """
-    for estimator in (trajectory.ESTIMATOR, newton.ESTIMATOR, downdated.ESTIMATOR):
+    for estimator in (newton.ESTIMATOR, downdated.ESTIMATOR):
         if estimator.fits(posterior):
             return estimator.name
     return "corrected" if posterior.is_dense else "linear"

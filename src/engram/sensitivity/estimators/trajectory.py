@@ -1,14 +1,17 @@
 r"""``trajectory``: the difference of two trainings, with and without the example, along the record.
 
 .. math::
-    D \leftarrow e^{-k A} D + \frac{1 - e^{-k A}}{A} \frac{J' u}{N}, \qquad
-    u = e + \tfrac12 \big( e(f + d) - e(f) \big), \qquad d = J D
+    D \leftarrow e^{-k A} D + \frac{1 - e^{-k A}}{A} \frac{J' e}{N}, \qquad d = J D
 
 over the segments of a recorded training, each with the curvature A and the gradients at a
 checkpoint in its middle and its training time k. The residual e is that of the example's visits,
 where they were recorded. d is read out at every checkpoint and at the end; the loss without the
 example is the mean of the losses at all readouts, brought to the level of the last one: the noise
 of the last steps, which no example is to blame for, is averaged out.
+
+Kronecker factors hold little of an example's own curvature, so that e is the present residual, as
+for the precision of the remaining data; letting it follow d doubles the loss of memorised nets
+(docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from engram.core.progress import announce
 from engram.engine.displacements import Displacements, entries_carried
 from engram.engine.session import Observed as Batch
 from engram.posteriors.gaussian import Posterior
@@ -32,10 +36,7 @@ from engram.sensitivity.estimators.base import (
 from engram.sensitivity.trajectory.stages import Stage, stages
 
 STAGES = 4  # checkpoints: more cost a pass each and change little (docs/decisions.md)
-# Of the change of the residual by leaving the example out: Kronecker factors hold a part of the
-# example's own curvature that nobody knows; with none of it memorised nets come out at half the
-# true loss, with all of it at twice (docs/decisions.md)
-OWN_SHARE = 0.5
+TOLD_FROM = 5000  # examples: with fewer the passes are over before the line is read
 CARRIED_BYTES = 64 * 2**20  # of displacements that are held at a time
 
 
@@ -45,11 +46,10 @@ def trajectory(observed: Observed, setting: Setting) -> Estimate:
     walk = setting.walk
     assert walk
     carried = Displacements(walk[0].bases)
-    moved: Tensor | None = None
     readouts = []
     for stage in walk:
         seen = stage.session.observe(observed.batch)
-        moved = seen.trace.displaced(_pull(seen, stage, moved), carried, stage.first_half)
+        moved = seen.trace.displaced(_residual(seen, stage), carried, stage.first_half)
         carried.advance(stage.whole)
         readouts.append(setting.likelihood.loss(seen.outputs + moved, seen.targets).detach())
         seen.trace.release()
@@ -59,19 +59,19 @@ def trajectory(observed: Observed, setting: Setting) -> Estimate:
     return replace(estimate, readouts=torch.stack([*readouts, estimate.loo_loss], dim=1))
 
 
-def _pull(seen: Batch, stage: Stage, moved: Tensor | None) -> Tensor:
-    """u: the residual at the visits, and a share of what leaving the example out makes of it."""
-    likelihood, outputs = stage.session.likelihood, seen.outputs
-    pull = seen.residual
+def _residual(seen: Batch, stage: Stage) -> Tensor:
+    """e at the checkpoint, or its mean over the example's visits in the segment.
+
+    At a checkpoint an example that was just visited has a residual that is too small. Where the
+    residual is prediction minus target, that of the visits is known from their mean prediction.
+    """
     at_visits = stage.segment.visits
-    if at_visits is not None:
-        mean, counts = at_visits(seen.batch.indices.cpu())
-        visited = (counts > 0).to(outputs.device)[:, None]
-        pull = torch.where(visited, pull + mean.to(outputs) - likelihood.mean(outputs), pull)
-    if moved is None:
-        return pull
-    displaced = likelihood.residual(outputs + moved, seen.targets).detach()
-    return pull + OWN_SHARE * (displaced - seen.residual)
+    if at_visits is None:
+        return seen.residual
+    mean, counts = at_visits(seen.batch.indices.cpu())
+    visited = (counts > 0).to(seen.outputs.device)[:, None]
+    shift = mean.to(seen.outputs) - stage.session.likelihood.mean(seen.outputs)
+    return torch.where(visited, seen.residual + shift, seen.residual)
 
 
 def has_checkpoints(posterior: Posterior) -> bool:
@@ -83,6 +83,12 @@ def _prepared(setting: Setting) -> Setting:
     opened, training = setting.opened, setting.posterior.training
     assert opened is not None
     assert training is not None
+    announce(
+        f"sensitivities: along {STAGES} checkpoints of the training, a pass over "
+        f'{opened.batches.num_data:,} examples at each and one at the end; estimator="linear" '
+        "takes the last alone",
+        opened.progress and opened.batches.num_data >= TOLD_FROM,
+    )
     walk = stages(opened, training, STAGES, seed=0)
     first = opened.batches.take(torch.zeros(1, dtype=torch.long))
     observed = opened.observe(first)
