@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, Adam, Optimizer
 
 import engram
-from engram.errors import ArgumentError, ModelMismatchError, TrainingError
+from engram.errors import ArgumentError, ModelMismatchError, NonFiniteError, TrainingError
 
 LIMIT = 0.5
 
@@ -161,16 +161,15 @@ def test_what_says_nothing_is_refused() -> None:
         training.of(model)
 
 
-def test_an_entry_that_never_had_a_gradient_takes_no_time() -> None:
+def test_a_root_of_zero_is_told() -> None:
     model, inputs = problem()
     optimizer = Adam(model.parameters(), eps=0.0)
     training = engram.record(optimizer, model)
     optimizer.zero_grad()
     (model(inputs * torch.tensor([1.0, 1, 1, 0])) ** 2).mean().backward()
     optimizer.step()
-    time = training.of(model).time["weight"]
-    assert (time[:, 3] == 0).all()
-    assert (time[:, :3] > 0).all()
+    with pytest.raises(NonFiniteError, match="positive eps"):
+        training.of(model)
 
 
 def test_one_record_of_an_optimizer() -> None:

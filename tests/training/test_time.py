@@ -183,3 +183,29 @@ def test_roots_read_now_and_then_are_as_good_as_at_every_step() -> None:
     for name, value in exact.items():
         torch.testing.assert_close(time[name], value, rtol=0.02, atol=0)
         assert time[name].mean() == pytest.approx(value.mean().item(), rel=2e-3)
+
+
+@pytest.mark.parametrize("kind", [Adam, AdamW, RMSprop, Adagrad])
+def test_entries_that_no_gradient_has_reached_have_the_time_of_the_others(
+    kind: type[Optimizer],
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = kind(model.parameters(), lr=1e-2)
+    training = engram.record(optimizer, model)
+    for step in range(40):
+        inputs = torch.randn(8, 4)
+        inputs[:, 3] = 0  # never
+        if step < 20:
+            inputs[:, 2] = 0  # not in the first half
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+    named = training.of(model)
+    time = named.time["weight"]
+    often, late, never = time[:, :2], time[:, 2], time[:, 3]
+    assert late.max() < 10 * often.max()  # by its eps it would be 100,000 times as long
+    torch.testing.assert_close(never, time[:, :3].mean().expand(2))
+    first = named.segments(2)[0].time["weight"]
+    assert first.min() > 0
+    assert first.max() < 10 * first[:, :2].max()

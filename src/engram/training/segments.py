@@ -74,7 +74,24 @@ class Segment:
             if key(TIME, number) in start:
                 value = value - totals(start, number)[which]
             found[name] = self.likes[name].of(value)
-        return found
+        return reached(found) if which == 0 else found
+
+
+def reached(times: Mapping[str, Tensor]) -> Named:
+    """Times in which entries that no gradient has reached have the mean time of the others.
+
+    Theirs means nothing, whatever it is; as 0 it would hold all directions that they have part in.
+
+    Example:
+        >>> reached({"weight": torch.tensor([0.0, 1.0, 3.0])})
+        {'weight': tensor([2., 1., 3.])}
+    """
+    found = {}
+    for name, time in times.items():
+        without = time == 0
+        count = (~without).sum().clamp(min=1)
+        found[name] = torch.where(without, time.sum() / count, time)
+    return found
 
 
 @dataclass(frozen=True)
@@ -252,19 +269,3 @@ def moved(
         unit = torch.finfo(parameters[name].dtype).eps
         found[name] = largest[number] > ROUNDING * unit * typical
     return found
-
-
-def moving(time: Tensor) -> Tensor:
-    """C with that of entries which never had a gradient put at a typical one.
-
-    They do not move, since nothing pulls them. But where entries are rotated together, a time of
-    0 among them would hold the others as well.
-
-    Example:
-        >>> moving(torch.tensor([1.0, 0.0, 3.0]))
-        tensor([1.0000, 1.5000, 3.0000])
-    """
-    alive = time > 0
-    if bool(alive.all()) or not bool(alive.any()):
-        return time
-    return torch.where(alive, time, 1 / time[alive].reciprocal().mean())

@@ -23,7 +23,7 @@ from engram.training.clock import ParameterClock
 from engram.training.guess import Known, guessed
 from engram.training.order import Order, StoredOrder
 from engram.training.saving import StoredSnapshot, StoredTraining, read
-from engram.training.segments import Like, NamedTraining, matched, moved, shapes_of
+from engram.training.segments import Like, NamedTraining, matched, moved, reached, shapes_of
 from engram.training.visits import Indices, Visits, positions
 
 
@@ -160,7 +160,7 @@ class Training:
         spent = {n: found[numbers[n]] if n in numbers else nothing for n in parameters}
         return NamedTraining(
             self.num_steps,
-            {name: likes[name].of(time) for name, (time, _) in spent.items()},
+            reached({name: likes[name].of(time) for name, (time, _) in spent.items()}),
             {name: likes[name].of(decay) for name, (_, decay) in spent.items()},
             moved(parameters, numbers, [clock.largest_gradient for clock in self.clocks]),
             snapshots,
@@ -383,7 +383,8 @@ class Training:
             )
         tensors = snapshots[-1].read()
         found = [totals(tensors, number) for number in range(len(self.clocks))]
-        if not any(bool((time > 0).any()) for time, _ in found):
+        gone_by = any(bool((time > 0).any()) for time, _ in found)
+        if not gone_by and not any(clock.divided > 0 for clock in self.clocks):
             raise TrainingError(
                 "a training time above 0",
                 f"learning rates of 0 in all {self.num_steps:,} steps",
