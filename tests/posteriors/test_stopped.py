@@ -127,3 +127,124 @@ def test_what_is_no_record_is_refused() -> None:
     nothing = engram.record(SGD(model.parameters(), lr=0.1), model)
     with pytest.raises(TrainingError, match="at least one step"):
         engram.laplace(model, data, training=nothing)
+
+
+def test_a_long_training_has_the_posterior_of_its_minimum() -> None:
+    model, data = net(), examples()
+    training = trained(model, data, sgd)
+    named = training.of(model)
+    prior = named.prior_precision(len(data[0]))["0.weight"].item()
+    assert prior == pytest.approx(0.6)
+    guess = engram.Training.guess(model, learning_rate=1e9, steps=100, weight_decay=0.01)
+    for structure in ("full", "kronecker", "ekfac", "diagonal", "low_rank"):
+        long = engram.laplace(model, data, structure=structure, training=guess, progress=False)
+        minimum = engram.laplace(
+            model, data, structure=structure, prior_precision=prior, progress=False
+        )
+        torch.testing.assert_close(dense(long), dense(minimum), rtol=1e-6, atol=1e-6)
+        assert long.prior_precision == pytest.approx(prior)
+        assert long.settings["training"] == "guessed 100 steps of SGD"
+
+
+def test_a_given_prior_is_in_place_of_the_weight_decay() -> None:
+    model, data = net(), examples()
+    training = trained(model, data, sgd)
+    usual, given = (
+        engram.laplace(
+            model, data, structure="full", training=training, prior_precision=delta, progress=False
+        )
+        for delta in ("auto", 5.0)
+    )
+    assert (usual.settings["prior_precision"], given.settings["prior_precision"]) == (
+        "of the weight decay",
+        "given",
+    )
+    assert given.prior_precision == pytest.approx(5.0)
+    added = dense(given) - dense(usual)
+    torch.testing.assert_close(added, (5.0 - 0.6) * torch.eye(len(added)).double())
+
+
+def test_structures_agree_where_the_curvature_is_diagonal() -> None:
+    model = nn.Linear(3, 1, bias=False).double()
+    x = torch.diag(torch.tensor([1.0, 2.0, 3.0])).double().repeat(4, 1)
+    data = (x, torch.ones(12, 1).double())
+    training = trained(model, data, adamw, loss=nn.functional.mse_loss)
+    found = [
+        dense(
+            engram.laplace(
+                model,
+                data,
+                likelihood="gaussian",
+                structure=structure,
+                training=training,
+                progress=False,
+            )
+        )
+        for structure in ("full", "kronecker", "diagonal")
+    ]
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(found[2], found[0])
+
+
+def normalised(affine: bool = True) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3, affine=affine), nn.Tanh()]
+    return nn.Sequential(*layers, nn.AvgPool2d(2), nn.Flatten(), nn.Linear(12, 3)).double()
+
+
+def solved_deviation(model: nn.Module, data: Data, posterior: engram.Posterior) -> Tensor:
+    """J S^-1 J' e, one example after the other by autograd."""
+    found = []
+    for x, y in zip(*data, strict=True):
+        outputs = model(x[None])[0]
+        residual = outputs.softmax(0) - nn.functional.one_hot(y, 3)
+        names = {n: model.get_parameter(n) for n in posterior.names}
+
+        def pulled(vector: Tensor) -> dict[str, Tensor]:
+            parts = torch.autograd.grad(outputs, list(names.values()), vector, retain_graph=True)  # noqa: B023
+            return dict(zip(names, parts, strict=True))  # noqa: B023
+
+        step = posterior.solve(pulled(residual.detach()))
+        rows = [pulled(torch.eye(3).double()[k]) for k in range(3)]
+        found.append(torch.stack([sum((r[n] * step[n]).sum() for n in names) for r in rows]))  # type: ignore[misc]
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("structure", ["kronecker", "ekfac", "diagonal", "full"])
+def test_a_bias_before_batch_normalisation_is_fixed(structure: str) -> None:
+    model, (_, y) = normalised(), examples(24)
+    data = (torch.randn(24, 1, 4, 4, dtype=torch.float64), y)
+    training = trained(model.train(), data, sgd)
+    model.eval()
+    posterior = engram.laplace(model, data, structure=structure, training=training, progress=False)
+    assert set(posterior.mean) - set(posterior.names) == {"0.bias"}
+    result = engram.sensitivities(model, data, posterior, estimator="linear", progress=False)
+    expected = solved_deviation(model, data, posterior)
+    torch.testing.assert_close(result.deviation, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_the_curvature_is_that_of_training_with_dropout() -> None:
+    """The moments of inputs after dropout are a a' + p / (1 - p) diag(a^2), in expectation."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Dropout(0.3), nn.Linear(3, 1, bias=False)).double()
+    x = torch.tensor([[1.0, 2.0, -1.0]]).double().repeat(20000, 1)
+    data = (x, torch.zeros(20000, 1).double())
+    training = trained(model, data, sgd, 2, nn.functional.mse_loss)
+    model.eval()
+    state, moment = torch.get_rng_state(), x[0].outer(x[0])
+    expected = 20000 * (moment + 0.3 / 0.7 * torch.diag(moment.diagonal()))
+    named = training.of(model)
+    prior = 20000 * (1 + named.decay["1.weight"]) / named.time["1.weight"] * torch.eye(3)
+    for structure in ("full", "kronecker"):
+        found = engram.laplace(
+            model,
+            data,
+            likelihood="gaussian",
+            structure=structure,
+            training=training,
+            progress=False,
+        )
+        error = (dense(found) - prior - expected) / expected.norm()
+        assert error.abs().max() < 0.02
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not model[0].training

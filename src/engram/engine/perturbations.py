@@ -187,9 +187,12 @@ def _block_columns(
 
 
 def in_eigenbasis(site: Site, blocks: Sequence[MatrixBlock]) -> MatrixRule | None:
-    """The site's rule where one block with rotations covers the parameters of its matrix."""
-    rotates = len(blocks) == 1 and blocks[0].turns_positions
-    return site.rule.as_matrix if rotates and set(blocks[0].names) == set(site.names) else None
+    """The site's rule where one block with rotations covers its matrix; a bias may be fixed."""
+    if len(blocks) != 1 or not blocks[0].turns_positions:
+        return None
+    names = blocks[0].names
+    covers = site.roles.get("weight") == names[0] and set(names) <= set(site.names)
+    return site.rule.as_matrix if covers else None
 
 
 def by_positions(

@@ -158,11 +158,11 @@ def _blocks_of(site: Site, precision: Precision) -> list[Block]:
 
 
 def is_rank_one(site: Site, blocks: Sequence[MatrixBlock]) -> bool:
-    """Whether every example's gradient is one product r c', and the blocks cover it."""
+    """Whether every example's gradient is one product r c', of which the blocks cover a part."""
     rule = site.rule.as_matrix
     if not blocks or rule is None or not rule.is_rank_one(site.call):
         return False
-    return sorted(n for b in blocks for n in b.names) == sorted(site.names)
+    return {name for block in blocks for name in block.names} <= set(site.names)
 
 
 def chunks(sites: Sequence[Site], blocks: Sequence[Block], copies: int = 1) -> Iterator[slice]:

@@ -151,7 +151,7 @@ def fitted(
     tolerance = chosen_tolerance(tolerance, opened.model)
     kind = "ggn" if is_auto(curvature) else curvature
     chosen, fit_blocks = chosen_fit(opened, structure, curvature if stopped is None else kind)
-    fixed = () if stopped is None else stopped.fixed
+    fixed = None if stopped is None else stopped.fixed
     fit = Fit(opened, prior_precision, kind, seed, tolerance, fixed)
     blocks = fit_blocks(fit)
     if stopped is None:

@@ -6,7 +6,8 @@ is decided in :mod:`engram.posteriors.laplace`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +24,7 @@ from engram.curvature.kfac import KroneckerFactors
 from engram.curvature.kinds import ggn_roots
 from engram.curvature.moments import OuterMoments, SquareMoments
 from engram.curvature.operators import Hessian
+from engram.engine.dropout import dropping
 from engram.engine.session import Observed, Session
 from engram.errors import PosteriorError
 from engram.linalg.block import Block
@@ -40,7 +42,17 @@ QUICKER = 'curvature="fisher" takes one for a batch, with one sampled label per 
 
 
 class Fit:
-    """The session and the settings of one fit, which its structure's function is given."""
+    """The session and the settings of one fit, which its structure's function is given.
+
+    Args:
+        session: model, data and likelihood.
+        delta: the prior precision.
+        curvature: that is summed.
+        seed: of what is sampled.
+        tolerance: how far the sum may be off.
+        fixed: parameters that training could not move, where its record is known; the curvature is
+            then that which training saw, with dropout.
+    """
 
     def __init__(
         self,
@@ -49,12 +61,13 @@ class Fit:
         curvature: str,
         seed: int,
         tolerance: float = 0.0,
-        fixed: Collection[str] = (),
+        fixed: Collection[str] | None = None,
     ) -> None:
         self.session, self.delta, self.curvature, self.seed = session, delta, curvature, seed
         self.sampled_share = sampled_share(tolerance)
-        self.fixed = set(fixed)
-        self.parameters = {n: p for n, p in trainable(session.model).items() if n not in fixed}
+        self.fixed, self.stopped = set(fixed or ()), fixed is not None
+        parameters = trainable(session.model)
+        self.parameters = {n: p for n, p in parameters.items() if n not in self.fixed}
         self.dtype = next(iter(self.parameters.values())).dtype
         self.structure: str | None = None  # what was taken in place of the one asked for
         self.record: dict[str, Any] = {}
@@ -63,7 +76,7 @@ class Fit:
         """Call ``each`` with the gradients of every output vector of every batch."""
         likelihood, count = self.session.likelihood, self.num_leading
         pace: Pace | None = None
-        for observed in self.session.passes(description):
+        for observed in self.observed(description):
             vectors = ggn_roots(observed, likelihood, self.curvature, self.seed, count)
             number = vectors.shape[2]
             if pace is None:
@@ -73,6 +86,11 @@ class Fit:
                 for r in range(number):
                     each(observed, observed.trace.arranged(vectors[:, :, r].contiguous()), r)
                     pace.step()
+
+    def observed(self, description: str) -> Iterator[Observed]:
+        """Every batch, with dropout where the curvature of training is wanted."""
+        with dropping(self.session.model, self.seed) if self.stopped else nullcontext():
+            yield from self.session.passes(description)
 
     @cached_property
     def num_leading(self) -> int | None:
@@ -179,7 +197,7 @@ def _dense(fit: Fit, names: Sequence[str]) -> tuple[Block, ...]:
         matrix = Hessian(fit.session, layout).matrix()
     else:
         moments = OuterMoments(layout, device)
-        for observed in fit.session.passes("curvature"):
+        for observed in fit.observed("curvature"):
             vectors = ggn_roots(observed, fit.session.likelihood, fit.curvature, fit.seed)
             with torch.no_grad():
                 per_seed = [
