@@ -21,6 +21,9 @@ class Watcher:
     def started(self, optimizer: optim.Optimizer, model: nn.Module) -> None:
         """Before the first step: the place for ``engram.record(optimizer, model)``."""
 
+    def comes(self, indices: Tensor) -> None:
+        """Before the forward pass of a step, with the positions of its examples."""
+
     def visited(self, indices: Tensor, outputs: Tensor) -> None:
         """After the forward pass of a step, with the positions of its examples."""
 
@@ -89,6 +92,7 @@ class Setting:
         for epoch in range(1, self.epochs + 1):
             model.train()
             for inputs, targets, indices in loader:
+                watcher.comes(indices)
                 outputs = model(inputs if self.augment is None else self.augment(inputs))
                 watcher.visited(indices, outputs)
                 optimizer.zero_grad()

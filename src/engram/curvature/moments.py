@@ -17,7 +17,7 @@ from engram.core.parameters import Layout, Named
 from engram.engine.passes import Trace
 from engram.engine.rules.base import CHUNK_BYTES
 from engram.engine.sites import DENSE_CHUNK_BYTES, Site, per_example_gradients
-from engram.linalg.kronecker import KroneckerBlock
+from engram.linalg.block import MatrixBlock
 
 
 def _uses(sites: Sequence[Site]) -> Counter[str]:
@@ -31,8 +31,8 @@ class SquareMoments:
         blocks: eigenbases, for the parameters that have one; the others are squared as they are.
     """
 
-    def __init__(self, blocks: Sequence[KroneckerBlock] = ()) -> None:
-        self.block_of: dict[str, KroneckerBlock] = {n: b for b in blocks for n in b.names}
+    def __init__(self, blocks: Sequence[MatrixBlock] = ()) -> None:
+        self.block_of: dict[str, MatrixBlock] = {n: b for b in blocks for n in b.names}
         self.by_name: Named = {}
         self.by_block: dict[tuple[str, ...], Tensor] = {}
 
@@ -83,14 +83,23 @@ class SquareMoments:
                 self._add_name(name, (value * value).sum(0))
             elif name not in done and all(n in found for n in block.names):
                 done |= set(block.names)
-                turned = block.to_basis(block.matrix({n: found[n] for n in block.names}))
+                turned = block.coordinates({n: found[n] for n in block.names})
                 self._add_block(block, (turned * turned).sum(0))
+
+    def of_block(self, block: MatrixBlock) -> Tensor:
+        """The sums in the shape of a block's eigenvalues; zeros for what no output depends on."""
+        if block.names in self.by_block:
+            return self.by_block[block.names]
+        found = self.by_name.get(block.names[0])
+        shapes = dict(zip(block.layout.names, block.layout.shapes, strict=True))
+        zeros = {name: torch.zeros(shape) for name, shape in shapes.items()}
+        return block.coordinates(zeros) if found is None else found
 
     def _add_name(self, name: str, value: Tensor) -> None:
         value = wide(value)
         self.by_name[name] = self.by_name[name] + value if name in self.by_name else value
 
-    def _add_block(self, block: KroneckerBlock, value: Tensor) -> None:
+    def _add_block(self, block: MatrixBlock, value: Tensor) -> None:
         value, key = wide(value), block.names
         self.by_block[key] = self.by_block[key] + value if key in self.by_block else value
 

@@ -22,6 +22,7 @@ from engram.core.memory import available_bytes, in_words
 from engram.core.parameters import Layout, Named, trainable
 from engram.core.progress import Pace
 from engram.core.state.process import plain_attention
+from engram.engine.displacements import Displacements, Drifts
 from engram.engine.gradient_accumulator import DiscardGradients, GradientSink
 from engram.engine.perturbations import Perturbations, add_total, inner_products
 from engram.engine.plan import Plan
@@ -113,6 +114,31 @@ class Trace:
                 present = [m.reshape(len(seed), -1) for m in moved if m is not None]
                 if gradient is not None and present:
                     yield gradient.reshape(len(seed), -1), *present
+
+    def displaced(
+        self, seed: Tensor, carried: Displacements, drift: Drifts | None = None
+    ) -> Tensor:
+        """J D, [B, K], for a displacement D of each example's own.
+
+        Args:
+            seed: u, whose gradients J'u act on D during the drift.
+            carried: D.
+            drift: that acts on D first; None for D as it is.
+        """
+        leaf = seed.detach().requires_grad_()
+        with self._kernels():
+            found = self.gradients(leaf, create_graph=self.twice)
+        with torch.no_grad():
+            arranged = [
+                None if g is None else site.arrange(g.detach())
+                for site, g in zip(self.sites, found, strict=True)
+            ]
+            for site in self.sites:
+                site.check_fresh()
+            if drift is not None:
+                carried.absorb(self.sites, arranged)
+            taken = carried.moved(self.sites, arranged, drift)
+        return self._push(leaf, found, taken)
 
     def add_gradient(self, seed: Tensor, precision: Precision, total: GradientSink) -> None:
         """Add the sum over examples of J' seed to ``total``, where the precision covers it."""

@@ -191,6 +191,36 @@ class MatrixBlock(Block):
         """The block itself."""
         return self
 
+    # the eigenbasis: S is diagonal there
+
+    @abstractmethod
+    def coordinates(self, vectors: Mapping[str, Tensor]) -> Tensor:
+        """Q' v for vectors [..., *shape] by name, in the shape of the eigenvalues."""
+
+    @abstractmethod
+    def from_coordinates(self, coordinates: Tensor) -> Named:
+        """Q x by name, [..., *shape]."""
+
+    @abstractmethod
+    def projected(self, entries: Mapping[str, Tensor]) -> Tensor:
+        """The diagonal of Q' diag(v) Q for v [*shape] by name, in the shape of the eigenvalues."""
+
+    @abstractmethod
+    def rotate_rows(self, rows: Tensor) -> Tensor:
+        """Q_rows' r for [..., O]; one group."""
+
+    @abstractmethod
+    def rotate_rows_back(self, rows: Tensor) -> Tensor:
+        """Q_rows r for [..., O]; one group."""
+
+    @abstractmethod
+    def rotate_columns(self, columns: Tensor) -> Tensor:
+        """Q_columns' c for [..., I] without the constant 1 of the bias; one group."""
+
+    @abstractmethod
+    def rotate_columns_back(self, columns: Tensor) -> Tensor:
+        """Q_columns c for [..., I] of a block without a bias; one group."""
+
     @property
     @abstractmethod
     def keeps_rows(self) -> bool:

@@ -70,6 +70,34 @@ class DiagonalBlock(MatrixBlock):
         """The block of one parameter."""
         return cls(Layout((name,), (precision.shape,)), precision, tolerance)
 
+    def coordinates(self, vectors: Mapping[str, Tensor]) -> Tensor:
+        """The vectors as they are."""
+        return vectors[self.names[0]]
+
+    def from_coordinates(self, coordinates: Tensor) -> Named:
+        """The coordinates as they are."""
+        return {self.names[0]: coordinates}
+
+    def projected(self, entries: Mapping[str, Tensor]) -> Tensor:
+        """The entries as they are."""
+        return entries[self.names[0]]
+
+    def rotate_rows(self, rows: Tensor) -> Tensor:
+        """The rows as they are."""
+        return rows
+
+    def rotate_rows_back(self, rows: Tensor) -> Tensor:
+        """The rows as they are."""
+        return rows
+
+    def rotate_columns(self, columns: Tensor) -> Tensor:
+        """The columns as they are."""
+        return columns
+
+    def rotate_columns_back(self, columns: Tensor) -> Tensor:
+        """The columns as they are."""
+        return columns
+
     def _times(self, vectors: Mapping[str, Tensor], scale: Tensor) -> Named:
         (name,) = self.names
         return {name: vectors[name] * scale}

@@ -116,6 +116,21 @@ class KroneckerBlock(MatrixBlock):
         matrix = _rotate(matrix, None if self.columns is None else self.columns.mT)
         return matrix if self.rows is None else _rotate(matrix.mT, self.rows.mT).mT
 
+    def coordinates(self, vectors: Mapping[str, Tensor]) -> Tensor:
+        """Q' v, [..., G, O, I]."""
+        return self.to_basis(self.matrix(vectors))
+
+    def from_coordinates(self, coordinates: Tensor) -> Named:
+        """Q x by name."""
+        return self.named(self.from_basis(coordinates))
+
+    def projected(self, entries: Mapping[str, Tensor]) -> Tensor:
+        """The diagonal in the eigenbasis of a matrix that is diagonal as it stands, [G, O, I]."""
+        found = wide(self.matrix(entries))
+        if self.columns is not None:
+            found = found @ wide(self.columns).square()
+        return found if self.rows is None else wide(self.rows).square().mT @ found
+
     def _times(self, vectors: Mapping[str, Tensor], scale: Tensor) -> Named:
         return self.named(self.from_basis(self.to_basis(self.matrix(vectors)) * scale))
 
@@ -155,13 +170,6 @@ class KroneckerBlock(MatrixBlock):
         block = KroneckerBlock(self.layout, precision, self.rows, self.columns)
         merges = tolerance > 0 and self.turns_positions
         return block._merged(curvature[0], tolerance) if merges else block
-
-    def projected(self, diagonal: Mapping[str, Tensor]) -> Tensor:
-        """The diagonal in the eigenbasis of a matrix that is diagonal as it stands, [G, O, I]."""
-        found = wide(self.matrix(diagonal))
-        if self.columns is not None:
-            found = found @ wide(self.columns).square()
-        return found if self.rows is None else wide(self.rows).square().mT @ found
 
     def check(self, where: str) -> None:
         """Finite eigenvalues for the parameters, and eigenvectors that fit them."""
@@ -222,6 +230,10 @@ class KroneckerBlock(MatrixBlock):
         """Q_rows' r for [..., O]; one group."""
         return rows if self.rows is None else rows @ self.rows[0]
 
+    def rotate_rows_back(self, rows: Tensor) -> Tensor:
+        """Q_rows r for [..., O]; one group."""
+        return rows if self.rows is None else rows @ self.rows[0].mT
+
     def rotate_columns(self, columns: Tensor) -> Tensor:
         """Q_columns' c for [..., I] without the constant 1 of the bias; one group."""
         if self.columns is not None:
@@ -229,6 +241,10 @@ class KroneckerBlock(MatrixBlock):
         if not self.with_bias:
             return columns
         return torch.cat([columns, torch.ones_like(columns[..., :1])], dim=-1)
+
+    def rotate_columns_back(self, columns: Tensor) -> Tensor:
+        """Q_columns c for [..., I] of a block without a bias; one group."""
+        return columns if self.columns is None else columns @ self.columns[0].mT
 
     def rank_one_gain(self, columns: Tensor) -> Tensor:
         """The gain with S^-1 (r c') c = Q (gain * Q' r), [B, O] from c [B, I]."""
@@ -261,7 +277,7 @@ class KroneckerBlock(MatrixBlock):
         """Q (gain * Q' r), [B, O]."""
         if self.clusters is None:
             turned = self.rotate_rows(rows) * self.rank_one_gain(columns)
-            return turned if self.rows is None else turned @ self.rows[0].mT
+            return self.rotate_rows_back(turned)
         return self.clusters.rank_one_perturbation(
             rows, *self._clustered_gains(self.clusters, columns)
         )

@@ -22,16 +22,22 @@ from engram.core.memory import backing_off
 from engram.core.parameters import Named
 from engram.core.selection import check_group
 from engram.errors import ArgumentError, TargetError
+from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
 from engram.problem import Problem, opened_problem
 from engram.sensitivity.effects import Effect, effect, paper_effect
 from engram.sensitivity.estimators import default_estimator
 from engram.sensitivity.group_steps import STEPS, Matrix, group_step
+from engram.sensitivity.replays import replayed_group
+from engram.sensitivity.step_signals import StepSignals, step_signals
+from engram.training.replay import Loss, Path, loss_of
+from engram.training.training import Training
 
 if TYPE_CHECKING:
     import pandas as pd
 
-ESTIMATORS = (*STEPS, "paper")
+REPLAY = "replay"
+ESTIMATORS = (*STEPS, "paper", REPLAY)
 PLACES = ("displaced", "linearised")
 
 
@@ -51,6 +57,9 @@ class Removal:
         at: where the effect was evaluated.
         matrix: that the step was taken with; None for the paper's form, which has none.
         why: why it is not the one of the rule's own name; empty where it is.
+        signals: what tells whether to believe it; None without the record of a training.
+        passes: forward and backward, over as many examples as the data has, that it took; None
+            without the record of a training.
     """
 
     indices: Tensor
@@ -63,10 +72,14 @@ class Removal:
     at: str
     matrix: Matrix | None
     why: str = ""
+    signals: StepSignals | None = None
+    passes: float | None = None
 
     def __post_init__(self) -> None:
         effects = [self.group, *([self.evaluation] if self.evaluation is not None else [])]
         if not all(effect.is_finite for effect in effects):
+            object.__setattr__(self, "flagged", True)
+        if self.signals is not None and self.signals.is_bad:
             object.__setattr__(self, "flagged", True)
 
     def __repr__(self) -> str:
@@ -76,6 +89,8 @@ class Removal:
         )
         if self.evaluation is not None:
             text += f", evaluation loss {self.evaluation.change:+.4f}"
+        if self.passes is not None:
+            text += f"; {self.passes:.1f} passes"
         if self.why:
             text += f"; with the {self.matrix}, since {self.why}"
         return text + (" (flagged: not to be believed)" if self.flagged else "")
@@ -94,6 +109,8 @@ def remove(
     at: str = "linearised",
     batch_size: int | str = AUTO,
     progress: bool = True,
+    training: Training | None = None,
+    loss: str | Likelihood | Loss | None = None,
 ) -> Removal:
     """Estimate the effect of leaving out, or reweighting, a group of examples.
 
@@ -106,20 +123,28 @@ def remove(
         estimator: ``linear`` with the precision of all data; with that of the remaining data
             ``corrected``, ``newton`` for posteriors with the exact Hessian, or ``downdated`` for
             those with Kronecker factors; ``paper`` for each example by itself without cross terms.
-            ``"auto"`` is the same as in :func:`engram.sensitivities`, so that a group of one has
-            the same answer.
+            For nets as people train them: ``gauss_newton`` with the exact Gauss-Newton matrix of
+            the remaining data and the training time, five products over some two thousand examples;
+            ``replay``, the last two thirds of the recorded training without the group. ``"auto"``
+            is ``replay`` where ``training`` is given, ``gauss_newton`` where the posterior was
+            fitted with one, else the same as in :func:`engram.sensitivities`, so that a group of
+            one has the same answer.
         evaluate_on: another data set, for instance a test set, to see the effect on.
         at: ``linearised`` goes along the tangent of the model, as sensitivities do; ``displaced``
             runs the model at the moved parameters.
+        training: of ``engram.record(optimizer, model, replay=True)``, to be walked again.
+        loss: of that training, as for :func:`engram.replay`; that of the posterior if not given.
 
     Returns:
         The effect on the group and on ``evaluate_on``; ``matrix`` and ``why`` say which precision
-        the step was taken with.
+        the step was taken with, ``signals`` and ``flagged`` whether to believe it, and ``passes``
+        what it took.
     """
     _check_choices(estimator, at, evaluate_on)
     with opened_problem(model, data, posterior, batch_size, progress) as problem:
         group = check_group(indices, weights, problem.num_data)
-        return _remove(problem, group, estimator, evaluate_on, at)
+        path = _path(problem, data, training, loss, estimator)
+        return _remove(problem, group, estimator, evaluate_on, at, path)
 
 
 class ClassRemovals(dict[int, Removal]):
@@ -153,16 +178,19 @@ def remove_classes(
     at: str = "linearised",
     batch_size: int | str = AUTO,
     progress: bool = True,
+    training: Training | None = None,
+    loss: str | Likelihood | Loss | None = None,
 ) -> ClassRemovals:
     """Estimate the effect of leaving out each class in turn; arguments as for :func:`remove`."""
     _check_choices(estimator, at, evaluate_on)
     with opened_problem(model, data, posterior, batch_size, progress) as problem:
+        path = _path(problem, data, training, loss, estimator)
         labels = class_numbers(problem.batches)
         removals = ClassRemovals()
         for label in labels.unique().tolist():
             chosen = (labels == label).nonzero()[:, 0]
             group = (chosen, torch.ones(len(chosen), dtype=torch.float64))
-            removals[label] = _remove(problem, group, estimator, evaluate_on, at)
+            removals[label] = _remove(problem, group, estimator, evaluate_on, at, path)
         return removals
 
 
@@ -199,6 +227,8 @@ def _chosen_rule(estimator: str, posterior: Posterior, size: int) -> str:
     """
     if not is_auto(estimator):
         return estimator
+    if size > 1 and posterior.training is not None:
+        return "gauss_newton"
     if size > 1 and posterior.is_partial and not posterior.exact:
         return "corrected"
     return default_estimator(posterior)
@@ -210,10 +240,13 @@ def _remove(
     estimator: str,
     evaluate_on: Data | None,
     at: str,
+    path: Path | None,
 ) -> Removal:
-    """The effect of a group, given as indices and weights [M]."""
+    """The effect of a group, given as indices and weights [M]; ``path`` is for a replay."""
     opened, posterior = problem.session, problem.posterior
     chosen, weights = group
+    if path is not None and estimator in (AUTO, REPLAY):
+        return _replayed(problem, path, chosen, weights, evaluate_on)
     rule = _chosen_rule(estimator, posterior, len(chosen))
     if rule == "paper":
         own, outweighs = paper_effect(opened, posterior, chosen, weights)
@@ -224,5 +257,43 @@ def _remove(
     if evaluate_on is not None:
         batches = Batches(evaluate_on, opened.batches.batch_size)
         evaluation = effect(opened, batches, batches.num_data, step.delta, at)
-    flagged, matrix, why = step.flagged, step.matrix, step.why
-    return Removal(chosen, weights, step.delta, own, evaluation, flagged, rule, at, matrix, why)
+    signals = None
+    if posterior.training is not None:
+        signals = step_signals(opened, posterior, chosen, weights, step.delta)
+    facts = (step.flagged, rule, at, step.matrix, step.why, signals, step.passes)
+    return Removal(chosen, weights, step.delta, own, evaluation, *facts)
+
+
+def _replayed(
+    problem: Problem, path: Path, chosen: Tensor, weights: Tensor, evaluate_on: Data | None
+) -> Removal:
+    """By the last part of the recorded training without the group."""
+    if not bool((weights == 1).all()):
+        raise ArgumentError(
+            "weights of 1 for a replay, which leaves examples out whole",
+            f"{float(weights[weights != 1][0]):g}",
+            'use estimator="gauss_newton"',
+        )
+    found = replayed_group(problem.session, path, chosen, evaluate_on)
+    facts = (False, REPLAY, "displaced", None, "", found.signals, found.passes)
+    return Removal(chosen, weights, found.delta, found.group, found.evaluation, *facts)
+
+
+def _path(
+    problem: Problem,
+    data: Data,
+    training: Training | None,
+    loss: str | Likelihood | Loss | None,
+    estimator: str,
+) -> Path | None:
+    """The recorded training, where one was given that can be walked again."""
+    if training is None or training.order is None:
+        if estimator == REPLAY:
+            raise ArgumentError(
+                "training=, a record that can be replayed",
+                "none" if training is None else "one without the order of the examples",
+                "record with engram.record(optimizer, model, loader=loader, replay=True)",
+            )
+        return None
+    chosen = problem.likelihood if loss is None else loss
+    return Path(problem.model, data, training, loss_of(chosen))

@@ -27,6 +27,7 @@ from engram.sensitivity.basis import Basis
 from engram.sensitivity.diagnostics import diagnose, undiagnosed
 from engram.sensitivity.estimators import ESTIMATORS, check_estimator, chosen_estimator
 from engram.sensitivity.estimators.base import Estimator, Setting
+from engram.sensitivity.estimators.trajectory import level
 from engram.sensitivity.leverages import Leverages, sampled_leverages
 from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import Result
@@ -133,6 +134,9 @@ def left_out(
     sink: GradientSink = total if diagnostics else DiscardGradients()
     setting = Setting(opened.likelihood, posterior, rounds, sink, opened=opened)
     tensors = _estimates(opened, ESTIMATORS[chosen], setting, peers)
+    readouts = tensors.pop("readouts", None)
+    if readouts is not None:
+        tensors["loo_loss"] = level(readouts)
     eigenvalues = tensors.pop("eigenvalues", None)
     known = (opened.model, posterior, opened.engine.coverage, tensors["flagged"])
     if diagnostics:
@@ -190,6 +194,7 @@ def _estimates(
 ) -> dict[str, Tensor]:
     """The columns of the result, in the order of the data, from all processes that share them."""
     number, setting = opened.batches.num_data, estimator.prepared(setting)
+    opened = setting.opened or opened
     own = peers.rows(number) if peers.count > 1 else None
     columns = Columns(number if own is None else len(own))
     for observed in opened.passes("sensitivities", own):
@@ -207,5 +212,7 @@ def _estimates(
         }
         if estimate.eigenvalues is not None:
             rows["eigenvalues"] = estimate.eigenvalues
+        if estimate.readouts is not None:
+            rows["readouts"] = estimate.readouts
         columns.add(rows)
     return peers.joined(columns.complete(), number)

@@ -95,7 +95,7 @@ def replay(
     Reference:
         Nickl et al., *The Memory-Perturbation Equation*, NeurIPS 2023.
     """
-    path = Path(model, data, training, _loss_of(loss), optimizer, before_step)
+    path = Path(model, data, training, loss_of(loss), optimizer, before_step)
     left_out = None if without is None else check_indices(without, path.batches.num_data)
     return path.walked(path.checkpoint(start), left_out, displacement, progress).model
 
@@ -186,12 +186,13 @@ class Path:
         with kept_surroundings(), torch.inference_mode(False), torch.enable_grad():
             walk = _Walk(self, start, left_out, displacement)
             last = self.training.num_steps
-            bar = Bar(last - start.step, "replay", progress)
+            count = last - start.step
+            bar = Bar(count, f"replay of {count:,} of {last:,} steps", progress)
             for number in range(start.step + 1, last + 1):
                 walk.step(number)
                 bar.update()
             bar.close()
-        return Replayed(walk.model.eval(), last - start.step, walk.skipped, walk.examples)
+        return Replayed(walk.model.eval(), count, walk.skipped, walk.examples)
 
 
 class _Walk:
@@ -312,7 +313,7 @@ def _named(order: Order) -> MakeOptimizer:
     return made
 
 
-def _loss_of(loss: str | Likelihood | Loss) -> Loss:
+def loss_of(loss: str | Likelihood | Loss) -> Loss:
     """A function of outputs and targets that gives the mean of a batch."""
     if callable(loss) and not isinstance(loss, Likelihood):
         return loss

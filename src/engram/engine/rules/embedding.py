@@ -101,16 +101,22 @@ class Embedding(Rule):
         """An example's gradient is in the rows of its tokens alone."""
         if len(blocks) != 1 or not blocks[0].keeps_rows:
             return None
-        tokens, picked = self.tokens(call), self.picked_gradient(call, output_gradient)
+        tokens = self.tokens(call)
         if total.wanted:
+            picked = self.picked_gradient(call, output_gradient)
             table = picked.new_zeros(call.shapes["weight"])
             table.index_add_(0, tokens.flatten(), picked.flatten(0, 1))
             total.add(names["weight"], table)
+        summed = self.summed_by_token(call, output_gradient)
+        return blocks[0].solve_rows(tokens, summed).reshape(output_gradient.shape)
+
+    def summed_by_token(self, call: Call, output_gradient: Tensor) -> Tensor:
+        """At each position the gradient of its token's row, all its positions added, [B, T, D]."""
+        tokens, picked = self.tokens(call), self.picked_gradient(call, output_gradient)
         size = max(1, CHUNK_BYTES // (picked.element_size() * tokens.shape[1] ** 2))
-        summed = torch.cat(
+        return torch.cat(
             [
                 (some[:, :, None] == some[:, None, :]).to(picked.dtype) @ part
                 for some, part in zip(tokens.split(size), picked.split(size), strict=True)
             ]
         )
-        return blocks[0].solve_rows(tokens, summed).reshape(output_gradient.shape)

@@ -7,7 +7,8 @@ With the prediction variance V, the residual e, the output Hessian L and the pre
 - ``iterated``: d <- V e(f + d), the residual of the left-out prediction;
 - ``paper``: d = diag(V) e with predictions linearised, as the authors compute;
 - ``newton``: d = J (S - H_i)^-1 g_i, without the example's Hessian, where S is the exact one;
-- ``downdated``: d = J S_-i^-1 g_i, with Kronecker factors of the remaining data.
+- ``downdated``: d = J S_-i^-1 g_i, with Kronecker factors of the remaining data;
+- ``trajectory``: the difference of two trainings, with and without it, along the record.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from collections.abc import Sequence
 
 from engram.core.arguments import AUTO, is_auto, one_of
 from engram.posteriors.gaussian import Posterior
-from engram.sensitivity.estimators import corrected, downdated, iterated, linear, newton, paper
+from engram.sensitivity.estimators import (
+    corrected,
+    downdated,
+    iterated,
+    linear,
+    newton,
+    paper,
+    trajectory,
+)
 from engram.sensitivity.estimators.base import Estimator
 
 ESTIMATORS: dict[str, Estimator] = {
@@ -28,6 +37,7 @@ ESTIMATORS: dict[str, Estimator] = {
         paper.ESTIMATOR,
         newton.ESTIMATOR,
         downdated.ESTIMATOR,
+        trajectory.ESTIMATOR,
     )
 }
 FROM_VARIANCE = tuple(name for name, rule in ESTIMATORS.items() if rule.from_variance)
@@ -39,12 +49,19 @@ def check_estimator(name: object, among: Sequence[str] = (AUTO, *ESTIMATORS)) ->
 
 
 def chosen_estimator(name: str, posterior: Posterior) -> str:
-    """The rule that is asked for; with ``"auto"`` the posterior's own."""
-    return default_estimator(posterior) if is_auto(name) else name
+    """The rule for single examples that is asked for; with ``"auto"`` the posterior's own.
+
+    ``trajectory`` where checkpoints were recorded and there is no full matrix, else that of the
+    end of training.
+    """
+    if not is_auto(name):
+        return name
+    walks = trajectory.ESTIMATOR.fits(posterior) and not posterior.is_dense
+    return trajectory.ESTIMATOR.name if walks else default_estimator(posterior)
 
 
 def default_estimator(posterior: Posterior) -> str:
-    """Which rule a posterior gets where none is asked for: for examples, groups and trackers.
+    """Which rule at the end of training a posterior gets where none is asked for.
 
     ``newton`` with the exact Hessian, ``downdated`` with Kronecker factors, ``corrected`` with
     another dense precision, else ``linear``: what is subtracted from an approximate precision may

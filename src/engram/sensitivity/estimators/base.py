@@ -8,7 +8,7 @@ equation, its mathematics as a function of arrays, the rule for a batch, and ``E
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from engram.engine.session import Session
 from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
+from engram.sensitivity.trajectory.stages import Stage
 from engram.sensitivity.variance import KnownVariance, Products
 
 #: Largest eigenvalue of V Lambda that is taken at its word. It is below 1 where the precision holds
@@ -62,6 +63,7 @@ class Estimate:
         flagged: where a guard held, or rounds grew apart, [B].
         eigenvalues: of V Lambda, [B, R], where the rule has them.
         pull: w with d = V w, [B, K], where there is one: the step of the parameters is S^-1 J' w.
+        readouts: losses without the example at several times of the training, [B, R].
     """
 
     deviation: Tensor
@@ -70,6 +72,7 @@ class Estimate:
     flagged: Tensor
     eigenvalues: Tensor | None = None
     pull: Tensor | None = None
+    readouts: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class Setting:
         total: the sum of gradients over the data is collected here, if it is wanted.
         guard: nearer to 1 where the precision is known to be exact.
         opened: model and data, where the examples are those of a net.
+        walk: the stages of the recorded training, for the rule that goes along it.
     """
 
     likelihood: Likelihood
@@ -91,6 +95,7 @@ class Setting:
     total: GradientSink
     guard: float = GUARD
     opened: Session | None = None
+    walk: Sequence[Stage] = ()
 
 
 Rule = Callable[[Observed, Setting], Estimate]

@@ -1,0 +1,52 @@
+"""Train again without groups, estimate the same with ``engram.remove``, and write the page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from benchmarks.groups.estimates import estimates
+from benchmarks.groups.page import page, true_changes
+from benchmarks.groups.settings import CASES
+from benchmarks.groups.truths import FOLDER, truth
+from benchmarks.records import RESULTS, write
+from benchmarks.timing import environment
+
+RECORDED = (0, 1)  # seeds of the trainings that are recorded and estimated
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.groups", description=__doc__)
+    parser.add_argument("names", nargs="*", help="of cases; all of them where none is named")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the truth is kept")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="of the page")
+    chosen = parser.parse_args()
+    names = chosen.names or list(CASES)
+    if unknown := set(names) - set(CASES):
+        parser.error(f"expected names among {', '.join(CASES)}, got {', '.join(unknown)}")
+    known = environment(seed=RECORDED[0])
+    record = {
+        "environment": known,
+        "seeds": list(RECORDED),
+        "truth": {name: true_changes(truth(name, chosen.folder)) for name in names},
+        "rows": [row for name in names for seed in RECORDED for row in _kept(name, seed, chosen)],
+    }
+    write(chosen.output, "groups", record, page(record))
+    print(page(record))
+
+
+def _kept(name: str, seed: int, chosen: argparse.Namespace) -> list[dict[str, object]]:
+    """Estimates of one training, kept beside the truth until the page is written."""
+    file = chosen.folder / f"{name}-{seed}.json"
+    if not file.is_file():
+        rows = estimates(name, seed)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(rows))
+    found: list[dict[str, object]] = json.loads(file.read_text())
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+r"""``trajectory``: the difference of two trainings, with and without the example, along the record.
+
+.. math::
+    D \leftarrow e^{-k A} D + \frac{1 - e^{-k A}}{A} \frac{J' e}{N}, \qquad d = J D
+
+over the segments of a recorded training, each with the curvature A and the gradients at a
+checkpoint in its middle and its training time k. The residual e is that of the example's visits,
+where they were recorded. d is read out at every checkpoint and at the end; the loss without the
+example is the mean of the losses at all readouts, brought to the level of the last one: the noise
+of the last steps, which no example is to blame for, is averaged out.
+
+Kronecker factors hold little of an example's own curvature, so that e is the present residual, as
+for the precision of the remaining data; letting it follow d doubles the loss of memorised nets
+(docs/decisions.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from engram.core.progress import announce
+from engram.engine.displacements import Displacements, entries_carried
+from engram.engine.session import Observed as Batch
+from engram.posteriors.gaussian import Posterior
+from engram.sensitivity.estimators.base import (
+    Estimate,
+    Estimator,
+    Observed,
+    Setting,
+    estimate_at,
+    none_flagged,
+)
+from engram.sensitivity.trajectory.stages import Stage, stages
+
+STAGES = 4  # checkpoints: more cost a pass each and change little (docs/decisions.md)
+TOLD_FROM = 5000  # examples: with fewer the passes are over before the line is read
+CARRIED_BYTES = 64 * 2**20  # of displacements that are held at a time
+
+
+def trajectory(observed: Observed, setting: Setting) -> Estimate:
+    """d of every example of a batch, by the walk from the first checkpoint to the end."""
+    assert isinstance(observed, Batch)
+    walk = setting.walk
+    assert walk
+    carried = Displacements(walk[0].bases)
+    readouts = []
+    for stage in walk:
+        seen = stage.session.observe(observed.batch)
+        moved = seen.trace.displaced(_residual(seen, stage), carried, stage.first_half)
+        carried.advance(stage.whole)
+        readouts.append(setting.likelihood.loss(seen.outputs + moved, seen.targets).detach())
+        seen.trace.release()
+    observed.trace.add_gradient(observed.residual, setting.posterior, setting.total)
+    deviation = observed.trace.displaced(observed.residual, carried)
+    estimate = estimate_at(observed, setting, deviation, none_flagged(observed))
+    return replace(estimate, readouts=torch.stack([*readouts, estimate.loo_loss], dim=1))
+
+
+def _residual(seen: Batch, stage: Stage) -> Tensor:
+    """e at the checkpoint, or its mean over the example's visits in the segment.
+
+    At a checkpoint an example that was just visited has a residual that is too small. Where the
+    residual is prediction minus target, that of the visits is known from their mean prediction.
+    """
+    at_visits = stage.segment.visits
+    if at_visits is None:
+        return seen.residual
+    mean, counts = at_visits(seen.batch.indices.cpu())
+    visited = (counts > 0).to(seen.outputs.device)[:, None]
+    shift = mean.to(seen.outputs) - stage.session.likelihood.mean(seen.outputs)
+    return torch.where(visited, seen.residual + shift, seen.residual)
+
+
+def has_checkpoints(posterior: Posterior) -> bool:
+    """Whether the training was recorded, with checkpoints on the way."""
+    return posterior.training is not None and len(posterior.training.snapshots) > 1
+
+
+def _prepared(setting: Setting) -> Setting:
+    opened, training = setting.opened, setting.posterior.training
+    assert opened is not None
+    assert training is not None
+    announce(
+        f"sensitivities: along {STAGES} checkpoints of the training, a pass over "
+        f'{opened.batches.num_data:,} examples at each and one at the end; estimator="linear" '
+        "takes the last alone",
+        opened.progress and opened.batches.num_data >= TOLD_FROM,
+    )
+    walk = stages(opened, training, STAGES, seed=0)
+    first = opened.batches.take(torch.zeros(1, dtype=torch.long))
+    observed = opened.observe(first)
+    entries = entries_carried(observed.trace.sites, walk[0].bases)
+    most = CARRIED_BYTES // max(1, entries * observed.outputs.element_size())
+    opened = replace(opened, largest_part=max(1, min(opened.largest_part, most)))
+    return replace(setting, opened=opened, walk=walk)
+
+
+def level(readouts: Tensor) -> Tensor:
+    """The mean over readouts [N, R] of each row, times the last column's mean over all others'.
+
+    Example:
+        >>> level(torch.tensor([[1.0, 2.0], [3.0, 2.0]]))
+        tensor([1.5000, 2.5000])
+    """
+    mean = readouts.mean(1)
+    fine = torch.isfinite(mean)
+    return mean * (readouts[fine, -1].mean() / mean[fine].mean())
+
+
+ESTIMATOR = Estimator(
+    "trajectory",
+    trajectory,
+    from_variance=False,
+    fits=has_checkpoints,
+    asks_for="a posterior with a recorded training and checkpoints",
+    remedy="record the training with engram.record(optimizer, model), and pass it to "
+    "engram.laplace(..., training=training)",
+    prepare=_prepared,
+)
