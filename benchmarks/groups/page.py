@@ -82,6 +82,10 @@ gradients with the exact Gauss-Newton matrix of some remaining examples and the 
 
 {counts}
 
+Wrong by more than a factor {FACTOR:g} where the true change is clear, and not flagged:
+{_missed(record)}.
+A replay says too little rather than too much: the first third of the training has seen the group.
+
 Cost, means. The passes are forward and backward over examples; times are wall-clock and were taken
 while other programs ran, so that they say little; a replay needs no fit:
 
@@ -92,6 +96,19 @@ Change of the mean loss, without the group minus with it: the group's own / the 
 
 {table(header, _groups(record))}
 """
+
+
+def _missed(record: dict[str, Any]) -> str:
+    """Rows that a reader would have believed, in words."""
+    found = []
+    for row in record["rows"]:
+        for kind in KINDS:
+            true = record["truth"][row["case"]][f"{row['group']}/{kind}"]
+            seen = judged(row, kind, true)
+            if seen["clear"] and not seen["size"] and not seen["flagged"]:
+                where = f"{row['way']}, {row['case']}, {row['group']}, seed {row['seed']}"
+                found.append(f"{where} ({kind}, {row[kind] / true[0]:.2f} of it)")
+    return "; ".join(found) or "none"
 
 
 def _cost(record: dict[str, Any], way: str) -> list[str]:
