@@ -268,7 +268,8 @@ def _stopped_gauss_newton(group: Group) -> Step:
     def precondition(vectors: Tensor) -> Tensor:
         return posterior.solve_rows(vectors, layout)
 
-    limits = Limits(TOLERANCE, FEW_PRODUCTS)
+    double = right.dtype == torch.float64
+    limits = Limits(DOUBLE_TOLERANCE if double else TOLERANCE, FEW_PRODUCTS)
     found = conjugate_gradients(lambda v, *_: rest @ v, right, limits, precondition)
     seen = len(group.chosen) + 2 * rest.products * len(examples.indices)
     passes = seen / group.opened.batches.num_data
