@@ -193,10 +193,14 @@ def _estimated(
 WAYS: dict[str, Callable[..., engram.Result]] = {
     "without the record": lambda m, d, t: _estimated(m, d, None),
     "without the record, Kronecker": lambda m, d, t: _estimated(m, d, None, structure="kronecker"),
-    "filtered, full": lambda m, d, t: _estimated(m, d, t, structure="full", estimator="corrected"),
-    "filtered, Kronecker": lambda m, d, t: _estimated(
+    "training time, full": lambda m, d, t: _estimated(
+        m, d, t, structure="full", estimator="corrected"
+    ),
+    "training time, Kronecker": lambda m, d, t: _estimated(
         m, d, t, structure="kronecker", estimator="linear"
     ),
+    "along the training, full": lambda m, d, t: _estimated(m, d, t, structure="full"),
+    "along the training, Kronecker": lambda m, d, t: _estimated(m, d, t, structure="kronecker"),
 }
 
 

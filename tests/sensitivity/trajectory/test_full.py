@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.func import functional_call, jacrev
+from torch.optim import SGD, Adam, Optimizer
 
 import engram
 from engram.core.parameters import Layout, trainable
-from engram.engine.session import Session, session
-from engram.sensitivity.trajectory.full import FullStage, walked
+from engram.engine.session import session
+from engram.sensitivity.trajectory.full import full_stages, walked
 from engram.training.segments import NamedTraining, Segment
 
 NUM_DATA = 30
@@ -52,21 +51,10 @@ def trained(
     return model, training
 
 
-def at_checkpoint(opened: Session, segment: Segment) -> Session:
-    model = copy.deepcopy(opened.model)
-    with torch.no_grad():
-        for name, value in segment.middle.weights.items():
-            model.get_parameter(name).copy_(value)
-    return replace(opened, engine=opened.engine.moved_to(model))
-
-
 def walk(model: nn.Module, data: Data, named: NamedTraining, count: int) -> dict[str, Tensor]:
     layout = Layout.of({name: p.detach() for name, p in trainable(model).items()})
     with session(model, data, "gaussian", progress=False) as opened:
-        stages = [
-            FullStage.of(at_checkpoint(opened, segment), segment, layout, seed=0)
-            for segment in named.segments(count)
-        ]
+        stages = full_stages(opened, named, layout, count, seed=0)
         return walked(stages, next(opened.passes("walk")))
 
 
@@ -112,3 +100,67 @@ def test_a_linear_model_is_followed_to_where_training_leads(
     assert one < 0.2
     assert four < 0.07
     assert four < one
+
+
+def test_a_net_is_followed_as_matrix_exponentials_say() -> None:
+    """Against the equations with matrix exponentials, one example after the other."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    x, targets = examples()[0], torch.randint(2, (NUM_DATA,))
+    optimizer = Adam(model.parameters(), lr=0.01, weight_decay=0.1)
+    training = engram.record(optimizer, model)
+    for _ in range(200):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), targets).backward()
+        optimizer.step()
+    posterior = engram.laplace(
+        model, (x, targets), structure="full", training=training, progress=False
+    )
+    found = engram.sensitivities(model, (x, targets), posterior, progress=False)
+    assert found.basis.estimator == "trajectory"
+    named = training.of(model)
+    moved = torch.zeros(NUM_DATA, posterior.num_params).double()
+    for segment in named.segments(4):
+        with segment.middle.loaded(model):
+            moved = by_exponentials(model, x, targets, segment, moved)
+    jacobian, _ = jacobians(model, x)
+    expected = torch.einsum("nkp,np->nk", jacobian, moved)
+    torch.testing.assert_close(found.deviation, expected, rtol=1e-6, atol=1e-9)
+
+
+def jacobians(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def outputs(given: dict[str, Tensor]) -> Tensor:
+        result: Tensor = functional_call(model, given, (x,))
+        return result
+
+    found = jacrev(outputs)(parameters)
+    return torch.cat([found[n].flatten(2) for n in parameters], dim=2), outputs(parameters)
+
+
+def by_exponentials(
+    model: nn.Module, x: Tensor, targets: Tensor, segment: Segment, start: Tensor
+) -> Tensor:
+    jacobian, outputs = jacobians(model, x)
+    p = outputs.softmax(1)
+    hessian = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    names = [name for name, _ in model.named_parameters()]
+    time, decay = (
+        torch.cat([part[n].expand(model.get_parameter(n).shape).flatten() for n in names])
+        for part in (segment.time, segment.decay)
+    )
+    mean = torch.einsum("nkp,nkl,nlq->pq", jacobian, hessian, jacobian) / NUM_DATA
+    mean = mean + torch.diag(decay / time)
+    identity = torch.eye(len(mean)).double()
+    decayed = torch.linalg.matrix_exp(-time[:, None] * mean)
+    gained = (identity - decayed) @ torch.linalg.inv(mean)
+    end = []
+    for i in range(len(x)):
+        own, output = jacobian[i], hessian[i]
+        residual = p[i] - nn.functional.one_hot(targets[i], p.shape[1])
+        variance = own @ gained @ own.mT / NUM_DATA
+        right = residual + output @ own @ (start[i] + decayed @ start[i]) / 2
+        pull = torch.linalg.solve(torch.eye(len(right)).double() - output @ variance / 2, right)
+        end.append(decayed @ start[i] + gained @ own.mT @ pull / NUM_DATA)
+    return torch.stack(end)

@@ -51,12 +51,11 @@ def check_estimator(name: object, among: Sequence[str] = (AUTO, *ESTIMATORS)) ->
 def chosen_estimator(name: str, posterior: Posterior) -> str:
     """The rule for single examples that is asked for; with ``"auto"`` the posterior's own.
 
-    ``trajectory`` where checkpoints were recorded and there is no full matrix, else that of the
-    end of training.
+    ``trajectory`` where checkpoints were recorded, else that of the end of training.
     """
     if not is_auto(name):
         return name
-    walks = trajectory.ESTIMATOR.fits(posterior) and not posterior.is_dense
+    walks = trajectory.ESTIMATOR.fits(posterior)
     return trajectory.ESTIMATOR.name if walks else default_estimator(posterior)
 
 

@@ -20,6 +20,7 @@ from engram.engine.session import Session
 from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
+from engram.sensitivity.trajectory.full import FullStage
 from engram.sensitivity.trajectory.stages import Stage
 from engram.sensitivity.variance import KnownVariance, Products
 
@@ -87,6 +88,7 @@ class Setting:
         guard: nearer to 1 where the precision is known to be exact.
         opened: model and data, where the examples are those of a net.
         walk: the stages of the recorded training, for the rule that goes along it.
+        full_walk: the same with full matrices.
     """
 
     likelihood: Likelihood
@@ -96,6 +98,7 @@ class Setting:
     guard: float = GUARD
     opened: Session | None = None
     walk: Sequence[Stage] = ()
+    full_walk: Sequence[FullStage] = ()
 
 
 Rule = Callable[[Observed, Setting], Estimate]

@@ -9,9 +9,10 @@ where they were recorded. d is read out at every checkpoint and at the end; the 
 example is the mean of the losses at all readouts, brought to the level of the last one: the noise
 of the last steps, which no example is to blame for, is averaged out.
 
-Kronecker factors hold little of an example's own curvature, so that e is the present residual, as
-for the precision of the remaining data; letting it follow d doubles the loss of memorised nets
-(docs/decisions.md).
+With full matrices the example's own curvature is taken out of A, and the loss is that at the end
+(:mod:`engram.sensitivity.trajectory.full`). Kronecker factors hold little of it, so that e is the
+present residual, as for the precision of the remaining data; letting it follow d doubles the loss
+of memorised nets (docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from engram.sensitivity.estimators.base import (
     estimate_at,
     none_flagged,
 )
-from engram.sensitivity.trajectory.stages import Stage, stages
+from engram.sensitivity.trajectory.full import bytes_carried, full_stages, walked
+from engram.sensitivity.trajectory.stages import residual_at_visits, stages
+from engram.sensitivity.variance import DENSE_OUTPUTS
 
 STAGES = 4  # checkpoints: more cost a pass each and change little (docs/decisions.md)
 TOLD_FROM = 5000  # examples: with fewer the passes are over before the line is read
@@ -43,13 +46,17 @@ CARRIED_BYTES = 64 * 2**20  # of displacements that are held at a time
 def trajectory(observed: Observed, setting: Setting) -> Estimate:
     """d of every example of a batch, by the walk from the first checkpoint to the end."""
     assert isinstance(observed, Batch)
+    if setting.full_walk:
+        return _with_full_matrices(observed, setting)
     walk = setting.walk
     assert walk
     carried = Displacements(walk[0].bases)
     readouts = []
     for stage in walk:
         seen = stage.session.observe(observed.batch)
-        moved = seen.trace.displaced(_residual(seen, stage), carried, stage.first_half)
+        moved = seen.trace.displaced(
+            residual_at_visits(seen, stage.segment, setting.likelihood), carried, stage.first_half
+        )
         carried.advance(stage.whole)
         readouts.append(setting.likelihood.loss(seen.outputs + moved, seen.targets).detach())
         seen.trace.release()
@@ -59,19 +66,11 @@ def trajectory(observed: Observed, setting: Setting) -> Estimate:
     return replace(estimate, readouts=torch.stack([*readouts, estimate.loo_loss], dim=1))
 
 
-def _residual(seen: Batch, stage: Stage) -> Tensor:
-    """e at the checkpoint, or its mean over the example's visits in the segment.
-
-    At a checkpoint an example that was just visited has a residual that is too small. Where the
-    residual is prediction minus target, that of the visits is known from their mean prediction.
-    """
-    at_visits = stage.segment.visits
-    if at_visits is None:
-        return seen.residual
-    mean, counts = at_visits(seen.batch.indices.cpu())
-    visited = (counts > 0).to(seen.outputs.device)[:, None]
-    shift = mean.to(seen.outputs) - stage.session.likelihood.mean(seen.outputs)
-    return torch.where(visited, seen.residual + shift, seen.residual)
+def _with_full_matrices(observed: Batch, setting: Setting) -> Estimate:
+    """Without the example's own curvature; what is at the end is the answer."""
+    observed.trace.add_gradient(observed.residual, setting.posterior, setting.total)
+    deviation = observed.trace.own_tangents(walked(setting.full_walk, observed))
+    return estimate_at(observed, setting, deviation, none_flagged(observed))
 
 
 def has_checkpoints(posterior: Posterior) -> bool:
@@ -89,9 +88,15 @@ def _prepared(setting: Setting) -> Setting:
         "takes the last alone",
         opened.progress and opened.batches.num_data >= TOLD_FROM,
     )
-    walk = stages(opened, training, STAGES, seed=0)
     first = opened.batches.take(torch.zeros(1, dtype=torch.long))
     observed = opened.observe(first)
+    if setting.posterior.is_dense and observed.outputs.shape[1] <= DENSE_OUTPUTS:
+        layout = setting.posterior.layout
+        most = CARRIED_BYTES // bytes_carried(layout, observed.outputs)
+        full_walk = full_stages(opened, training, layout, STAGES, seed=0)
+        opened = replace(opened, largest_part=max(1, min(opened.largest_part, most)))
+        return replace(setting, opened=opened, full_walk=full_walk)
+    walk = stages(opened, training, STAGES, seed=0)
     entries = entries_carried(observed.trace.sites, walk[0].bases)
     most = CARRIED_BYTES // max(1, entries * observed.outputs.element_size())
     opened = replace(opened, largest_part=max(1, min(opened.largest_part, most)))

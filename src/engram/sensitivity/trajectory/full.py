@@ -30,9 +30,11 @@ from engram.curvature.kinds import ggn_roots
 from engram.curvature.moments import OuterMoments
 from engram.engine.dropout import dropping
 from engram.engine.session import Observed, Session
-from engram.training.segments import Segment
+from engram.sensitivity.trajectory.stages import at_checkpoint, residual_at_visits
+from engram.training.segments import NamedTraining, Segment
 
 SHORTEST = 1e-12  # training time of an entry: one that never had a step moves nowhere
+COPIES = 3  # of an example's Jacobian that are held at a time
 SMALL = 1e-6  # k A below which (1 - e^-kA) / kA is 1 - kA / 2
 
 
@@ -109,13 +111,30 @@ class FullStage:
 
     def _residual(self, seen: Observed) -> Tensor:
         """e: at the visits of the segment, where they were recorded, else at the checkpoint."""
-        visits = self.segment.visits
-        if visits is None:
-            return seen.residual
-        means, counts = visits(seen.batch.indices)
-        shift = means.to(seen.outputs) - self.session.likelihood.mean(seen.outputs)
-        visited = counts.to(seen.outputs.device)[:, None] > 0
-        return torch.where(visited, seen.residual + shift, seen.residual)
+        return residual_at_visits(seen, self.segment, self.session.likelihood)
+
+
+def full_stages(
+    opened: Session, training: NamedTraining, layout: Layout, count: int, seed: int
+) -> list[FullStage]:
+    """The stages of a recorded training.
+
+    Args:
+        opened: the model at the end of it, with the data.
+        training: with checkpoints.
+        layout: of the parameters that move.
+        count: of stages; fewer where there are not two checkpoints for each, so that one of them
+            is in the middle.
+        seed: of dropout's masks.
+    """
+    points = sum(snapshot.step > 0 for snapshot in training.snapshots)
+    segments = training.segments(max(1, min(count, points // 2)))
+    return [FullStage.of(at_checkpoint(opened, s), s, layout, seed) for s in segments]
+
+
+def bytes_carried(layout: Layout, outputs: Tensor) -> int:
+    """What an example takes on the walk."""
+    return COPIES * outputs.shape[1] * layout.num_params * outputs.element_size()
 
 
 def walked(stages: Sequence[FullStage], batch: Observed) -> Named:

@@ -23,6 +23,7 @@ from engram.curvature.moments import OuterMoments, SquareMoments
 from engram.engine.displacements import Drift, Drifts
 from engram.engine.dropout import dropping
 from engram.engine.session import Observed, Session
+from engram.likelihoods import Likelihood
 from engram.linalg.block import MatrixBlock
 from engram.linalg.diagonal import DiagonalBlock
 from engram.linalg.kronecker import KroneckerBlock
@@ -81,7 +82,7 @@ def stages(opened: Session, training: NamedTraining, count: int, seed: int) -> l
         seed: of the examples that the curvature is measured on, and of sampled labels.
     """
     segments = training.segments(count)
-    sessions = [_session(opened, segment) for segment in segments]
+    sessions = [at_checkpoint(opened, segment) for segment in segments]
     parts = _parts(opened, len(segments), seed)
     fixed = {name for name, moved in training.moved.items() if not moved}
     bases = _bases(sessions, parts, fixed, seed)
@@ -91,7 +92,7 @@ def stages(opened: Session, training: NamedTraining, count: int, seed: int) -> l
     ]
 
 
-def _session(opened: Session, segment: Segment) -> Session:
+def at_checkpoint(opened: Session, segment: Segment) -> Session:
     """Passes of a copy of the model at the checkpoint in the middle of a segment."""
     model = copy.deepcopy(opened.model)
     checkpoint = segment.middle
@@ -103,6 +104,21 @@ def _session(opened: Session, segment: Segment) -> Session:
     if not checkpoint.has_buffers:
         estimate_statistics(session)
     return session
+
+
+def residual_at_visits(seen: Observed, segment: Segment, likelihood: Likelihood) -> Tensor:
+    """e at the checkpoint, or its mean over the example's visits in the segment.
+
+    At a checkpoint an example that was just visited has a residual that is too small. Where the
+    residual is prediction minus target, that of the visits is known from their mean prediction.
+    """
+    at_visits = segment.visits
+    if at_visits is None:
+        return seen.residual
+    mean, counts = at_visits(seen.batch.indices.cpu())
+    visited = (counts > 0).to(seen.outputs.device)[:, None]
+    shift = mean.to(seen.outputs) - likelihood.mean(seen.outputs)
+    return torch.where(visited, seen.residual + shift, seen.residual)
 
 
 def estimate_statistics(session: Session) -> None:
