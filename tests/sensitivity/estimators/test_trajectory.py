@@ -164,6 +164,50 @@ def test_a_linear_model_trained_without_the_example() -> None:
     )
 
 
+@pytest.mark.parametrize("structure", ["full", "kronecker"])
+def test_trained_again_without_the_example(structure: str) -> None:
+    """A small net, stopped early: the same first weights and batches, with one weight 0."""
+    torch.manual_seed(2)
+    inputs = torch.randn(60, 4, dtype=torch.float64)
+    targets = (inputs[:, :2].sum(1) + 0.5 * torch.randn(60) > 0).long()
+
+    def fitted(weights: Tensor) -> tuple[nn.Module, Training]:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+        stepper = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        training = engram.record(stepper, model)
+        for _ in range(15):
+            for batch in torch.randperm(60).split(20):
+                losses = functional.cross_entropy(
+                    model(inputs[batch]), targets[batch], reduction="none"
+                )
+                stepper.zero_grad()
+                (weights[batch] * losses).mean().backward()
+                stepper.step()
+        return model, training
+
+    everyone = torch.ones(60, dtype=torch.float64)
+    model, training = fitted(everyone)
+    data = (inputs, targets)
+    posterior = engram.laplace(model, data, structure=structure, training=training)
+    result = engram.sensitivities(model, data, posterior, progress=False)
+    assert result.basis.estimator == "trajectory"
+    true = []
+    for i in range(60):
+        weights = everyone.clone()
+        weights[i] = 0
+        without, _ = fitted(weights)
+        outputs = without(inputs[i : i + 1]).detach()
+        true.append(float(functional.cross_entropy(outputs, targets[i : i + 1])))
+    increase = torch.tensor(true) - result.loss
+    moved = result.outputs + result.deviation  # at the end; loo_loss has the readouts before too
+    estimated = functional.cross_entropy(moved, targets, reduction="none") - result.loss
+    correlation = torch.corrcoef(torch.stack([estimated, increase]))[0, 1]
+    assert correlation > {"full": 0.98, "kronecker": 0.9}[structure]
+    bounds = {"full": (0.85, 1.15), "kronecker": (0.6, 1.6)}[structure]
+    assert bounds[0] < estimated.mean() / increase.mean() < bounds[1]
+
+
 def test_it_is_the_default_where_checkpoints_are_there() -> None:
     model, data, training = trained(mlp, torch.optim.SGD, lr=0.1)
     with_record = engram.laplace(model, data, structure="kronecker", training=training)

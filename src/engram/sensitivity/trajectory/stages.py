@@ -30,8 +30,9 @@ from engram.linalg.kronecker import KroneckerBlock
 from engram.linalg.precision import Precision
 from engram.training.segments import NamedTraining, Segment
 
-FIT_PASSES = 0.5  # of the data, over all checkpoints together, that the curvature is measured on
+FIT_PASSES = 1.0  # over the data, all checkpoints together, that curvature is measured with, twice
 FEWEST_EXAMPLES = 500  # at each checkpoint, where there are so many: fewer make noisy eigenvalues
+EXACT_GRADIENTS = 5000  # of all outputs at a checkpoint, up to which no labels are sampled
 LARGEST_MATRIX = (
     1500  # entries of a weight whose own matrix is taken: its eigenvectors take a second
 )
@@ -158,10 +159,15 @@ def _parts(opened: Session, count: int, seed: int) -> list[Tensor]:
 def _observed(
     session: Session, part: Tensor, seed: int
 ) -> Iterator[tuple[Observed, list[list[Tensor | None]]]]:
-    """Batches with the gradients of all roots of the Gauss-Newton matrix."""
+    """Batches with the gradients of the roots of the Gauss-Newton matrix, or of sampled labels.
+
+    The whole matrix takes a backward pass for every output, and with many examples makes no
+    difference that could be measured (docs/decisions.md).
+    """
     with dropping(session.model, seed):
         for observed in session.passes("curvature along the training", part):
-            roots = ggn_roots(observed, session.likelihood, "ggn", seed)
+            few = len(part) * observed.outputs.shape[1] <= EXACT_GRADIENTS
+            roots = ggn_roots(observed, session.likelihood, "ggn" if few else "fisher", seed)
             with torch.no_grad():
                 gradients = [
                     observed.trace.arranged(roots[:, :, r].contiguous())
