@@ -31,6 +31,9 @@ from benchmarks.timing import environment
 NUM_DATA, BATCH_SIZE, WIDTH, CLASSES = 400, 40, 16, 10
 WRONG = 0.05  # of the labels
 SEEDS = (0, 1, 2)  # of examples, wrong labels, first weights and batches
+# What is aimed at in every setting: Spearman and Pearson of the score, and the mean increase
+BARS = {"along the training, full": (0.98, 0.97), "along the training, Kronecker": (0.96, 0.94)}
+NEAR = 0.25  # of the true mean increase
 PART = 100  # nets of a stack that are trained at a time: memory
 Parameters = list[nn.Parameter]
 
@@ -240,6 +243,21 @@ def cell(runs: list[dict[str, Any]], way: str) -> str:
     return f"{mean(spearman):.3f} / {mean(pearson):.3f}, {mean(ratio):.2f}x ({spread})"
 
 
+def missed(runs: dict[str, Any]) -> str:
+    """Where the averages over the seeds stay below what is aimed at, in words."""
+    found = []
+    for way, bars in BARS.items():
+        for name, lines in runs.items():
+            spearman, pearson, ratio = (
+                mean(run["ways"][way][k] for run in lines) for k in ("spearman", "pearson", "ratio")
+            )
+            if spearman < bars[0] or pearson < bars[1] or abs(ratio - 1) > NEAR:
+                found.append(
+                    f"- {way}, {SETTINGS[name].title}: {spearman:.3f} / {pearson:.3f}, {ratio:.2f}x"
+                )
+    return "\n".join(found) or "- nowhere"
+
+
 def page(record: dict[str, Any]) -> str:
     """The Markdown page."""
     runs = record["settings"]
@@ -262,6 +280,11 @@ then the mean estimated increase of the loss over the true one, with the smalles
 the seeds. {losses}.
 
 {table(header, rows)}
+
+Aimed at along the training: Spearman / Pearson of 0.98 / 0.97 with full matrices and 0.96 / 0.94
+with Kronecker factors, and a mean increase within {NEAR:.0%}. Missed, in averages over the seeds:
+
+{missed(runs)}
 """
 
 

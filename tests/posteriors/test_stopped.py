@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 import engram
-from engram.errors import ArgumentError, ModelMismatchError, TrainingError
+from engram.errors import ArgumentError, ModelMismatchError, PosteriorError, TrainingError
 from engram.sensitivity.estimators import default_estimator
 
 Data = tuple[Tensor, Tensor]
@@ -129,6 +129,9 @@ def test_what_is_no_record_is_refused() -> None:
     nothing = engram.record(SGD(model.parameters(), lr=0.1), model)
     with pytest.raises(TrainingError, match="at least one step"):
         engram.laplace(model, data, training=nothing)
+    stopped = engram.laplace(model, data, training=training, progress=False)
+    with pytest.raises(PosteriorError, match="that of a training that was stopped"):
+        engram.calibrate(model, data, stopped, progress=False)
 
 
 def test_a_long_training_has_the_posterior_of_its_minimum() -> None:

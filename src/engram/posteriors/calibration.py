@@ -103,6 +103,12 @@ def calibrate(
     wanted = fraction("relative_residual", relative_residual, "use relative_residual=0.05")
     seed = seed_number(seed)
     posterior = as_posterior(posterior, model)
+    if posterior.stopped:
+        raise PosteriorError(
+            "a posterior as at a minimum, which the exact curvature can be compared with",
+            f"that of a training that was stopped, {posterior!r}",
+            "use it as it is: its size is that of the training time",
+        )
     layout = posterior.layout
     with session(model, data, posterior.known_likelihood, batch_size, progress) as opened:
         prior = posterior.prior_vector
