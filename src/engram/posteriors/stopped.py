@@ -72,7 +72,7 @@ class Stopped:
 
     @property
     def base(self) -> float:
-        """Of the size of N / C: a block with it can be factorised, and holds no less than that."""
+        """A number of the size of N / C, so that blocks can be factorised before they have it."""
         return float(torch.exp(self._mean({n: v.log().mean() for n, v in self.pull.items()})))
 
     def with_time(
