@@ -55,7 +55,7 @@ def estimates(name: str, seed: int, folder: Path) -> dict[str, Any]:
     began = time.perf_counter()
     model = setting.train(seed, watched)
     trained = time.perf_counter() - began
-    guess = engram.Training.guess(model, watched.optimizer)
+    guess = engram.Training.guess(model, watched.optimizer, steps=watched.training.num_steps)
     scores: dict[str, Tensor] = {}
     seconds: dict[str, float] = {}
     for way, training, estimator in (

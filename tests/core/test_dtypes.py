@@ -25,6 +25,8 @@ ON_THE_PROCESSOR = {
     "diagnostics.py",
     "digests.py",
     "streaming.py",
+    "clock.py",
+    "checkpoints.py",
     "history.py",
     "dtypes.py",
     "result.py",

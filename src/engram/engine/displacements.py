@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from engram.core.parameters import Named
-from engram.engine.rules.embedding import Embedding
 from engram.engine.sites import Site, SiteGroup, group_sites
 from engram.linalg.block import MatrixBlock
 from engram.linalg.precision import Precision
@@ -148,11 +147,10 @@ class Tokens(Carried):
 
     def absorb(self, members: Members) -> None:
         ((site, gradient),) = members
-        rule = site.rule
-        assert isinstance(rule, Embedding)
         if gradient is not None:
-            self.tokens = rule.tokens(site.call)
-            self.gradient = self.block.rotate_columns(rule.summed_by_token(site.call, gradient))
+            self.tokens = site.rule.picked_rows(site.call)
+            summed = site.rule.summed_by_row(site.call, gradient)
+            self.gradient = self.block.rotate_columns(summed)
 
     def _after(self, drift: Drifts) -> Tensor | None:
         if self.gradient is None:
@@ -293,7 +291,7 @@ def _carried(group: SiteGroup, sites: Sequence[Site]) -> Carried:
         is_weight = site.roles.get("weight") == block.names[0]
         if rule is not None and is_weight and rule.is_rank_one(site.call):
             return Products(block)
-        if isinstance(site.rule, Embedding) and block.keeps_rows:
+        if block.keeps_rows and site.rule.picked_rows(site.call) is not None:
             return Tokens(block)
     return Explicit(matrices)
 

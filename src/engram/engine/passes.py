@@ -109,11 +109,12 @@ class Trace:
         with torch.no_grad():
             found = self.arranged(seed)
             own = [Perturbations(self.sites, found, p, DiscardGradients()) for p in precisions]
-            for number, gradient in enumerate(found):
+        for number, gradient in enumerate(found):
+            with torch.no_grad():
                 moved = [each.take(number) for each in own]
                 present = [m.reshape(len(seed), -1) for m in moved if m is not None]
-                if gradient is not None and present:
-                    yield gradient.reshape(len(seed), -1), *present
+            if gradient is not None and present:
+                yield gradient.reshape(len(seed), -1), *present
 
     def displaced(
         self, seed: Tensor, carried: Displacements, drift: Drifts | None = None

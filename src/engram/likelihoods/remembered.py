@@ -47,9 +47,11 @@ def described(likelihood: Likelihood | Remembered) -> dict[str, Any]:
 def restored(about: Mapping[str, Any]) -> Likelihood | Remembered:
     """The likelihood of a description; remembered where it was not one of engram's own."""
     if "name" in about:
-        settings = about["settings"]
+        parts = about["settings"]
+        if not isinstance(parts, Mapping):
+            raise TypeError(f"arguments by name, not {type(parts).__name__}")
         return KNOWN[about["name"]](
-            **{k: restored(v) if isinstance(v, Mapping) else v for k, v in settings.items()}
+            **{k: restored(v) if isinstance(v, Mapping) else v for k, v in parts.items()}
         )
     return Remembered(about["text"], about["identity"])
 

@@ -92,7 +92,7 @@ def _spend(
     clock: Clock,
     hand: ParameterClock,
     parameter: Tensor,
-    settings: Mapping[str, Any],
+    group: Mapping[str, Any],
     steps: int,
 ) -> None:
     """So many steps like the last one."""
@@ -100,18 +100,18 @@ def _spend(
     hand.steps = steps
     hand.memory = hand.decay_memory = 0.0
     for number in range(max(1, steps - LONG + 1), steps):
-        step = Step(clock.optimizer, parameter, settings, state, number)
+        step = Step(clock.optimizer, parameter, group, state, number)
         hand.memory, _ = clock.metric.weight(step, hand.memory, 1.0)
         hand.decay_memory, _ = clock.metric.weight(step, hand.decay_memory, 1.0)
-    step = Step(clock.optimizer, parameter, settings, state, steps)
+    step = Step(clock.optimizer, parameter, group, state, steps)
     hand.put(hand.advance(step, clock.metric, 1.0, 1.0))
     hand.pending *= steps
     hand.pending_decay *= steps
     hand.shrunk *= steps
     with torch.no_grad():
         root = clock.root(step)
-        hand.largest_gradient = _size(root, float(settings.get("eps", 0.0)))
-        settled = (1 - clock.metric.carried(settings)) / clock.metric.course(settings, steps)
+        hand.largest_gradient = _size(root, float(group.get("eps", 0.0)))
+        settled = (1 - clock.metric.carried(group)) / clock.metric.course(group, steps)
         hand.divide(root * settled if isinstance(root, Tensor) else root)
 
 

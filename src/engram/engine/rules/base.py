@@ -146,6 +146,14 @@ class Rule(ABC):
         """
         return None
 
+    def picked_rows(self, call: Call) -> Tensor | None:
+        """Which row of the weight each position picks, [B, T]; None where it uses all of them."""
+        return None
+
+    def summed_by_row(self, call: Call, output_gradient: Tensor) -> Tensor:
+        """At each position the gradient of the row that it picks, all its positions added."""
+        raise NotImplementedError
+
     def input_tangent(
         self,
         function: Function,

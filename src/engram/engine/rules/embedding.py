@@ -107,10 +107,13 @@ class Embedding(Rule):
             table = picked.new_zeros(call.shapes["weight"])
             table.index_add_(0, tokens.flatten(), picked.flatten(0, 1))
             total.add(names["weight"], table)
-        summed = self.summed_by_token(call, output_gradient)
+        summed = self.summed_by_row(call, output_gradient)
         return blocks[0].solve_rows(tokens, summed).reshape(output_gradient.shape)
 
-    def summed_by_token(self, call: Call, output_gradient: Tensor) -> Tensor:
+    def picked_rows(self, call: Call) -> Tensor:
+        return self.tokens(call)
+
+    def summed_by_row(self, call: Call, output_gradient: Tensor) -> Tensor:
         """At each position the gradient of its token's row, all its positions added, [B, T, D]."""
         tokens, picked = self.tokens(call), self.picked_gradient(call, output_gradient)
         size = max(1, CHUNK_BYTES // (picked.element_size() * tokens.shape[1] ** 2))

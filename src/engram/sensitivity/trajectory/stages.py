@@ -173,7 +173,7 @@ def _observed(
                     observed.trace.arranged(roots[:, :, r].contiguous())
                     for r in range(roots.shape[2])
                 ]
-                yield observed, gradients
+            yield observed, gradients
 
 
 def _bases(
