@@ -157,7 +157,7 @@ Time of the estimate along the record, fit included, over that of the training:
 def _spread(values: list[float]) -> str:
     mean = sum(values) / len(values)
     if len(values) == 1:
-        return f"{mean:.2f}"
+        return f"{mean:.3f}"
     return f"{mean:.3f} [{min(values):.2f}, {max(values):.2f}]"
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from engram.core.arguments import is_number, positive, whole
+from engram.core.dtypes import wide
 from engram.core.parameters import check_module, trainable
 from engram.errors import ArgumentError, ModelMismatchError
 from engram.training.clock import LONG, Clock, ParameterClock
@@ -117,7 +118,7 @@ def _spend(
 
 def _size(root: Tensor | float, eps: float) -> float:
     """Root mean square of the roots, which are about the size of gradients; 1 without any."""
-    return float((root - eps).double().square().mean().sqrt()) if isinstance(root, Tensor) else 1.0
+    return float(wide(root - eps).square().mean().sqrt()) if isinstance(root, Tensor) else 1.0
 
 
 def _check_owner(clock: Clock, parameters: Mapping[str, Tensor]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from engram.core.data.inputs import Data
+from engram.core.dtypes import wide
 from engram.errors import DataError, TrainingError
 from engram.training.segments import NamedTraining
 from engram.training.training import Training
@@ -103,8 +104,8 @@ def memorisation(
             "pass result.loss of all training examples",
         )
     known = before.isfinite() & end.isfinite()
-    mean = before[known].double().mean()
+    mean = wide(before[known]).mean()
     hard = (before > HARD * mean) & ((visits.count - 1).clamp(min=1) * before > UNKNOWN)
     found = known & (end < FAR_BELOW * before) & hard
-    ratio = float(end[known].double().mean() / mean)
+    ratio = float(wide(end[known]).mean() / mean)
     return Memorisation(float(found.sum() / known.sum().clamp(min=1)), ratio, found)

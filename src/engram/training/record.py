@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from engram.core.arguments import MANY, one_of, path_of, truth, whole
+from engram.core.dtypes import wide
 from engram.core.parameters import check_module, uncompiled
 from engram.errors import ArgumentError, ModelMismatchError, TrainingError
 from engram.likelihoods import Likelihood, resolve
@@ -264,7 +265,7 @@ class Recorder:
         seen = [(clock, p.grad) for clock, p in both if p.grad is not None]
         if not seen:
             return True
-        norms = torch.stack([n.double() for n in torch._foreach_norm([g for _, g in seen])])
+        norms = torch.stack([wide(n) for n in torch._foreach_norm([g for _, g in seen])])
         for (clock, gradient), norm in zip(seen, norms.tolist(), strict=True):
             size = norm / math.sqrt(max(1, gradient.numel()))
             clock.largest_gradient = max(clock.largest_gradient, size)
