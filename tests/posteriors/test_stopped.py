@@ -253,3 +253,15 @@ def test_the_curvature_is_that_of_training_with_dropout() -> None:
         assert error.abs().max() < 0.02
     assert torch.equal(torch.get_rng_state(), state)
     assert not model[0].training
+
+
+def test_a_training_that_was_stopped_is_not_told_to_go_on() -> None:
+    model, data = net(), examples()
+    training = trained(model, data, adamw)
+    posterior = engram.laplace(
+        model, data, structure="kronecker", training=training, progress=False
+    )
+    verdict = engram.sensitivities(model, data, posterior, progress=False).verdict
+    assert "stopped" in [reason.signal for reason in verdict.reasons]
+    assert "convergence" not in [reason.signal for reason in verdict.reasons]
+    assert "subsets=64" in repr(verdict)

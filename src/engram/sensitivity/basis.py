@@ -32,6 +32,7 @@ class Basis:
         prior_fitted: whether nobody gave the prior precision, and the weights' own was taken.
         in_eval_mode: kinds of layers of the model in training that were in eval mode for this.
         not_estimated: what training does and the estimate does not, in words.
+        stopped: whether the posterior has the time of a training that was stopped in it.
     """
 
     estimator: str | None = None
@@ -47,6 +48,7 @@ class Basis:
     in_eval_mode: tuple[str, ...] = ()
     prior_fitted: bool = field(default=False, metadata=ADDED_LATER)
     not_estimated: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+    stopped: bool = field(default=False, metadata=ADDED_LATER)
 
     @classmethod
     def of(
@@ -73,6 +75,7 @@ class Basis:
             in_eval_mode,
             posterior.prior_fitted,
             not_estimated,
+            posterior.stopped,
         )
 
     @property

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engram.trust.thresholds import (
+    CHECK_SIZE,
     CLOSED,
     COMPUTE,
     CONVERGENCE,
@@ -21,7 +22,9 @@ from engram.trust.thresholds import (
     NOT_TOLD,
     NOTHING,
     OWN_RULES,
+    PRIOR,
     RICHER,
+    STOPPED,
 )
 from engram.trust.verdict import CAUTION, LEVELS, UNRELIABLE, Reason, Rule, Verdict
 
@@ -61,6 +64,8 @@ class Foundation(Protocol):
     def whole_matrix(self) -> bool: ...
     @property
     def prior_fitted(self) -> bool: ...
+    @property
+    def stopped(self) -> bool: ...
 
 
 class Judged(Protocol):
@@ -108,6 +113,13 @@ def not_judged(result: Judged) -> list[Reason]:
     return [Reason("diagnostics", LEVELS[CAUTION], 0.0, 0.0, NOTHING, COMPUTE)]
 
 
+def was_stopped(result: Judged) -> list[Reason]:
+    """The reason for care where training was stopped: how right that is differs from net to net."""
+    if not result.basis.stopped:
+        return []
+    return [Reason("stopped", LEVELS[CAUTION], 1.0, 0.0, STOPPED, CHECK_SIZE)]
+
+
 def _linearised(result: Judged) -> bool:
     """Whether a net was linearised; models in closed form may have any leverage."""
     return any(way in ("rule", "copies", "unit") for way in result.coverage.values())
@@ -139,6 +151,8 @@ def signals(result: Judged) -> dict[str, float]:
 def rules_of(result: Judged) -> tuple[Rule, ...]:
     """The rules, with remedies that the result's structure leaves open."""
     rules: tuple[Rule, ...] = OWN_RULES
+    if result.basis.stopped:  # no minimum is assumed, and the prior is the training's own
+        rules = tuple(rule for rule in rules if rule not in (CONVERGENCE, PRIOR))
     if result.basis.prior_fitted:
         rules = tuple(NOT_TOLD if rule is CONVERGENCE else rule for rule in rules)
     if not result.basis.whole_matrix:
@@ -173,5 +187,5 @@ def verdict_by(
         result: that is judged.
     """
     found = [rule.reason(known[rule.signal]) for rule in rules]
-    reasons = [*(reason for reason in found if reason), *not_judged(result)]
+    reasons = [*(reason for reason in found if reason), *was_stopped(result), *not_judged(result)]
     return Verdict.from_reasons(reasons, levels, lost_examples(result))

@@ -145,5 +145,10 @@ LOST_CLOSED = (
 )
 
 # Of a result without diagnostics.
+STOPPED = (
+    "the training was stopped: the ranking is mostly good, and sizes have been seen between 0.7 "
+    "and 3 times the truth"
+)
+CHECK_SIZE = "Where the size counts, find the truth with engram.retrain(..., subsets=64)."
 NOTHING = "leverages and gradient were not computed, and nothing is known to judge it by"
 COMPUTE = "Leave out diagnostics=False; they take at most a quarter of the pass."
