@@ -81,16 +81,8 @@ class Trace:
         self, seed: Tensor, precision: Precision, total: GradientSink | None = None
     ) -> Tensor:
         """J S^-1 J' seed, [B, K]; the gradients' sum is added to ``total``, where one is given."""
-        leaf = seed.detach().requires_grad_()
-        with self._kernels():
-            found = self.gradients(leaf, create_graph=self.twice)
+        leaf, found, arranged = self._differentiable(seed)
         with torch.no_grad():
-            arranged = [
-                None if g is None else site.arrange(g.detach())
-                for site, g in zip(self.sites, found, strict=True)
-            ]
-            for site in self.sites:
-                site.check_fresh()
             own = Perturbations(self.sites, arranged, precision, total or DiscardGradients())
             taken = [own.take(number) for number in range(len(self.sites))]
         return self._push(leaf, found, taken)
@@ -126,16 +118,8 @@ class Trace:
             carried: D.
             drift: that acts on D first; None for D as it is.
         """
-        leaf = seed.detach().requires_grad_()
-        with self._kernels():
-            found = self.gradients(leaf, create_graph=self.twice)
+        leaf, found, arranged = self._differentiable(seed)
         with torch.no_grad():
-            arranged = [
-                None if g is None else site.arrange(g.detach())
-                for site, g in zip(self.sites, found, strict=True)
-            ]
-            for site in self.sites:
-                site.check_fresh()
             if drift is not None:
                 carried.absorb(self.sites, arranged)
             taken = carried.moved(self.sites, arranged, drift)
@@ -190,6 +174,21 @@ class Trace:
             if name not in found
         }
         return layout.flatten(found | zeros)
+
+    def _differentiable(
+        self, seed: Tensor
+    ) -> tuple[Tensor, list[Tensor | None], list[Tensor | None]]:
+        """The seed, the gradients at the sites that depend on it, and these examples first."""
+        leaf = seed.detach().requires_grad_()
+        with self._kernels():
+            found = self.gradients(leaf, create_graph=self.twice)
+        for site in self.sites:
+            site.check_fresh()
+        arranged = [
+            None if g is None else site.arrange(g.detach())
+            for site, g in zip(self.sites, found, strict=True)
+        ]
+        return leaf, found, arranged
 
     def _push(
         self, leaf: Tensor, found: Sequence[Tensor | None], perturbations: Sequence[Tensor | None]

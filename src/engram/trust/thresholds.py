@@ -146,8 +146,8 @@ LOST_CLOSED = (
 
 # Of a result without diagnostics.
 STOPPED = (
-    "the training was stopped: the ranking is mostly good, and sizes have been seen between 0.7 "
-    "and 3 times the truth"
+    "the training was stopped: the ranking is mostly good; leave-one-out losses have been seen at "
+    "0.7 to 3 times the truth, and their increases further off"
 )
 CHECK_SIZE = "Where the size counts, find the truth with engram.retrain(..., subsets=64)."
 NOTHING = "leverages and gradient were not computed, and nothing is known to judge it by"

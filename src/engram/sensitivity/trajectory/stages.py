@@ -33,9 +33,7 @@ from engram.training.segments import NamedTraining, Segment
 FIT_PASSES = 1.0  # over the data, all checkpoints together, that curvature is measured with, twice
 FEWEST_EXAMPLES = 500  # at each checkpoint, where there are so many: fewer make noisy eigenvalues
 EXACT_GRADIENTS = 5000  # of all outputs at a checkpoint, up to which no labels are sampled
-LARGEST_MATRIX = (
-    1500  # entries of a weight whose own matrix is taken: its eigenvectors take a second
-)
+LARGEST_MATRIX = 1500  # entries of a weight whose own matrix is taken: a second each
 FIXED_PRIOR = 1.0  # of factors that only give a basis: any positive number
 SHORTEST = 1e-12  # training time of an entry: one that never had a step moves nowhere
 STATISTICS_BATCHES = 20  # that BatchNorm's statistics are estimated from, where none were recorded
