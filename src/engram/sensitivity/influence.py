@@ -2,27 +2,35 @@ r"""The influence of each training example on the loss of each test example.
 
 .. math:: \nabla \ell_j' \, S^{-1} \, \nabla \ell_i
 
-is how much the loss of i grows, to first order, when j is left out.
+is how much the loss of i grows, to first order, when j is left out. Along a recorded training the
+step S^-1 grad of j is the displacement that its absence builds up from segment to segment
+(:mod:`engram.sensitivity.trajectory.influence`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engram.core.arguments import AUTO
+from engram.core.arguments import AUTO, is_auto
 from engram.core.data.batches import Batches, Data
 from engram.core.data.columns import finite
-from engram.core.memory import GRADIENT_BYTES, backing_off, check_room
+from engram.core.memory import backing_off, check_room
 from engram.core.parameters import Layout, trainable
+from engram.engine.gradient_accumulator import DiscardGradients
 from engram.engine.session import Session
-from engram.engine.sites import per_example_gradients
 from engram.posteriors.gaussian import Posterior
 from engram.problem import opened_problem
+from engram.sensitivity.estimators import check_estimator
+from engram.sensitivity.estimators.base import Setting
+from engram.sensitivity.estimators.linear import ESTIMATOR as AT_THE_END
+from engram.sensitivity.estimators.trajectory import ESTIMATOR as ALONG_THE_RECORD
+from engram.sensitivity.trajectory.influence import along_full, along_kronecker, gradient_rows
+
+WAYS = {AT_THE_END.name: AT_THE_END, ALONG_THE_RECORD.name: ALONG_THE_RECORD}
 
 
 @backing_off
@@ -32,6 +40,7 @@ def influence(
     test: Data,
     posterior: Posterior | Any,
     *,
+    estimator: str = AUTO,
     batch_size: int | str = AUTO,
     progress: bool = True,
 ) -> Tensor:
@@ -43,17 +52,44 @@ def influence(
         model: trained; it is not changed.
         train, test: two data sets.
         posterior: of this model at its present weights.
+        estimator: ``linear``, at the present weights, or ``trajectory``, along the checkpoints of
+            a recorded training: ``"auto"`` where there are some. That takes a pass over the
+            training data for every checkpoint.
     """
+    check_estimator(estimator, (AUTO, *WAYS))
     with opened_problem(model, train, posterior, batch_size, progress) as problem:
-        opened, posterior = problem.session, problem.posterior
-        covered = {n: p for n, p in trainable(opened.model).items() if n in posterior.block_of}
-        layout, columns = Layout.of(covered), []
-        _check_room(opened, Batches(test, 1).num_data)
-        for gradient in _gradients(opened, test, layout):
-            step = layout.flatten(posterior.solve(layout.unflatten(gradient)))
-            rows = [own @ step.mT for own in _gradients(opened, None, layout)]
-            columns.append(torch.cat(rows).cpu())
-        return finite("influences", torch.cat(columns, dim=1))
+        opened = problem.session
+        tested = replace(opened, batches=Batches(test, opened.batches.batch_size))
+        _check_room(opened, tested.batches.num_data)
+        if is_auto(estimator):
+            walks = ALONG_THE_RECORD.fits(problem.posterior)
+        else:
+            walks = WAYS[estimator] is ALONG_THE_RECORD
+        found = (_along_the_record if walks else _at_the_end)(opened, problem.posterior, tested)
+        return finite("influences", found)
+
+
+def _at_the_end(opened: Session, posterior: Posterior, test: Session) -> Tensor:
+    """By the posterior at the present weights; a pass over the training data a test batch."""
+    covered = {n: p for n, p in trainable(opened.model).items() if n in posterior.block_of}
+    layout, columns = Layout.of(covered), []
+    for gradient in gradient_rows(test, layout):
+        step = layout.flatten(posterior.solve(layout.unflatten(gradient)))
+        rows = [own @ step.mT for own in gradient_rows(opened, layout)]
+        columns.append(torch.cat(rows).cpu())
+    return torch.cat(columns, dim=1)
+
+
+def _along_the_record(opened: Session, posterior: Posterior, test: Session) -> Tensor:
+    """By the stages that leave-one-out takes."""
+    setting = Setting(opened.likelihood, posterior, 0, DiscardGradients(), opened=opened)
+    setting = ALONG_THE_RECORD.prepared(setting)
+    if setting.full_walk:
+        return along_full(setting.full_walk, setting.opened or opened, test)
+    moving = trainable(opened.model)
+    names = {name for block in setting.walk[0].bases.blocks for name in block.names}
+    layout = Layout.of({name: p for name, p in moving.items() if name in names})
+    return along_kronecker(setting.walk, layout, test)
 
 
 def _check_room(opened: Session, num_test: int) -> None:
@@ -62,20 +98,3 @@ def _check_room(opened: Session, num_test: int) -> None:
     size = 2 * rows * num_test * torch.finfo(next(opened.model.parameters()).dtype).bits // 8
     what = f"{rows:,} x {num_test:,} influences"
     check_room(size, torch.device("cpu"), what, "take fewer test examples in one call")
-
-
-def _gradients(opened: Session, data: Data | None, layout: Layout) -> Iterator[Tensor]:
-    """Flat per-example gradients of the losses, [b, P], of the session's or of other data."""
-    source = opened
-    if data is not None:
-        source = replace(opened, batches=Batches(data, opened.batches.batch_size))
-    names = set(layout.names)
-    for observed in source.passes("influence"):
-        arranged = observed.trace.arranged(observed.residual)  # no graph hangs on any of these
-        for found in per_example_gradients(observed.trace.sites, arranged, names, GRADIENT_BYTES):
-            lead = len(next(iter(found.values())))
-            filled = {
-                name: found[name] if name in found else observed.residual.new_zeros(lead, *shape)
-                for name, shape in zip(layout.names, layout.shapes, strict=True)
-            }
-            yield layout.flatten(filled)

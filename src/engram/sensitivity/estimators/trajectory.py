@@ -83,7 +83,7 @@ def _prepared(setting: Setting) -> Setting:
     assert opened is not None
     assert training is not None
     announce(
-        f"sensitivities: along {STAGES} checkpoints of the training, a pass over "
+        f"along {STAGES} checkpoints of the training, a pass over "
         f'{opened.batches.num_data:,} examples at each and one at the end; estimator="linear" '
         "takes the last alone",
         opened.progress and opened.batches.num_data >= TOLD_FROM,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from engram.core.data.batches import call
 from engram.core.dtypes import eigh, wide
-from engram.core.parameters import Layout
+from engram.core.parameters import Layout, Named
 from engram.curvature.kfac import KroneckerFactors
 from engram.curvature.kinds import ggn_roots
 from engram.curvature.moments import OuterMoments, SquareMoments
@@ -69,6 +69,21 @@ class Stage:
     bases: Bases = field(repr=False)
     first_half: Drifts = field(repr=False)
     whole: Drifts = field(repr=False)
+
+    def filtered(self, vectors: Named) -> Named:
+        """(1 - exp(-k A)) / (A N) v of the whole segment, for vectors by name, [..., *shape]."""
+        return self._turned(vectors, {names: drift.gain for names, drift in self.whole.items()})
+
+    def decayed(self, vectors: Named) -> Named:
+        """exp(-k A) v of the whole segment."""
+        return self._turned(vectors, {names: drift.decay for names, drift in self.whole.items()})
+
+    def _turned(self, vectors: Named, factors: Mapping[tuple[str, ...], Tensor]) -> Named:
+        found: Named = {}
+        for block in self.bases.blocks:
+            own = block.coordinates({name: vectors[name] for name in block.names})
+            found |= block.from_coordinates(own * factors[block.names])
+        return found
 
 
 def stages(opened: Session, training: NamedTraining, count: int, seed: int) -> list[Stage]:
