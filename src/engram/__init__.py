@@ -16,6 +16,7 @@ from engram.core.storage.kinds import load
 from engram.errors import EngramError
 from engram.evidence.assess import assess
 from engram.evidence.assessment import Assessment
+from engram.evidence.check_training import TrainingCheck, check_training
 from engram.evidence.refine import refine
 from engram.evidence.verification import Verification
 from engram.evidence.verify import verify
@@ -62,12 +63,14 @@ __all__ = [
     "SubsetTruth",
     "Tracker",
     "Training",
+    "TrainingCheck",
     "Tuning",
     "Verdict",
     "Verification",
     "__version__",
     "assess",
     "calibrate",
+    "check_training",
     "errors",
     "families",
     "from_estimator",

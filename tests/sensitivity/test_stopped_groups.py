@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import engram
 from engram.errors import ArgumentError
-from engram.sensitivity.step_signals import LARGEST_RISE, StepSignals
 
 NUMBER, WIDTH, DECAY = 60, 4, 0.02
 
@@ -66,21 +65,6 @@ def test_the_step_and_its_signals_are_those_of_the_dense_matrix() -> None:
     assert removal.passes is not None
     assert removal.passes <= (5 + 2 * 5 * 55) / 60
     assert not removal.flagged
-
-
-@pytest.mark.parametrize(
-    ("signals", "is_bad"),
-    [
-        (StepSignals(0.0), False),
-        (StepSignals(2 * LARGEST_RISE), True),
-        (StepSignals(float("nan")), True),
-        (StepSignals(-0.1, 0.4, 0.8), False),
-        (StepSignals(-0.1, 1.2, 0.8), True),
-        (StepSignals(-0.1, 0.4, -0.1), True),
-    ],
-)
-def test_what_flags(signals: StepSignals, is_bad: bool) -> None:
-    assert signals.is_bad is is_bad
 
 
 def net() -> nn.Module:

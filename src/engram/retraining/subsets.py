@@ -72,11 +72,11 @@ def retrain_on_subsets(
     progress: bool,
 ) -> SubsetTruth:
     """The truth by trainings on subsets, whatever of it the folder does not hold yet."""
-    _check_function(request.train)
+    check_loop(request.train)
     ranks = Ranks.from_environment()
     ranks.check_folder(folder)
     workers = whole("number of workers", request.workers, 1, MOST_WORKERS, "use workers=1")
-    template = _made(model, request.seed)
+    template = made_model(model, request.seed)
     check_processes(workers, device_of(template))
     with locked(template), kept_surroundings(), torch.inference_mode(False):
         num_data = Batches(data, EXAMPLES_AT_ONCE).num_data
@@ -84,7 +84,7 @@ def retrain_on_subsets(
         task = _task(design, request)
         identity = _identity(model, template, data, task, request.train, design)
         identity.check_seen(folder, trust_folder, ranks.world_size)
-        worker = _worker(model, template, data, task, request.train, design)
+        worker = subset_worker(model, template, data, task, request.train, design)
         with _folder_for(workers, folder) as place:
             run = RunFolder(place, identity.fingerprint, identity.settings)
             with ranks.taking_part(run):
@@ -122,7 +122,7 @@ class SubsetWorker:
         """One training: outputs of all examples, and of those that it is evaluated on."""
         began = time.perf_counter()
         trainer, seed = self.trainer, self.design.seeds[number]
-        start = trainer.model if self.make is None else _made(self.make, seed)
+        start = trainer.model if self.make is None else made_model(self.make, seed)
         made = trainer.train(start, self.design.left_out(number), seed + 1)
         if made.in_place and self.trained_before:
             raise ArgumentError(
@@ -174,7 +174,7 @@ def _train_missing(
     wait_until_done(missing, run, ranks, progress)
 
 
-def _worker(
+def subset_worker(
     model: nn.Module | Make, template: nn.Module, data: Data, task: Task, train: Any, design: Design
 ) -> SubsetWorker:
     private = private_copy(template)
@@ -187,7 +187,7 @@ def _worker(
 
 def _knowledge(trainer: FunctionWorker) -> str:
     """What the given model knows about its targets, in words, where it clearly knows something."""
-    outputs, targets = trainer.outputs(trainer.model, trainer.data, None), _targets(trainer.data)
+    outputs, targets = trainer.outputs(trainer.model, trainer.data, None), targets_of(trainer.data)
     likelihood = trainer.task.likelihood
     prepared = likelihood.prepare(outputs, targets)
     generator = torch.Generator().manual_seed(0)
@@ -206,12 +206,12 @@ def _assembled(worker: SubsetWorker, run: RunFolder, identity: Identity) -> Subs
     found = {int(part["number"]): part for part in run.of_kind("subsets")}
     parts = [found[number] for number in range(len(design))]
     joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    targets = _targets(trainer.data)
-    losses, probabilities = _measured(likelihood, joined["outputs"], targets)
+    targets = targets_of(trainer.data)
+    losses, probabilities = losses_of(likelihood, joined["outputs"], targets)
     predictions = torch.stack([likelihood.mean(outputs) for outputs in joined["outputs"]])
     evaluated: dict[str, Tensor | None] = {}
     if task.evaluate_on is not None:
-        measured = _measured(likelihood, joined["evaluation"], _targets(task.evaluate_on))
+        measured = losses_of(likelihood, joined["evaluation"], targets_of(task.evaluate_on))
         evaluated = {
             "evaluation_outputs": joined["evaluation"],
             "evaluation_losses": measured[0],
@@ -235,7 +235,7 @@ def _assembled(worker: SubsetWorker, run: RunFolder, identity: Identity) -> Subs
     )
 
 
-def _measured(
+def losses_of(
     likelihood: Likelihood, outputs: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """Losses [S, N] of outputs [S, N, K], and probabilities of the own labels."""
@@ -246,7 +246,7 @@ def _measured(
     return losses, torch.stack(known) if known else None
 
 
-def _targets(data: Data) -> Tensor:
+def targets_of(data: Data) -> Tensor:
     return torch.cat([batch.targets.cpu() for batch in Batches(data, EXAMPLES_AT_ONCE)])
 
 
@@ -274,7 +274,7 @@ def _identity(
     return replace(found, settings=settings, unseen=(*found.unseen, *described.unseen))
 
 
-def _made(model: nn.Module | Make, seed: int) -> nn.Module:
+def made_model(model: nn.Module | Make, seed: int) -> nn.Module:
     """The model that was passed, or a copy of what its maker gives from this seed."""
     if isinstance(model, nn.Module) or not callable(model):
         check_module(model)
@@ -288,7 +288,7 @@ def _made(model: nn.Module | Make, seed: int) -> nn.Module:
     return private_copy(uncompiled(made))
 
 
-def _check_function(train: Any) -> None:
+def check_loop(train: Any) -> None:
     if isinstance(train, Recipe | type) or not callable(train):
         named = train if isinstance(train, str) and train in NAMED else shown(train)
         raise ArgumentError(

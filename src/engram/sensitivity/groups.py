@@ -28,10 +28,12 @@ from engram.problem import Problem, opened_problem
 from engram.sensitivity.effects import Effect, effect, paper_effect
 from engram.sensitivity.estimators import default_estimator
 from engram.sensitivity.group_steps import STEPS, Matrix, group_step
+from engram.sensitivity.removal_verdict import Grounds, removal_verdict
 from engram.sensitivity.replays import replayed_group
 from engram.sensitivity.step_signals import StepSignals, step_signals
 from engram.training.replay import Loss, Path, loss_of
 from engram.training.training import Training
+from engram.trust.verdict import LEVELS, UNRELIABLE, Verdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,14 +54,18 @@ class Removal:
         group: effect on the group itself.
         evaluation: effect on the data given as ``evaluate_on``.
         flagged: whether a guard held, a weight beyond 1 takes out more than first order can see,
-            or a number is not finite: not to be believed.
+            or a number is not finite, as for single examples; where the training was recorded, also
+            whether the verdict is ``unreliable``.
         estimator: the rule.
         at: where the effect was evaluated.
         matrix: that the step was taken with; None for the paper's form, which has none.
         why: why it is not the one of the rule's own name; empty where it is.
-        signals: what tells whether to believe it; None without the record of a training.
+        signals: what tells whether to believe it; None for the paper's form and closed models.
         passes: forward and backward, over as many examples as the data has, that it took; None
             without the record of a training.
+        stopped: whether the training was recorded, and is what the removal is about.
+        exact: whether it is no estimate: fitted again, or with a quadratic objective.
+        verdict: how far to believe it, with reasons and what to do about them.
     """
 
     indices: Tensor
@@ -74,13 +80,18 @@ class Removal:
     why: str = ""
     signals: StepSignals | None = None
     passes: float | None = None
+    stopped: bool = False
+    exact: bool = False
+    verdict: Verdict = field(init=False)
 
     def __post_init__(self) -> None:
         effects = [self.group, *([self.evaluation] if self.evaluation is not None else [])]
-        if not all(effect.is_finite for effect in effects):
-            object.__setattr__(self, "flagged", True)
-        if self.signals is not None and self.signals.is_bad:
-            object.__setattr__(self, "flagged", True)
+        finite = all(effect.is_finite for effect in effects)
+        grounds = Grounds(self.matrix, self.signals, self.stopped, self.exact, self.flagged, finite)
+        object.__setattr__(self, "verdict", removal_verdict(grounds))
+        # without a record flagged says what it says of single examples, and no more
+        judged = self.stopped and self.verdict.level == LEVELS[UNRELIABLE]
+        object.__setattr__(self, "flagged", self.flagged or not finite or judged)
 
     def __repr__(self) -> str:
         text = (
@@ -93,7 +104,9 @@ class Removal:
             text += f"; {self.passes:.1f} passes"
         if self.why:
             text += f"; with the {self.matrix}, since {self.why}"
-        return text + (" (flagged: not to be believed)" if self.flagged else "")
+        if self.flagged:
+            text += " (flagged: not to be believed)"
+        return f"{text}\n{self.verdict}"
 
 
 @backing_off
@@ -137,8 +150,8 @@ def remove(
 
     Returns:
         The effect on the group and on ``evaluate_on``; ``matrix`` and ``why`` say which precision
-        the step was taken with, ``signals`` and ``flagged`` whether to believe it, and ``passes``
-        what it took.
+        the step was taken with, ``verdict`` how far to believe it, why and what to do, from
+        ``signals``, and ``passes`` what it took.
     """
     _check_choices(estimator, at, evaluate_on)
     with opened_problem(model, data, posterior, batch_size, progress) as problem:
@@ -149,6 +162,11 @@ def remove(
 
 class ClassRemovals(dict[int, Removal]):
     """The effect of leaving out each class, by class number."""
+
+    @property
+    def verdicts(self) -> dict[int, Verdict]:
+        """How far to believe each, by class number."""
+        return {label: removal.verdict for label, removal in self.items()}
 
     def to_frame(self) -> pd.DataFrame:
         """One row per class."""
@@ -161,6 +179,7 @@ class ClassRemovals(dict[int, Removal]):
                 "class_loss_without": float(removal.group.loss_without.mean()),
                 "evaluation_change": removal.evaluation.change if removal.evaluation else math.nan,
                 "flagged": removal.flagged,
+                "verdict": removal.verdict.level,
             }
             for label, removal in self.items()
         }
@@ -257,11 +276,10 @@ def _remove(
     if evaluate_on is not None:
         batches = Batches(evaluate_on, opened.batches.batch_size)
         evaluation = effect(opened, batches, batches.num_data, step.delta, at)
-    signals = None
-    if posterior.training is not None:
-        signals = step_signals(opened, posterior, chosen, weights, step.delta)
+    signals = step_signals(opened, posterior, chosen, weights, step.delta)
     facts = (step.flagged, rule, at, step.matrix, step.why, signals, step.passes)
-    return Removal(chosen, weights, step.delta, own, evaluation, *facts)
+    stopped = posterior.training is not None
+    return Removal(chosen, weights, step.delta, own, evaluation, *facts, stopped=stopped)
 
 
 def _replayed(
@@ -276,7 +294,9 @@ def _replayed(
         )
     found = replayed_group(problem.session, path, chosen, evaluate_on)
     facts = (False, REPLAY, "displaced", None, "", found.signals, found.passes)
-    return Removal(chosen, weights, found.delta, found.group, found.evaluation, *facts)
+    return Removal(
+        chosen, weights, found.delta, found.group, found.evaluation, *facts, stopped=True
+    )
 
 
 def _path(

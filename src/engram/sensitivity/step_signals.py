@@ -24,12 +24,8 @@ from engram.core.state.model import outputs_at
 from engram.engine.session import Session
 from engram.posteriors.gaussian import Posterior
 
-# On CNNs with BatchNorm training again raises the loss of the remaining data by 0.015 at most, in
-# most cases lowers it; steps that were wrong in sign or by more than a factor 2 raised it by 0.035
-# to 300 (docs/results/groups.md)
-LARGEST_RISE = 0.03  # nats per remaining example
-LARGEST_LEVERAGE = 0.5  # along the step; sources at 0.7 came out at 0.06 to 0.5 of the truth
 SAMPLE = 1024  # examples of each part that are looked at: the mean of more hardly differs
+SURE = 2  # standard errors of a slope that are taken off it
 
 
 @dataclass(frozen=True)
@@ -42,28 +38,27 @@ class StepSignals:
             replay.
         agreement: actual over predicted decrease of the remaining data's objective; None for a
             replay.
+        drift: slope of the whole objective along the step over that of the group's loss, as far
+            as it is surely there; 0 at a minimum. None for a replay, and where weights are not 1.
     """
 
     remaining_change: float
     leverage: float | None = None
     agreement: float | None = None
-
-    @property
-    def is_bad(self) -> bool:
-        """Whether one of them says that the removal is not to be believed; NaN does."""
-        good = self.remaining_change <= LARGEST_RISE
-        good &= self.leverage is None or self.leverage <= LARGEST_LEVERAGE
-        good &= self.agreement is None or self.agreement >= 0
-        return not good
+    drift: float | None = None
 
 
 @dataclass(frozen=True)
 class _Along:
-    """Sums over some examples along a step: loss, e' J d and (J d)' Lambda (J d)."""
+    """Sums over some examples along a step: loss, e' J d and (J d)' Lambda (J d).
+
+    The standard error of the slope is that of a sample that stands for all.
+    """
 
     change: float
     slope: float
     curvature: float
+    slope_error: float
 
 
 def step_signals(
@@ -89,7 +84,16 @@ def step_signals(
         others.change / len(rest),
         own.curvature / max(inner(known, posterior.multiply(known)), 1e-300),
         actual / min(-own.slope / 2, -1e-300),
+        _drift(posterior, own, others, flat) if bool((weights == 1).all()) else None,
     )
+
+
+def _drift(posterior: Posterior, own: _Along, others: _Along, flat: Tensor) -> float:
+    """|grad L' d| over g' d, less what a sample may be off by."""
+    mean = wide(posterior.layout.flatten({n: posterior.mean[n] for n in posterior.names}))
+    pull = float((posterior.prior_vector.to(flat) * mean.to(flat) * flat).sum())
+    error = SURE * (own.slope_error**2 + others.slope_error**2) ** 0.5
+    return max(abs(own.slope + others.slope + pull) - error, 0.0) / max(abs(own.slope), 1e-300)
 
 
 def remaining(batches: Batches, chosen: Tensor) -> Tensor:
@@ -105,7 +109,7 @@ def _along(opened: Session, indices: Tensor, weights: Tensor, delta: Named) -> _
     scale = len(indices) / len(places)
     weight_of = dict(zip(indices[places].tolist(), weights[places].tolist(), strict=True))
     moved = {n: p.detach() + delta[n] for n, p in trainable(opened.model).items() if n in delta}
-    sums = torch.zeros(3, dtype=torch.float64)
+    sums, slopes = torch.zeros(3, dtype=torch.float64), []
     for observed in opened.passes("signals", indices[places]):
         share = [weight_of[int(i)] for i in observed.batch.indices]
         weight = torch.tensor(share, dtype=torch.float64)
@@ -118,5 +122,16 @@ def _along(opened: Session, indices: Tensor, weights: Tensor, delta: Named) -> _
             (observed.residual * tangent).sum(1),
             (curved * tangent).sum(1),
         )
-        sums += torch.stack([(weight * part.detach().double().cpu()).sum() for part in parts])
-    return _Along(*(scale * sums).tolist())
+        found = [weight * part.detach().double().cpu() for part in parts]
+        sums += torch.stack([part.sum() for part in found])
+        slopes.append(found[1])
+    error = _error_of_sum(torch.cat(slopes), len(indices))
+    change, slope, curvature = (scale * sums).tolist()
+    return _Along(change, slope, curvature, error)
+
+
+def _error_of_sum(sample: Tensor, count: int) -> float:
+    """Standard error of the sum over ``count`` examples from a sample of them, without return."""
+    if len(sample) == count:
+        return 0.0
+    return count * float(sample.std()) * ((1 / len(sample)) * (1 - len(sample) / count)) ** 0.5

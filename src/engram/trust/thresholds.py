@@ -125,6 +125,74 @@ FACTOR = Rule(
     remedy="Train without it.",
 )
 
+# Signals of leaving a group out. Set on the 144 removals of docs/results/groups.md (nets that were
+# stopped, with a record), 406 at a minimum and 384 from nets that were stopped without a record,
+# beside training again (docs/decisions.md).
+OVERLOOKED = Rule(
+    "group_leverage",
+    caution=0.3,
+    unreliable=0.5,  # at 0.7 sources came out at 0.06 to 0.5 of the truth
+    text="the group has much of the curvature along its step, which the step leaves out",
+    remedy='Use estimator="corrected", or record with replay=True and use estimator="replay".',
+)
+FACTORS_OVERLOOK = replace(
+    OVERLOOKED,
+    caution=0.5,
+    unreliable=math.inf,  # at a minimum most of those are within a factor 2 for all that
+    text="the factors have too little curvature along the group's step",
+    remedy='Use structure="full", or record with replay=True and use estimator="replay".',
+)
+RISE = Rule(
+    "remaining_rise",
+    caution=0.03,  # nats per remaining example; up to 0.09 steps were within a factor 2
+    unreliable=0.1,
+    text="the loss of the remaining data rises, where training again would hardly raise it",
+    remedy="Leave out fewer at a time, or train again without the group: engram.retrain(groups=).",
+)
+STOPPED_RISE = replace(
+    RISE,
+    caution=0.015,  # the most that training again raised it by
+    unreliable=0.03,  # steps that were wrong in sign or by a factor 2 raised it by 0.035 to 300
+    remedy='Record with replay=True and use estimator="replay".',
+)
+REPLAY_RISE = replace(
+    STOPPED_RISE,
+    remedy="Train again without the group: engram.retrain(groups=).",
+)
+WORSE = Rule(
+    "disagreement",
+    caution=0.0,  # minus actual over predicted decrease of the remaining data's objective
+    unreliable=math.inf,
+    text="the objective of the remaining data gets worse along the step",
+    remedy="Leave out fewer at a time, or train again without the group: engram.retrain(groups=).",
+)
+STOPPED_WORSE = replace(
+    WORSE, unreliable=0.0, remedy='Record with replay=True and use estimator="replay".'
+)
+DRIFT = Rule(
+    "drift",
+    caution=0.1,
+    unreliable=1.0,  # then further training would move the model more than leaving the group out
+    text="the model is not at a minimum of its objective along the step, and its training was not "
+    "recorded",
+    remedy="Train to a minimum, or record with engram.record(optimizer, model, replay=True) and "
+    'use estimator="replay".',
+)
+ONE_STEP = (
+    "one step from the end of a training that was stopped: the group's own loss is mostly right, "
+    "changes of other losses have been seen at a quarter to a half of the truth"
+)
+REPLAY_IT = (
+    "Record with engram.record(optimizer, model, replay=True), pass training= and use "
+    'estimator="replay".'
+)
+HELD = "a guard held, or a weight beyond 1 takes out more than first order can see"
+LET_GO = 'Leave out fewer at a time, give weights up to 1, or use structure="full".'
+LOST_EFFECT = "the effect has numbers that are NaN or infinite"
+RAISE_PRIOR = "Raise prior_precision, or compute in double precision."
+NO_SIGNAL = "nothing was measured to judge it by"
+OTHER_RULE = 'Use estimator="auto" of engram.remove, or estimator="exact" of closed models.'
+
 # Remedies where those of the rules are not open.
 NO_RICHER = (
     "The structure is the richest there is here: regularise more, use fewer parameters, or obtain "

@@ -85,7 +85,7 @@ class Verdict:
         level: of the run: ``good``, ``caution`` or ``unreliable``, the worst of its reasons.
         reasons: the worst first; empty where nothing speaks against it.
         levels: of every example as a position in ``LEVELS``, [N]; never better than what the
-            reasons about the whole run leave.
+            reasons about the whole run leave. Empty for a removal, which has one effect.
     """
 
     level: str
@@ -134,7 +134,9 @@ class Verdict:
 
     def __repr__(self) -> str:
         examples = ", ".join(f"{count:,} {name}" for name, count in self.counts.items() if count)
-        lines = [f"verdict               {self.level}; examples: {examples}"]
+        lines = [
+            f"verdict               {self.level}" + (f"; examples: {examples}" * bool(examples))
+        ]
         for reason in self.reasons:
             lines += wrap(str(reason), 79, initial_indent="  ", subsequent_indent="    ")
         return "\n".join(lines)

@@ -79,7 +79,9 @@ def remove_group(
     step, exact = {"coefficients": delta}, fit.posterior.exact
     own = Matrix.WITHOUT_HESSIAN if exact else Matrix.WITHOUT_GAUSS_NEWTON
     matrix = own if one_step else None  # a refit has none
-    return Removal(chosen, taken, step, group, evaluation, False, estimator, "displaced", matrix)
+    facts = (False, estimator, "displaced", matrix)
+    true = not one_step or fit.likelihood.is_quadratic
+    return Removal(chosen, taken, step, group, evaluation, *facts, exact=true)
 
 
 def _other_data(fit: Fit, data: tuple[Any, ...]) -> tuple[Design, Tensor, Tensor]:
