@@ -18,6 +18,7 @@ from torch import Tensor
 from engram.errors import DataError
 from engram.evidence.correlation import Agreement
 from engram.evidence.verification import Verification
+from engram.report.training_page import check_updates
 from engram.sensitivity.result import Result
 from engram.tracking.history import History
 
@@ -57,7 +58,7 @@ def loss_scatter(result: Result) -> Figure:
 
 def loss_figure(history: History) -> Figure:
     """Estimate of the test loss, training loss and validation loss against the step."""
-    _check(history)
+    check_updates(history)
     frame = history.to_frame()
     figure, axes = _axes("Test loss, estimated from the training data", "step", "nats per example")
     _whole_steps(axes)
@@ -88,7 +89,7 @@ def _draw_losses(axes: Axes, frame: pd.DataFrame, best: float | None) -> None:
 
 def score_figure(history: History, groups: int) -> Figure:
     """Mean score of groups of examples, sorted by the last update, at several updates."""
-    _check(history)
+    check_updates(history)
     known = [i for i, record in enumerate(history) if record.finite]
     matrix = history.score_matrix()
     last = matrix[known[-1]]
@@ -139,18 +140,6 @@ def _name_lines(figure: Figure) -> None:
 def _whole_steps(axes: Axes) -> None:
     """Steps and epochs are counted: no half of one on the axis."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def _check(history: History) -> None:
-    if any(record.finite for record in history):
-        return
-    if len(history) == 0:
-        raise DataError("at least one update", "an empty history", "call tracker.update() first")
-    raise DataError(
-        "at least one update with a finite estimate",
-        f"{len(history)} without: training diverged, or the optimizer had no state yet",
-        "lower the learning rate, or update after the optimizer's first step",
-    )
 
 
 def verification_figure(verification: Verification) -> Figure:

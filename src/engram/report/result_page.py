@@ -1,0 +1,217 @@
+r"""The page of a result: what every example does to its own prediction.
+
+.. math:: \text{error}_i = 1 - p(y_i \mid f_i), \qquad
+    \text{variance}_i = \lVert d_i \rVert / \lVert e_i \rVert
+
+A deviation :math:`d = V e` is prediction variance times prediction error, so the second is the
+variance along the error: the map shows the two factors of every sensitivity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from engram.core.dtypes import SMALLEST_DIVISOR
+from engram.errors import LikelihoodError
+from engram.likelihoods import Likelihood
+from engram.report.page import Alert, Examples, Headline, Making, PageData
+from engram.sensitivity.metrics import classes_of
+from engram.sensitivity.result import Result
+from engram.trust.verdict import UNRELIABLE
+
+COVERED = 1.96  # standard errors either side of a mean: 95 % of a normal distribution
+CONTRADICTED, MEMORISED, UNSURE = "contradicted label", "memorised", "unreliable estimate"
+EXPLANATIONS = {
+    "leave-one-out loss": "The loss of an example under the model as it would be without that "
+    "example, estimated from one trained model. Its mean estimates the loss on unseen data; the "
+    "interval is 1.96 standard errors of the mean over examples.",
+    "score": "How far the example's own prediction moves when it is left out: the sum of the "
+    "absolute changes of its probabilities, or of its predicted values.",
+    "prediction error": "Of a classifier 1 minus the probability of the given label; otherwise the "
+    "distance of prediction and target.",
+    "prediction variance": "How far the outputs give way along the error: the norm of their "
+    "deviation over the norm of the residual.",
+    "memorised": "Right with the example in the training data, wrong without it.",
+    "trust": "Good, caution or unreliable, from signals that need no retraining: leverages, "
+    "convergence, and how consistent the posterior is with the example.",
+    "sign": "Every change is without the example minus with it.",
+}
+
+
+def result_data(
+    result: Result,
+    *,
+    ids: Sequence[Any] | None = None,
+    classes: Sequence[str] | None = None,
+    images: Any = None,
+    texts: Any = None,
+    rows: Any = None,
+) -> PageData:
+    """What a result says, for a page.
+
+    Args:
+        result: of :func:`engram.sensitivities`.
+        ids: names of the N examples; their positions in the data if not given.
+        classes: names of the classes; their numbers if not given.
+        images, texts, rows: the examples themselves, as in :class:`engram.report.page.Examples`.
+
+    Example:
+        >>> import torch
+        >>> import engram
+        >>> model, data = torch.nn.Linear(3, 2), (torch.randn(20, 3), torch.arange(20) % 2)
+        >>> fitted = engram.laplace(model, data, prior_precision=1.0)
+        >>> page = result_data(engram.sensitivities(model, data, fitted), classes=["cat", "dog"])
+        >>> len(page.examples), page.examples.classes, list(page.examples.flags)
+        (20, ['cat', 'dog'], ['contradicted label', 'memorised', 'unreliable estimate'])
+    """
+    columns = _columns(result, classes)
+    names = result.indices.tolist() if ids is None else list(ids)
+    shown = {"images": images, "texts": texts, "rows": rows}
+    examples = Examples(names, result.loss, result.loo_loss, result.score, **columns, **shown)
+    return PageData(
+        _headline(result, examples), examples, _alerts(examples), making=_making(result)
+    )
+
+
+def _columns(result: Result, classes: Sequence[str] | None) -> dict[str, Any]:
+    """What the likelihood knows of the examples; nothing where only its name is left."""
+    levels = result.verdict.levels
+    flags = {UNSURE: levels == UNRELIABLE}
+    found: dict[str, Any] = {"trust": levels, "flags": flags}
+    likelihood = result.basis.likelihood
+    if not isinstance(likelihood, Likelihood):
+        return found
+    targets = likelihood.prepare(result.outputs, result.targets)
+    residual = likelihood.residual(result.outputs, targets)
+    if residual.shape == result.deviation.shape:
+        size = residual.norm(dim=1).clamp_min(SMALLEST_DIVISOR)
+        found["prediction_variance"] = result.deviation.norm(dim=1) / size
+    try:
+        labels = result.labels
+    except LikelihoodError:
+        return found | _regression(result, likelihood)
+    return found | _classification(result, likelihood, labels, classes, flags)
+
+
+def _classification(
+    result: Result,
+    likelihood: Likelihood,
+    labels: Tensor,
+    classes: Sequence[str] | None,
+    flags: Mapping[str, Tensor],
+) -> dict[str, Any]:
+    before = classes_of(likelihood.mean(result.outputs))
+    without = result.loo_probabilities.clamp(0, 1)
+    predicted = without.argmax(1)
+    contradicted = predicted != labels
+    memorised = contradicted & (before.argmax(1) == labels)
+    count = before.shape[1]
+    return {
+        "classes": [str(number) for number in range(count)] if classes is None else list(classes),
+        "given": labels,
+        "predicted": predicted,
+        "probabilities": before,
+        "loo_probabilities": without,
+        "prediction_error": 1 - before.gather(1, labels[:, None])[:, 0],
+        "flags": {CONTRADICTED: contradicted, MEMORISED: memorised, **flags},
+    }
+
+
+def _regression(result: Result, likelihood: Likelihood) -> dict[str, Any]:
+    observed = likelihood.observed(result.outputs, result.targets)
+    if observed is None:
+        return {}
+    means = likelihood.mean(result.outputs)
+    found: dict[str, Any] = {"prediction_error": (means - observed).abs().sum(1)}
+    if observed.shape[1] == 1:
+        found["given"] = observed[:, 0]
+        found["predicted"] = (means + result.prediction_deviation)[:, 0]
+    return found
+
+
+def _headline(result: Result, examples: Examples) -> Headline:
+    measure, values = _accuracy(result)
+    low, high = loss_interval(result.loo_loss, result.counts)
+    return Headline(
+        title="What the model remembers",
+        sentence=_sentence(examples, measure, values),
+        train_loss=result.train_nll,
+        loo_loss=result.loo_nll,
+        loo_interval=None if math.isnan(low) else (low, high),
+        accuracy=values[1] if values else None,
+        accuracy_name=measure,
+        train_accuracy=values[0] if values else None,
+        verdict=result.verdict.level,
+        reasons=[str(reason) for reason in result.verdict.reasons],
+        unit=result.basis.loss_unit,
+    )
+
+
+def loss_interval(losses: Tensor, counts: Tensor) -> tuple[float, float]:
+    """The mean of losses, less and plus 1.96 standard errors; NaN for fewer than two.
+
+    Example:
+        >>> import torch
+        >>> low, high = loss_interval(torch.tensor([0.0, 2.0]), torch.ones(2))
+        >>> round(low, 2), round(high, 2)
+        (-0.96, 2.96)
+    """
+    some = counts > 0
+    weights, values = counts[some].double(), losses[some].double()
+    total = weights.sum()
+    if not total > 1:
+        return math.nan, math.nan
+    mean = (weights * values).sum() / total
+    spread = (weights * (values - mean).square()).sum() / (total - 1)
+    reach = COVERED * float((spread / total).sqrt())
+    return float(mean) - reach, float(mean) + reach
+
+
+def _accuracy(result: Result) -> tuple[str, tuple[float, float] | None]:
+    """The measure that a person asks for first, on the training data and under leave-one-out."""
+    if isinstance(result.basis.likelihood, Likelihood):
+        frame = result.metrics()
+        for name in ("accuracy", "r_squared"):
+            if name in frame.index:
+                row = frame.loc[name]
+                return name.replace("_", " "), (float(row["training"]), float(row["leave_one_out"]))
+    return "accuracy", None
+
+
+def _sentence(examples: Examples, measure: str, values: tuple[float, float] | None) -> str:
+    count = len(examples)
+    if CONTRADICTED in examples.flags and values is not None:
+        against = int(examples.flags[CONTRADICTED].sum())
+        return (
+            f"Left out one at a time, {against:,} of {count:,} examples are contradicted by the "
+            f"others; on unseen data the model should be right {values[1]:.1%} of the time."
+        )
+    known = "" if values is None else f"; {measure} on unseen data should be near {values[1]:.2f}"
+    return f"Each of {count:,} examples left out in turn, from one trained model{known}."
+
+
+def _alerts(examples: Examples) -> list[Alert]:
+    words = {
+        CONTRADICTED: ("labels that the other examples contradict", "Wrong labels are among them."),
+        MEMORISED: ("memorised examples", "Right with them, wrong without: learned by heart."),
+        UNSURE: ("estimates not to lean on", "They stand out; their size is uncertain."),
+    }
+    counts = {name: int(np.count_nonzero(flag)) for name, flag in examples.flags.items()}
+    return [
+        Alert(f"{counts[name]:,} {title}", text, flag=name)
+        for name, (title, text) in words.items()
+        if counts.get(name)
+    ]
+
+
+def _making(result: Result) -> Making:
+    record = dict(result.provenance)
+    settings = dict(record.pop("settings", {}))
+    facts = {**record, **settings, **result.diagnostics.to_dict()}
+    command = "engram.sensitivities(model, data, posterior).report('report.html')"
+    return Making(EXPLANATIONS, facts, command, tuple(result.basis.not_estimated))

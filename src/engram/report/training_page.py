@@ -1,0 +1,114 @@
+"""The page of a training: its losses over time, and what the last update says of each example."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from engram.errors import DataError
+from engram.report.page import Curves, Examples, Headline, Making, PageData
+from engram.report.result_page import EXPLANATIONS, result_data
+from engram.sensitivity.result import Result
+from engram.tracking.held_out import HeldOut
+from engram.tracking.history import QUANTILES, History
+
+MEDIAN = QUANTILES.index(0.5)  # place in what a record keeps
+TOO_LARGE = (
+    "Most leverages of the last update are above 1, which no consistent posterior gives: "
+    "do not trust the size of the estimate; engram.verify compares some examples with the truth."
+)
+BY_ALL = "The estimate uses training data only."
+BY_TWIN = (
+    "The estimate uses training data only: a second training without {:,} of the examples. The "
+    "scores and losses of single examples are the posterior's at each update."
+)
+
+
+def training_data(
+    history: History,
+    latest: Result | None = None,
+    held_out: HeldOut | None = None,
+    **shown: Any,
+) -> PageData:
+    """What a training says, for a page.
+
+    Args:
+        history: with at least one update that was finite.
+        latest: the result of the last update, where there is one.
+        held_out: examples left out of a twin; None if the estimate is the posterior's.
+        shown: ids, classes, images, texts and rows, as in
+            :func:`engram.report.result_page.result_data`.
+    """
+    check_updates(history)
+    curves = _curves(history, held_out)
+    data = _without_result(history, shown) if latest is None else result_data(latest, **shown)
+    return replace(data, headline=_headline(history, data.headline), curves=curves)
+
+
+def _curves(history: History, held_out: HeldOut | None) -> Curves:
+    frame, best = history.to_frame(), history.best
+    assert best is not None
+    has_leverage = all(record.leverage for record in history)
+    return Curves(
+        frame.index.to_numpy(),
+        frame["train"].to_numpy(float),
+        frame["estimate"].to_numpy(float),
+        validation=frame["validation"].to_numpy(float),
+        stop=best.step,
+        stop_reason=f"Lowest estimate, {best.estimate:.4f}, at step {best.step}.",
+        step_name="step",
+        scores=history.score_matrix().numpy(),
+        leverage=[record.leverage for record in history] if has_leverage else None,
+        sentence=BY_ALL if held_out is None else BY_TWIN.format(len(held_out.indices)),
+    )
+
+
+def _without_result(history: History, shown: dict[str, Any]) -> PageData:
+    """Scores and leave-one-out losses of the last update that has them."""
+    record = [number for number, found in enumerate(history) if found.finite][-1]
+    scores = history.scores[record].numpy()
+    losses = history.loo_losses[record].numpy()
+    ids = shown.pop("ids", None) or range(len(scores))
+    shown.pop("classes", None)
+    examples = Examples(list(ids), np.full(len(scores), np.nan), losses, scores, **shown)
+    last = history.records[record]
+    headline = Headline("", "", last.train, last.estimate)
+    return PageData(headline, examples, making=Making(EXPLANATIONS))
+
+
+def _headline(history: History, of_examples: Headline) -> Headline:
+    best, last = history.best, history.records[-1]
+    assert best is not None
+    lost = sum(not record.finite for record in history)
+    reasons = [*of_examples.reasons]
+    if last.leverage and last.leverage[MEDIAN] > 1:
+        reasons.insert(0, TOO_LARGE)
+    if lost:
+        reasons.append(f"{lost} of {len(history)} updates gave no finite estimate.")
+    return replace(
+        of_examples,
+        title="A training and its memory",
+        sentence=(
+            f"Unseen data would have been predicted best at step {best.step}, with a loss near "
+            f"{best.estimate:.4f}; after {len(history)} updates the estimate is "
+            f"{last.estimate:.4f}."
+        ),
+        train_loss=last.train,
+        loo_loss=last.estimate,
+        reasons=reasons,
+    )
+
+
+def check_updates(history: History) -> None:
+    """DataError where nothing of a training can be shown."""
+    if any(record.finite for record in history):
+        return
+    if len(history) == 0:
+        raise DataError("at least one update", "an empty history", "call tracker.update() first")
+    raise DataError(
+        "at least one update with a finite estimate",
+        f"{len(history)} without: training diverged, or the optimizer had no state yet",
+        "lower the learning rate, or update after the optimizer's first step",
+    )

@@ -1,0 +1,93 @@
+"""What a page is filled with, and that it refuses what does not fit together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import engram
+from engram.errors import DataError
+from engram.report.page import Alert, Curves, Examples, Headline, PageData
+from engram.report.result_page import CONTRADICTED, MEMORISED, loss_interval, result_data
+
+HEADLINE = Headline("Three", "Three examples.", 0.1, 0.2)
+IDS = ["a", "b", "c"]
+LOSS = [0.1, 0.2, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"ids": []}, "at least one example"),
+        ({"ids": ["a", "b", "a"]}, "an id of its own for each example; got 1 ids twice"),
+        ({"score": [1.0]}, r"score of shape \[3\]; got \[1\]"),
+        ({"given": [0, 1, 2], "classes": ["x", "y"]}, "given as positions from 0 to 1"),
+        ({"trust": [0, 1, 3]}, "trust as positions from 0 to 2"),
+        ({"probabilities": np.ones((3, 2))}, r"probabilities of shape \[3, 0\]"),
+        ({"flags": {"wrong": [True]}}, r"wrong of shape \[3\]"),
+        ({"groups": {"source": ["s"]}}, "source of 3 rows; got 1"),
+        ({"texts": ["one"]}, "texts of 3 rows; got 1"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(columns, message):
+    given = {"ids": IDS, "loss": LOSS, "loo_loss": LOSS} | columns
+    with pytest.raises(DataError, match=message):
+        Examples(**given)
+
+
+def test_an_alert_names_a_flag_that_is_there():
+    examples = Examples(IDS, LOSS, LOSS, flags={"memorised": [True, False, True]})
+    PageData(HEADLINE, examples, [Alert("2 memorised", flag="memorised")])
+    with pytest.raises(DataError, match=r"the flag of an alert among \['memorised'\]; got 'wrong'"):
+        PageData(HEADLINE, examples, [Alert("wrong", flag="wrong")])
+
+
+def test_curves_have_a_value_for_each_step():
+    assert Curves([1, 2], [0.3, 0.2], [0.4, 0.5]).loo.tolist() == [0.4, 0.5]
+    with pytest.raises(DataError, match="validation of 2 rows; got 1"):
+        Curves([1, 2], [0.3, 0.2], [0.4, 0.5], validation=[0.1])
+
+
+def fitted(likelihood, targets, outputs):
+    torch.manual_seed(0)
+    data = (torch.randn(len(targets), 3, dtype=torch.float64), targets)
+    model = torch.nn.Linear(3, outputs).double()
+    posterior = engram.laplace(model, data, likelihood=likelihood, prior_precision=1.0)
+    return engram.sensitivities(model, data, posterior, estimator="linear"), posterior, model, data
+
+
+def test_the_map_has_the_factors_of_the_sensitivity():
+    """With one output d = V e, so the variance on the map is V itself, and their product |d|."""
+    targets = torch.randn(12, dtype=torch.float64)
+    result, posterior, model, data = fitted("gaussian", targets, 1)
+    examples = result_data(result).examples
+    variance = engram.prediction_variance(model, data[0], posterior)[:, 0, 0]
+    assert examples.prediction_variance == pytest.approx(variance.numpy(), rel=1e-10)
+    error = (model(data[0])[:, 0] - targets).abs().detach().numpy()
+    assert examples.prediction_error == pytest.approx(error, rel=1e-12)
+    assert examples.given == pytest.approx(targets.numpy())
+
+
+def test_a_classifier_says_which_labels_are_contradicted_and_which_memorised():
+    result, _, model, data = fitted("categorical", torch.arange(30) % 3, 3)
+    page = result_data(result, classes=["x", "y", "z"])
+    examples = page.examples
+    before = model(data[0]).softmax(1).detach()
+    without = result.loo_probabilities
+    for i in range(30):
+        wrong = int(without[i].argmax()) != int(data[1][i])
+        assert examples.flags[CONTRADICTED][i] == wrong
+        right_before = int(before[i].argmax()) == int(data[1][i])
+        assert examples.flags[MEMORISED][i] == (wrong and right_before)
+    assert examples.prediction_error == pytest.approx(
+        [1 - float(before[i, data[1][i]]) for i in range(30)]
+    )
+    assert page.headline.accuracy == pytest.approx(1 - examples.flags[CONTRADICTED].mean())
+    assert page.headline.loo_loss == pytest.approx(result.loo_nll)
+
+
+def test_the_interval_counts_an_example_as_often_as_it_stands_for():
+    losses, counts = torch.tensor([0.5, 1.0, 3.0]), torch.tensor([2.0, 1.0, 0.0])
+    alone = loss_interval(torch.tensor([0.5, 0.5, 1.0]), torch.ones(3))
+    assert loss_interval(losses, counts) == pytest.approx(alone)
