@@ -28,6 +28,7 @@ from engram.retraining import recipes
 from engram.retraining.result import Retraining
 from engram.retraining.retrain import retrain
 from engram.retraining.subset_truth import SubsetTruth
+from engram.sensitivity.comparison import Comparison, compare
 from engram.sensitivity.groups import ClassRemovals, Removal, remove, remove_classes
 from engram.sensitivity.influence import influence
 from engram.sensitivity.label_issues import label_issues
@@ -55,6 +56,7 @@ _LOADED_WHEN_USED = {
 __all__ = [
     "Assessment",
     "ClassRemovals",
+    "Comparison",
     "EngramError",
     "Posterior",
     "Removal",
@@ -71,6 +73,7 @@ __all__ = [
     "assess",
     "calibrate",
     "check_training",
+    "compare",
     "errors",
     "families",
     "from_estimator",
