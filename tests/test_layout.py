@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "engram"
 ORDER = (
     {"_version", "errors"},
     {"core"},
-    {"linalg", "likelihoods", "families"},
+    {"linalg", "likelihoods", "families", "data"},
     {"engine"},
     {"curvature"},
     {"optimizers"},

@@ -3,8 +3,8 @@
 From the training data alone, with the memory-perturbation equation: the change of a model when
 examples are left out is estimated by adding up their natural gradients.
 
-What a net does not need is loaded when it is first used: ``families``, ``models`` (with SciPy),
-``optimizers``; and pandas and matplotlib with the tables and pages that want them.
+What a net does not need is loaded when it is first used: ``data``, ``families``, ``models``
+(with SciPy), ``optimizers``; and pandas and matplotlib with the tables and pages that want them.
 """
 
 from importlib import import_module
@@ -43,10 +43,11 @@ from engram.training.training import Training
 from engram.trust.verdict import Verdict
 
 if TYPE_CHECKING:
-    from engram import families, models, optimizers
+    from engram import data, families, models, optimizers
     from engram.models.from_estimator import from_estimator
 
 _LOADED_WHEN_USED = {
+    "data": "engram.data",
     "families": "engram.families",
     "from_estimator": "engram.models.from_estimator",
     "models": "engram.models",
@@ -74,6 +75,7 @@ __all__ = [
     "calibrate",
     "check_training",
     "compare",
+    "data",
     "errors",
     "families",
     "from_estimator",
