@@ -9,18 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 from rich.console import Console
-from typer.testing import CliRunner
 
 import engram
-from engram.cli import app
-from engram.cli.demo import run
+from command_line import call
+from engram.cli.demonstration import run
 from engram.demo.digits import Settings
 
 SMALL = Settings(num_train=200, hidden=4, epochs=20, refit_epochs=2)
-
-
-def call(*arguments):
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "80", "TERM": "dumb"})
 
 
 def demonstrate(folder, settings=SMALL, width=80, **terminal):
