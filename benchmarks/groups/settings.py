@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.practical import nets
 from benchmarks.practical.data import Split, fashion, uniform
-from benchmarks.practical.loop import Setting
+from benchmarks.practical.loop import Setting, cosine
 from benchmarks.practical.settings import adamw, sgd
 
 CLASSES = {"trousers": 1, "shirts": 6, "boots": 9}  # one that stands alone, two like others
@@ -79,7 +79,7 @@ CASES: dict[str, Case] = {
         net=partial(nets.fashion_cnn, 0.3),
         optimizer=sgd(0.05, 5e-4),
         epochs=12,
-        cosine=True,
+        schedule=cosine,
     ),
     "large source": _case(
         Source(10_000, 1000, 1000),
@@ -92,6 +92,6 @@ CASES: dict[str, Case] = {
         net=partial(nets.fashion_cnn, 0.0),
         optimizer=sgd(0.05, 5e-4),
         epochs=20,
-        cosine=True,
+        schedule=cosine,
     ),
 }

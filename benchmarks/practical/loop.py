@@ -47,6 +47,20 @@ class Recording(Watcher):
         self.training = engram.record(optimizer, model, **self.settings)
 
 
+Schedule = Callable[[optim.Optimizer, int], optim.lr_scheduler.LRScheduler]
+
+
+def cosine(optimizer: optim.Optimizer, steps: int) -> optim.lr_scheduler.LRScheduler:
+    """The learning rate falls to 0 along a cosine."""
+    return optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+
+
+def one_cycle(optimizer: optim.Optimizer, steps: int) -> optim.lr_scheduler.LRScheduler:
+    """It rises to three times what it was, and falls to nearly 0."""
+    highest = 3 * optimizer.param_groups[0]["lr"]
+    return optim.lr_scheduler.OneCycleLR(optimizer, highest, total_steps=steps + 1)
+
+
 @dataclass(frozen=True, eq=False)
 class Setting:
     """A net, its data, and how it is trained.
@@ -57,7 +71,7 @@ class Setting:
         optimizer: of a net.
         epochs: passes over the data.
         batch_size: examples of a step.
-        cosine: whether the learning rate falls to 0 along a cosine.
+        schedule: of the learning rate, for an optimizer and a number of steps.
         augment: another view of a batch of inputs.
         subsets: trainings for the truth.
     """
@@ -67,7 +81,7 @@ class Setting:
     optimizer: Callable[[nn.Module], optim.Optimizer]
     epochs: int
     batch_size: int = 64
-    cosine: bool = False
+    schedule: Schedule | None = None
     augment: Callable[[Tensor], Tensor] | None = None
     subsets: int = 64
 
@@ -87,7 +101,7 @@ class Setting:
         examples = TensorDataset(*data, torch.arange(len(data[0])))
         loader = DataLoader(examples, self.batch_size, shuffle=True)
         optimizer, steps = self.optimizer(model), self.epochs * len(loader)
-        schedule = optim.lr_scheduler.CosineAnnealingLR(optimizer, steps) if self.cosine else None
+        schedule = None if self.schedule is None else self.schedule(optimizer, steps)
         watcher.started(optimizer, model)
         for epoch in range(1, self.epochs + 1):
             model.train()

@@ -8,7 +8,7 @@ from functools import partial
 from torch import nn, optim
 
 from benchmarks.practical import data, nets
-from benchmarks.practical.loop import Setting, flipped
+from benchmarks.practical.loop import Setting, cosine, flipped
 
 Optimizer = Callable[[nn.Module], optim.Optimizer]
 
@@ -63,7 +63,7 @@ SETTINGS: dict[str, Setting] = {
         net=partial(nets.fashion_cnn, 0.3),
         optimizer=sgd(0.05, 5e-4),
         epochs=12,
-        cosine=True,
+        schedule=cosine,
     ),
     "trec-transformer": Setting(
         split=partial(data.questions, 3000, data.uniform),
@@ -82,7 +82,7 @@ SETTINGS: dict[str, Setting] = {
         net=partial(nets.resnet20, 8),
         optimizer=sgd(0.1, 5e-4),
         epochs=12,
-        cosine=True,
+        schedule=cosine,
         subsets=40,
     ),
 }

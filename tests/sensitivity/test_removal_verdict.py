@@ -97,7 +97,10 @@ def test_ridge_without_a_group_is_good_and_prints() -> None:
     assert removal.signals.drift == pytest.approx(0, abs=1e-9)
     assert removal.verdict.level == "good"
     assert not removal.flagged
-    assert repr(removal).endswith("verdict               good")
+    assert repr(removal).splitlines()[1:] == [
+        "verdict               good",
+        "                      sign right, size within 3 times, its own loss within 3 times",
+    ]
 
 
 def test_a_net_that_was_stopped_without_a_record_is_told_to_record() -> None:

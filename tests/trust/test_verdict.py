@@ -8,6 +8,7 @@ import torch
 from sklearn.linear_model import Ridge
 
 import engram
+from engram.trust.aspects import Aspect
 from engram.trust.judge import judge, rules_of
 from engram.trust.thresholds import LEVERAGE, OWN_RULES
 from engram.trust.verdict import LEVELS, Rule, Verdict
@@ -126,3 +127,48 @@ def test_a_remedy_never_names_a_structure_that_is_already_there():
     other, _ = judged(model, data, "diagonal", DELTA)
     remedies = {r.signal: r.remedy for r in rules_of(other)}
     assert "richer structure" in remedies["mean_leverage"]
+
+
+def test_ranking_size_and_mean_are_judged_each_by_itself():
+    sizes = replace(RULE, about=("size", "mean"))
+    order = replace(RULE, signal="other", about=("ranking",))
+    verdict = Verdict.of(
+        [sizes, order], {"signal": 0.2, "other": 0.0}, torch.zeros(2, dtype=torch.int8)
+    )
+    levels = verdict.ranking.level, verdict.size.level, verdict.mean.level
+    assert levels == ("good", "caution", "caution")
+    assert verdict.line == "ranking good, sizes within 3 times, mean LOO within a factor 2"
+    assert verdict.line in repr(verdict)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (1.62, "sizes about 1.6 times too large"),
+        (0.4, "sizes about 2.5 times too small"),
+        (50.0, "sizes more than 10 times too large"),
+        (0.0, "sizes more than 10 times too small"),
+        (1.05, "sizes within 3 times"),
+        (float("nan"), "sizes within 3 times"),
+    ],
+)
+def test_a_size_is_said_in_words(value, words):
+    assert Aspect("size", "caution", value).text == words
+
+
+def test_an_example_has_the_reasons_of_its_run_and_its_own():
+    sizes = replace(RULE, about=("size",))
+    verdict = Verdict.of([sizes], {"signal": 0.2}, torch.tensor([0, 2], dtype=torch.int8))
+    plain, held = verdict.of_example(0), verdict.of_example(1)
+    assert (plain.level, held.level) == ("caution", "unreliable")
+    assert [reason.signal for reason in plain.reasons] == ["signal"]
+    assert [reason.signal for reason in held.reasons] == ["example", "signal"]
+    assert (held.ranking.level, held.size.level) == ("good", "unreliable")
+
+
+def test_a_number_that_is_none_in_one_example_is_no_reason_against_another():
+    lost = replace(RULE.reason(0.6), signal="not_finite")
+    own = torch.tensor([0, 2], dtype=torch.int8)
+    verdict = Verdict.from_reasons([], own, [lost])
+    assert verdict.of_example(0).reasons == ()
+    assert [reason.signal for reason in verdict.of_example(1).reasons] == ["not_finite"]

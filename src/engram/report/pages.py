@@ -157,7 +157,7 @@ def shown(value: object) -> str:
 
 def _verdict_line(result: Result) -> str:
     counts = ", ".join(f"{count:,} {name}" for name, count in result.verdict.counts.items())
-    return f"{result.verdict.level}; examples: {counts}"
+    return f"{result.verdict.level}: {result.verdict.line}; examples: {counts}"
 
 
 def result_page(result: Result, count: int, path: Path) -> Path:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from engram.sensitivity.group_steps import Matrix
 from engram.sensitivity.step_signals import StepSignals
+from engram.trust.aspects import ASPECTS, EXACT, GROUP, SIZE
 from engram.trust.thresholds import (
     DRIFT,
     FACTORS_OVERLOOK,
@@ -71,12 +72,13 @@ def removal_verdict(grounds: Grounds) -> Verdict:
     if grounds.signals is None and not grounds.exact:
         reasons.append(_said("signals", CAUTION, NO_SIGNAL, OTHER_RULE))
     if grounds.stopped and grounds.matrix is not None:
-        reasons.append(_said("one_step", CAUTION, ONE_STEP, REPLAY_IT))
+        reasons.append(_said("one_step", CAUTION, ONE_STEP, REPLAY_IT, (SIZE,)))
     if grounds.signals is not None:
         known = _values(grounds.signals)
         found = [rule.reason(known[rule.signal]) for rule in _rules(grounds)]
         reasons += [reason for reason in found if reason]
-    return Verdict.from_reasons(reasons, torch.zeros(0, dtype=torch.int8))
+    verdict = Verdict.from_reasons(reasons, torch.zeros(0, dtype=torch.int8))
+    return replace(verdict, subject=EXACT if grounds.exact else GROUP)
 
 
 def _rules(grounds: Grounds) -> list[Rule]:
@@ -104,5 +106,7 @@ def _values(signals: StepSignals) -> dict[str, float]:
     }
 
 
-def _said(signal: str, level: int, text: str, remedy: str) -> Reason:
-    return Reason(signal, LEVELS[level], 1.0, 0.0, text, remedy)
+def _said(
+    signal: str, level: int, text: str, remedy: str, about: tuple[str, ...] = ASPECTS
+) -> Reason:
+    return Reason(signal, LEVELS[level], 1.0, 0.0, text, remedy, about)

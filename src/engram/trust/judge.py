@@ -24,6 +24,7 @@ from engram.trust.thresholds import (
     OWN_RULES,
     PRIOR,
     RICHER,
+    SIZES_ONLY,
     STOPPED,
 )
 from engram.trust.verdict import CAUTION, LEVELS, UNRELIABLE, Reason, Rule, Verdict
@@ -117,7 +118,7 @@ def was_stopped(result: Judged) -> list[Reason]:
     """The reason for care where training was stopped: how right that is differs from net to net."""
     if not result.basis.stopped:
         return []
-    return [Reason("stopped", LEVELS[CAUTION], 1.0, 0.0, STOPPED, CHECK_SIZE)]
+    return [Reason("stopped", LEVELS[CAUTION], 1.0, 0.0, STOPPED, CHECK_SIZE, SIZES_ONLY)]
 
 
 def _linearised(result: Judged) -> bool:

@@ -15,7 +15,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from engram.trust.aspects import MEAN, RANKING, SIZE
 from engram.trust.verdict import Rule
+
+SIZES_ONLY = (SIZE, MEAN)  # the order may be right for all that
 
 # Signals that every result carries.
 CONVERGENCE = Rule(
@@ -38,6 +41,7 @@ PRIOR = Rule(
     text="prior_precision is not the regulariser that the model was trained with",
     remedy="Pass the delta of the training, N times the weight decay of the mean loss; "
     "diagnostics.fitting_prior is what the weights fit best.",
+    about=SIZES_ONLY,
 )
 CONSISTENCY = Rule(
     "share_inconsistent",
@@ -45,6 +49,7 @@ CONSISTENCY = Rule(
     unreliable=0.25,
     text="the posterior is surer of many examples than all data together allow",
     remedy="Use a richer structure (full before kronecker before diagonal), or regularise more.",
+    about=SIZES_ONLY,
 )
 CAPACITY = Rule(
     "mean_leverage",
@@ -59,6 +64,7 @@ GUARD = Rule(
     unreliable=math.inf,
     text="the estimator was held by its guard",
     remedy='Use estimator="linear", or structure="full".',
+    about=SIZES_ONLY,
 )
 COVERAGE = Rule(
     "parameters_fixed",
@@ -73,6 +79,7 @@ STEP = Rule(
     unreliable=0.1,
     text="one Newton step, or less, is not enough for some examples",
     remedy='Use estimator="exact", which fits again without them.',
+    about=SIZES_ONLY,
 )
 OWN_RULES = (CONVERGENCE, PRIOR, CONSISTENCY, CAPACITY, GUARD, COVERAGE, STEP)
 RICHER = (CONSISTENCY, CAPACITY, GUARD)  # their remedies name a richer structure
@@ -84,6 +91,7 @@ RANKS = Rule(
     unreliable=0.1,
     text="steps of the exact Hessian rank the examples differently",
     remedy='Use structure="full" or "kronecker", and train to a minimum.',
+    about=(RANKING,),
 )
 SIZES = Rule(
     "size_disagreement",
@@ -92,6 +100,7 @@ SIZES = Rule(
     text="steps of the exact Hessian give scores of other relative size",
     remedy='Use curvature="hessian" where that is positive definite, else structure="full" with '
     'estimator="corrected".',
+    about=SIZES_ONLY,
 )
 LINEARISATION = Rule(
     "linearisation",
@@ -99,6 +108,7 @@ LINEARISATION = Rule(
     unreliable=0.2,
     text="the model is far from its tangent where the posterior's steps lead",
     remedy="Regularise more, or use a posterior that is surer.",
+    about=SIZES_ONLY,
 )
 INDEFINITE = Rule(
     "indefinite",
@@ -116,6 +126,7 @@ LEVERAGE = Rule(
     unreliable=1.0,
     text="the example holds itself in place",
     remedy="Train without it.",
+    about=SIZES_ONLY,
 )
 FACTOR = Rule(
     "factor",
@@ -134,6 +145,7 @@ OVERLOOKED = Rule(
     unreliable=0.5,  # at 0.7 sources came out at 0.06 to 0.5 of the truth
     text="the group has much of the curvature along its step, which the step leaves out",
     remedy='Use estimator="corrected", or record with replay=True and use estimator="replay".',
+    about=SIZES_ONLY,
 )
 FACTORS_OVERLOOK = replace(
     OVERLOOKED,

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from textwrap import wrap
 
 import torch
 from torch import Tensor
 
 from engram.core.storage.kinds import check_that, checked, positions
+from engram.core.storage.values import ADDED_LATER
+from engram.trust.aspects import (
+    ASPECTS,
+    CAUTION,
+    EXAMPLES,
+    GOOD,
+    LEVELS,
+    MEAN,
+    RANKING,
+    SIZE,
+    UNRELIABLE,
+    Aspect,
+    Expected,
+)
 
-LEVELS = ("good", "caution", "unreliable")
-GOOD, CAUTION, UNRELIABLE = range(3)
+__all__ = ["CAUTION", "GOOD", "LEVELS", "UNRELIABLE", "Reason", "Rule", "Verdict"]
+
+UNKNOWN = Expected()
+BY_ITSELF = "the example holds itself in place: its leverage is high, or a guard held"
+ALONE = "Obtain it by engram.refine, or train without it."
 
 
 @dataclass(frozen=True)
@@ -27,6 +44,7 @@ class Reason:
         threshold: that it passed.
         text: what it means.
         remedy: what to do.
+        about: which of ranking, size and mean it speaks against.
     """
 
     signal: str
@@ -35,6 +53,7 @@ class Reason:
     threshold: float
     text: str
     remedy: str
+    about: tuple[str, ...] = field(default=ASPECTS, metadata=ADDED_LATER)
 
     def __str__(self) -> str:
         return f"{self.level}: {self.text} ({self.signal} {self.value:.2g}). {self.remedy}"
@@ -42,7 +61,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Rule:
-    """Two thresholds on a signal that is worse the larger it is.
+    """Two thresholds on a signal that is worse the larger it is, and what it speaks against.
 
     Example:
         >>> rule = Rule("relative_gradient", 0.1, 0.5, "not at a minimum", "Train longer.")
@@ -57,6 +76,7 @@ class Rule:
     unreliable: float
     text: str
     remedy: str
+    about: tuple[str, ...] = ASPECTS
 
     def level(self, value: float) -> int:
         """Position in LEVELS; a signal that is not known says nothing."""
@@ -74,23 +94,39 @@ class Rule:
         if level == GOOD:
             return None
         threshold = self.unreliable if level == UNRELIABLE else self.caution
-        return Reason(self.signal, LEVELS[level], value, threshold, self.text, self.remedy)
+        return Reason(
+            self.signal, LEVELS[level], value, threshold, self.text, self.remedy, self.about
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """How far to believe a result.
+    """How far to believe a result: its ranking, its sizes and its mean, each by itself.
 
     Attributes:
         level: of the run: ``good``, ``caution`` or ``unreliable``, the worst of its reasons.
         reasons: the worst first; empty where nothing speaks against it.
         levels: of every example as a position in ``LEVELS``, [N]; never better than what the
             reasons about the whole run leave. Empty for a removal, which has one effect.
+        expected: numbers to expect, as far as the study knows them.
+        subject: ``examples``, each left out by itself, or a ``group``.
+
+    Example:
+        >>> rule = Rule("leverage", 0.5, 1.0, "too unsure", "Refit.", about=("size",))
+        >>> verdict = Verdict.of([rule], {"leverage": 0.7}, torch.tensor([0, 2]))
+        >>> verdict.level, verdict.ranking.level, verdict.size.level
+        ('caution', 'good', 'caution')
+        >>> verdict.line
+        'ranking good, sizes within 3 times, mean LOO within 20 %'
+        >>> verdict.of_example(1).line
+        'ranking good, sizes not to be used, mean LOO not to be used'
     """
 
     level: str
     reasons: tuple[Reason, ...]
     levels: Tensor
+    expected: Expected = field(default=UNKNOWN, metadata=ADDED_LATER)
+    subject: str = field(default=EXAMPLES, metadata=ADDED_LATER)
 
     @classmethod
     def of(
@@ -106,7 +142,11 @@ class Verdict:
 
     @classmethod
     def from_reasons(
-        cls, reasons: Iterable[Reason], own_levels: Tensor, of_examples: Iterable[Reason] = ()
+        cls,
+        reasons: Iterable[Reason],
+        own_levels: Tensor,
+        of_examples: Iterable[Reason] = (),
+        expected: Expected = UNKNOWN,
     ) -> Verdict:
         """The worst reason decides about the run, and an example is never better than its run.
 
@@ -115,12 +155,50 @@ class Verdict:
             own_levels: of the examples, by themselves, [N].
             of_examples: reasons why the run is no better that lie in single examples; the others
                 stand as they are.
+            expected: numbers to expect.
         """
         about_all = list(reasons)
         worst = max((LEVELS.index(reason.level) for reason in about_all), default=GOOD)
         ordered = sorted([*about_all, *of_examples], key=lambda r: -LEVELS.index(r.level))
         level = ordered[0].level if ordered else LEVELS[GOOD]
-        return cls(level, tuple(ordered), own_levels.clamp(min=worst))
+        return cls(level, tuple(ordered), own_levels.clamp(min=worst), expected)
+
+    @property
+    def ranking(self) -> Aspect:
+        """Whether the order of the examples can be believed; of a removal, its sign."""
+        return self._aspect(RANKING)
+
+    @property
+    def size(self) -> Aspect:
+        """Whether the sizes of scores and increases can be; of a removal, of its effect."""
+        return self._aspect(SIZE)
+
+    @property
+    def mean(self) -> Aspect:
+        """Whether the mean leave-one-out loss can be, the estimate of the test loss."""
+        return self._aspect(MEAN)
+
+    def _aspect(self, name: str) -> Aspect:
+        about = (LEVELS.index(reason.level) for reason in self.reasons if name in reason.about)
+        level, value = LEVELS[max(about, default=GOOD)], getattr(self.expected, name)
+        return Aspect(name, level, value, self.subject)
+
+    @property
+    def line(self) -> str:
+        """All three in one line."""
+        return ", ".join(aspect.text for aspect in (self.ranking, self.size, self.mean))
+
+    def of_example(self, position: int) -> Verdict:
+        """The verdict on one example, by its row in the result.
+
+        Its reasons are those of the run that hold for it, and its own.
+        """
+        level = int(self.levels[position])
+        reasons = [r for r in self.reasons if LEVELS.index(r.level) <= level]
+        if level > max((LEVELS.index(r.level) for r in reasons), default=GOOD):
+            own = Reason("example", LEVELS[level], 1.0, 0.0, BY_ITSELF, ALONE, (SIZE, MEAN))
+            reasons = [own, *reasons]
+        return Verdict(LEVELS[level], tuple(reasons), self.levels[position : position + 1])
 
     @property
     def level_names(self) -> list[str]:
@@ -135,7 +213,8 @@ class Verdict:
     def __repr__(self) -> str:
         examples = ", ".join(f"{count:,} {name}" for name, count in self.counts.items() if count)
         lines = [
-            f"verdict               {self.level}" + (f"; examples: {examples}" * bool(examples))
+            f"verdict               {self.level}" + (f"; examples: {examples}" * bool(examples)),
+            f"                      {self.line}",
         ]
         for reason in self.reasons:
             lines += wrap(str(reason), 79, initial_indent="  ", subsequent_indent="    ")
