@@ -61,6 +61,13 @@ def one_cycle(optimizer: optim.Optimizer, steps: int) -> optim.lr_scheduler.LRSc
     return optim.lr_scheduler.OneCycleLR(optimizer, highest, total_steps=steps + 1)
 
 
+class Examples(TensorDataset):
+    """Tensors of which a loader takes a batch at once: the same batches, in less time."""
+
+    def __getitems__(self, indices: list[int]) -> list[Tensor]:
+        return [tensor[indices] for tensor in self.tensors]
+
+
 @dataclass(frozen=True, eq=False)
 class Setting:
     """A net, its data, and how it is trained.
@@ -98,8 +105,8 @@ class Setting:
         self, model: nn.Module, data: tuple[Tensor, Tensor], watcher: Watcher
     ) -> nn.Module:
         """The loop."""
-        examples = TensorDataset(*data, torch.arange(len(data[0])))
-        loader = DataLoader(examples, self.batch_size, shuffle=True)
+        examples = Examples(*data, torch.arange(len(data[0])))
+        loader = DataLoader(examples, self.batch_size, shuffle=True, collate_fn=tuple)
         optimizer, steps = self.optimizer(model), self.epochs * len(loader)
         schedule = None if self.schedule is None else self.schedule(optimizer, steps)
         watcher.started(optimizer, model)
