@@ -258,6 +258,10 @@ class MatrixBlock(Block):
         """
         raise NotImplementedError
 
+    def transposed_perturbations(self, rows: Tensor, columns: Tensor, total: GradientSum) -> Tensor:
+        """(S^-1 G)' r_t, [B, T, I]: of a weight that acts on its rows; arguments as above."""
+        raise NotImplementedError
+
     def position_products(self, rows: Tensor, columns: Tensor) -> Tensor:
         """<G_r, S^-1 G_s> for rows [B, R, T, O] and columns [B, T, I], as [B, R, R]."""
         raise NotImplementedError

@@ -327,6 +327,25 @@ class KroneckerBlock(MatrixBlock):
             total.add(self.names[1], flat.sum(0))
         return found
 
+    @cached_property
+    def _transposed_eigenbases(self) -> Eigenbases:
+        """Those of the transposed weight, which rows and columns have changed places for."""
+        assert self.rows is not None
+        assert self.columns is not None
+        rows, columns, covariance = self.rows[0], self.columns[0], self.covariance[0].mT
+        clusters = ClusteredSpectrum.of(covariance, columns, rows)
+        return Eigenbases(columns, rows, covariance.contiguous(), False, clusters)
+
+    def transposed_perturbations(self, rows: Tensor, columns: Tensor, total: GradientSum) -> Tensor:
+        """(S^-1 G)' r_t, [B, T, I], likewise; of a weight without a bias."""
+        found, summed = self._transposed_eigenbases.perturbations(columns, rows)
+        if summed is not None:
+            total.add(self.names[0], summed.mT.reshape(self.layout.shapes[0]))
+        else:
+            shape = self.layout.shapes[0]
+            total.add_outer(self.names[0], shape, rows.flatten(0, 1), columns.flatten(0, 1))
+        return found
+
     def position_products(self, rows: Tensor, columns: Tensor) -> Tensor:
         """<G_r, S^-1 G_s>, [B, R, R]."""
         return self._eigenbases.products(rows, columns)

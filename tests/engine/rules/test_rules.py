@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import jvp, vjp
 from torch.nn import functional
 
@@ -27,7 +27,8 @@ B = 3
 class Row:
     """One call: shapes of the input of an example and of the parameters, and other arguments.
 
-    ``tokens`` is the number of rows of a table, for inputs that are positions in it.
+    ``tokens`` is the number of rows of a table, for inputs that are positions in it; ``names`` are
+    those of the call's arguments where they are not those of the rule.
     """
 
     function: Function
@@ -35,6 +36,16 @@ class Row:
     parameters: dict[str, tuple[int, ...]]
     others: dict[str, Any] = field(default_factory=dict)
     tokens: int = 0
+    names: dict[str, str] = field(default_factory=dict)
+
+    def called(self, data: Tensor, parameters: dict[str, Tensor], others: dict[str, Any]) -> Tensor:
+        """The operation itself."""
+        given = {self.names.get(role, role): value for role, value in parameters.items()}
+        if "input" in self.names:
+            given[self.names["input"]] = data
+        first = () if "input" in self.names else (data,)
+        result: Tensor = self.function(*first, **given, **others)
+        return result
 
     @property
     def name(self) -> str:
@@ -50,6 +61,7 @@ STATISTICS = {
 CONV2 = {"weight": (4, 3, 2, 3), "bias": (4,)}
 GROUPED = {"weight": (4, 1, 2, 2), "bias": (4,)}
 DOWN = {"weight": (3, 2, 3, 2), "bias": (2,)}
+ADDMM, OTHER = {"input": "mat1", "weight": "mat2", "bias": "input"}, {"weight": "other"}
 TABLE = [
     Row(functional.linear, (4,), {"weight": (2, 4), "bias": (2,)}),
     Row(functional.linear, (5, 3, 4), {"weight": (2, 4)}),
@@ -71,6 +83,12 @@ TABLE = [
     Row(functional.group_norm, (4, 3, 2), {"weight": (4,), "bias": (4,)}, {"num_groups": 2}),
     Row(functional.batch_norm, (3,), {"weight": (3,), "bias": (3,)}, STATISTICS),
     Row(functional.batch_norm, (3, 2, 2), {"weight": (3,), "bias": (3,)}, STATISTICS),
+    Row(torch.addmm, (4,), {"bias": (2,), "weight": (4, 2)}, names=ADDMM),
+    Row(torch.matmul, (5, 4), {"weight": (4, 2)}, names=OTHER),
+    Row(torch.Tensor.matmul, (4,), {"weight": (4, 2)}, names=OTHER),
+    Row(torch.Tensor.__matmul__, (3, 2, 4), {"weight": (4, 2)}, names={"weight": "other"}),
+    Row(torch.mul, (5, 4), {"weight": (4,)}, names=OTHER),
+    Row(torch.Tensor.mul, (2, 3, 4), {"weight": (3, 4)}, names=OTHER),
     Row(functional.embedding, (6,), {"weight": (5, 3)}, tokens=5),
     Row(functional.embedding, (2, 3), {"weight": (5, 3)}, {"padding_idx": -4}, tokens=5),
 ]
@@ -97,7 +115,9 @@ def arguments(row: Row, multiplicity: int) -> tuple[Tensor, dict[str, Tensor], d
 
 
 def recorded(row: Row, data: Tensor, parameters: dict[str, Tensor], others: Any) -> Call:
-    bound = bind(row.function, (), {"input": data, **parameters, **others})
+    named = {"input": data, **{role: nn.Parameter(value) for role, value in parameters.items()}}
+    given = {row.names.get(role, role): value for role, value in named.items()}
+    bound = bind(row.function, (), {**given, **others})
     assert bound is not None
     shapes = {role: value.shape for role, value in parameters.items()}
     return Call(bound.input, shapes, bound.options, len(data) // B)
@@ -111,7 +131,7 @@ def test_both_maps_are_those_of_each_example_by_itself(row: Row, multiplicity: i
     directions = {role: drawn((B, *value.shape), 5) for role, value in parameters.items()}
     if "padding_idx" in others:  # that row does not train, but torch's tangent moves it
         directions["weight"][:, others["padding_idx"]] = 0
-    outputs = row.function(data, **parameters, **others)
+    outputs = row.called(data, parameters, others)
     seed = drawn(tuple(outputs.shape), 7)
     found, moved = rule.gradient(call, seed), rule.tangent(call, directions)
     assert moved.shape == outputs.shape
@@ -119,8 +139,7 @@ def test_both_maps_are_those_of_each_example_by_itself(row: Row, multiplicity: i
         rows = slice(i * multiplicity, (i + 1) * multiplicity)
 
         def one(values: dict[str, Tensor], rows: slice = rows) -> Tensor:
-            result: Tensor = row.function(data[rows], **values, **others)
-            return result
+            return row.called(data[rows], values, others)
 
         (expected,) = vjp(one, parameters)[1](seed[rows])
         for role, gradient in expected.items():
@@ -138,7 +157,7 @@ def test_every_rule_is_in_the_table() -> None:
 def test_a_narrowed_call_is_the_call_of_its_examples(row: Row) -> None:
     data, parameters, others = arguments(row, 2)
     call, rule = recorded(row, data, parameters, others), RULES[row.function]
-    seed = drawn(tuple(row.function(data, **parameters, **others).shape), 7)
+    seed = drawn(tuple(row.called(data, parameters, others).shape), 7)
     whole, part = rule.gradient(call, seed), rule.gradient(call.narrow(1, 3), seed[2:6])
     for role, value in whole.items():
         torch.testing.assert_close(part[role], value[1:3], rtol=1e-12, atol=1e-13)
@@ -157,7 +176,7 @@ def test_a_cheaper_convolution_has_the_same_derivatives(row: Row) -> None:
         assert cheaper is None
         return
     assert cheaper is not None
-    plain = row.function(data, **parameters, **others)
+    plain = row.called(data, parameters, others)
     torch.testing.assert_close(cheaper, plain)
     seed = drawn(tuple(plain.shape), 3).requires_grad_()
     twice = []
@@ -239,7 +258,7 @@ def test_kronecker_factors_are_sums_over_examples(row: Row) -> None:
     roles = [role for role in rule.kronecker_roles if role in parameters]
     if "weight" not in roles:
         return
-    seed = drawn(tuple(row.function(data, **parameters, **others).shape), 7)
+    seed = drawn(tuple(row.called(data, parameters, others).shape), 7)
     layout = Layout(tuple(roles), tuple(parameters[role].shape for role in roles))
     whole, parts = Factors(layout), Factors(layout)
     rule.add_inputs(call, whole)

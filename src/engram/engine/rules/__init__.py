@@ -12,8 +12,10 @@ from engram.engine.rules import (  # noqa: F401 (imported to be registered)
     copies,
     embedding,
     linear,
+    matrix_product,
     norms,
     recurrent,
+    scaling,
     transposed_convolution,
 )
 from engram.engine.rules.base import RULES, bind, plain_form
