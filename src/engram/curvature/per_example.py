@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from engram.core.data.batches import Batch, as_outputs, call
+from engram.core.data.batches import Batch, call, flat_outputs
 from engram.core.data.inputs import handed, mapped
 from engram.core.parameters import Layout, Named, trainable
 from engram.core.state.process import plain_attention
@@ -126,7 +126,7 @@ def _vectorised(
     def product(inputs: Any, target: Tensor, vector: Named) -> Named:
         def loss(values: Named) -> Tensor:
             args, kwargs = handed(inputs)
-            outputs = as_outputs(functional_call(model, values, args, kwargs))
+            outputs = flat_outputs(functional_call(model, values, args, kwargs))
             return likelihood.loss(outputs, target[None]).sum()
 
         return _derivative_along(loss, vector)(parameters)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from engram.core.data.batches import Inputs, call
+from engram.core.data.batches import Inputs, flat_outputs, output_shape, raw_outputs
 from engram.core.memory import available_bytes, in_words
 from engram.core.parameters import Layout, Named, trainable
 from engram.core.progress import Pace
@@ -40,7 +40,8 @@ class Trace:
 
     ``runs_again`` says whether backward passes may run operations of the model once more, as
     activation checkpointing does; ``twice`` whether they can be differentiated. Where they cannot,
-    a tangent takes a backward pass for every output: <J' e_k, v> is its entry k.
+    a tangent takes a backward pass for every output: <J' e_k, v> is its entry k. ``shape`` is that
+    of the model's own outputs without the examples: (K), or (T, V) of sequences.
     """
 
     outputs: Tensor
@@ -48,6 +49,7 @@ class Trace:
     graph: Tensor | None = field(repr=False)
     runs_again: bool = False
     twice: bool = True
+    shape: tuple[int, ...] = ()
 
     def release(self) -> None:
         """Let go of the graph and of what was recorded; the outputs stay."""
@@ -258,7 +260,14 @@ def trace(
         recorder,
         replaced(plan.units, recorder, recorder.copy_of),
     ):
-        outputs = call(model, inputs)
+        returned = raw_outputs(model, inputs)
+        outputs = flat_outputs(returned)
     recorder.check_complete()
-    again = not plan.own_kernels
-    return Trace(outputs.detach(), recorder.sites, outputs, runs_again=again, twice=plan.twice)
+    return Trace(
+        outputs.detach(),
+        recorder.sites,
+        outputs,
+        runs_again=not plan.own_kernels,
+        twice=plan.twice,
+        shape=output_shape(returned),
+    )

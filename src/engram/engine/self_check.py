@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.func import functional_call
 
-from engram.core.data.batches import Batch, as_outputs, call
+from engram.core.data.batches import Batch, call, flat_outputs
 from engram.core.data.inputs import handed, mapped
 from engram.core.parameters import Named, trainable
 from engram.core.state.process import plain_attention
@@ -229,7 +229,7 @@ def _loss(model: nn.Module, probe: Batch, seed: Tensor, values: Named) -> Tensor
     """A curved function of the outputs, in double precision."""
     buffers: Named = {name: _wide(buffer) for name, buffer in model.named_buffers()}
     args, kwargs = handed(mapped(probe.inputs, _wide))
-    outputs = as_outputs(functional_call(model, values | buffers, args, kwargs))
+    outputs = flat_outputs(functional_call(model, values | buffers, args, kwargs))
     return (seed * outputs.square()).sum()
 
 

@@ -223,7 +223,9 @@ def session(
     """Open the model for passes over inputs and targets."""
     chosen = resolve(likelihood)
     with opened_passes(model, data, batch_size, progress, True, planned) as passes:
-        opened = Session(**vars(passes), likelihood=chosen)
         # a loss that mixes examples shows in a batch of two, whatever the size of the others
-        opened.observe(opened.batches.take(torch.arange(min(2, opened.batches.num_data))))
+        two = passes.batches.take(torch.arange(min(2, passes.batches.num_data)))
+        shape = passes.traced(passes.placed(two)).shape
+        opened = Session(**vars(passes), likelihood=chosen.for_outputs(shape))
+        opened.observe(two)
         yield opened

@@ -9,7 +9,7 @@ from engram.core.data.batches import Batches, call
 from engram.core.selection import spread
 from engram.core.state.model import device_of, state_preserved
 from engram.engine.refusals import named_failures
-from engram.errors import ModelMismatchError
+from engram.errors import LikelihoodError, ModelMismatchError
 from engram.sensitivity.result import Result
 
 EXAMPLES = 64  # spread over the data whose outputs are compared: rarer differences against time
@@ -21,6 +21,13 @@ DIFFERENCE = 1e-3
 
 def check_outputs(result: Result, model: nn.Module, batches: Batches) -> None:
     """Raise unless targets and the model's outputs are the result's, on examples spread over it."""
+    likelihood = result.basis.known_likelihood
+    if not likelihood.keeps_outputs:
+        raise LikelihoodError(
+            "a result that has all outputs of its examples",
+            f"one with {likelihood!r}, of which it has the given tokens alone",
+            "hold single sequences against trainings without them by engram.retrain",
+        )
     chosen = spread(batches.num_data, EXAMPLES)
     batch = batches.take(chosen)
     if not torch.equal(result.targets[chosen], batch.targets.cpu()):

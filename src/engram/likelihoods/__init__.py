@@ -29,6 +29,7 @@ from engram.likelihoods.positive import Gamma, InverseGaussian, NegativeBinomial
 from engram.likelihoods.quadrature import Quadrature
 from engram.likelihoods.sample_weighted import SampleWeighted
 from engram.likelihoods.sampled import Sampled
+from engram.likelihoods.tokens import Tokens
 from engram.likelihoods.tweedie import Tweedie
 
 ELEMENTWISE: dict[str, type[ElementwiseLikelihood]] = {
@@ -39,6 +40,7 @@ KNOWN: dict[str, type[Likelihood]] = {
     "categorical": Categorical,
     **ELEMENTWISE,
     "sample_weighted": SampleWeighted,
+    "tokens": Tokens,
 }
 EXPECTED: dict[str, Callable[[], ExpectedLoss]] = {
     "hinge": Hinge,
@@ -107,6 +109,7 @@ __all__ = [
     "Quantile",
     "SampleWeighted",
     "Sampled",
+    "Tokens",
     "Tweedie",
     "ZeroOne",
     "expected_loss",

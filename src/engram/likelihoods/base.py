@@ -17,7 +17,7 @@ the natural gradient of a Gaussian posterior needs only
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from engram.core.identity.description import Description
-from engram.errors import LikelihoodError
+from engram.errors import DataError, LikelihoodError
 from engram.likelihoods.draws import Draws
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -77,15 +77,53 @@ class Likelihood(Loss):
     Attributes:
         has_dispersion: whether there is a scale to be estimated beside the mean.
         shift_invariant: whether a constant added to all outputs of an example changes nothing.
+        keeps_outputs: whether a result has all outputs of an example, or less of them
+            (:meth:`kept_columns`), where there are too many.
+        samples_curvature: whether curvature is sampled where nobody asks for another.
     """
 
     has_dispersion = False
     shift_invariant = False
+    keeps_outputs = True
+    samples_curvature = False
 
     @property
     def unit(self) -> str:
         """The unit of losses, as results print it."""
         return "nats"
+
+    def for_outputs(self: Kind, shape: Sequence[int]) -> Kind:
+        """The likelihood for a model whose outputs have this shape, without the examples.
+
+        DataError where it is not one for such outputs.
+        """
+        if len(shape) > 1:
+            raise DataError(
+                "model outputs of shape [N, K], one row per example",
+                f"shape {('N', *shape)}".replace("'", ""),
+                "reduce or reshape the outputs inside the model; for the logits of every token of "
+                'a sequence use likelihood="tokens"',
+            )
+        return self
+
+    def kept(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """What a result has of the outputs, [N, ...]: all of them, unless there are too many."""
+        return outputs
+
+    def kept_columns(
+        self, outputs: Tensor, targets: Tensor, deviation: Tensor, prediction_deviation: Tensor
+    ) -> dict[str, Tensor]:
+        """What a result has of outputs, their deviation and that of the predictions, by name."""
+        return {
+            "outputs": outputs,
+            "deviation": deviation,
+            "prediction_deviation": prediction_deviation,
+        }
+
+    @property
+    def padding(self) -> Mapping[str, float]:
+        """Columns of a result whose rows may differ in width, with what they are filled up by."""
+        return {}
 
     @abstractmethod
     def form(self, outputs: Tensor, targets: Tensor) -> Tensor:

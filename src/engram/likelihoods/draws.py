@@ -55,9 +55,13 @@ class Draws:
 
     def chosen(self, probability: Tensor) -> Tensor:
         """A column of each row of probabilities [B, K], [B, 1]."""
-        reached = wide(probability).cumsum(1)  # in half precision small ones would be lost
-        drawn = self.uniform(1).to(reached) * reached[:, -1:]
-        return (reached < drawn).sum(1, keepdim=True).clamp(max=probability.shape[1] - 1)
+        return self.chosen_at(probability[:, None])[:, 0]
+
+    def chosen_at(self, probability: Tensor) -> Tensor:
+        """A column of each row of probabilities [B, T, K], [B, T, 1], drawn for every position."""
+        reached = wide(probability).cumsum(2)  # in half precision small ones would be lost
+        drawn = self.uniform(probability.shape[1])[:, :, None].to(reached) * reached[:, :, -1:]
+        return torch.searchsorted(reached, drawn).clamp(max=probability.shape[2] - 1)
 
 
 def _signed(word: int) -> int:

@@ -98,7 +98,8 @@ def laplace(
             losses had a regulariser of their own, its delta is given here, in place of both.
         curvature: ``ggn`` exact, ``fisher`` with one sampled label per example, ``empirical``, or
             ``hessian`` (exact Hessian; ``full``, ``last_layer`` and ``low_rank``; an error where
-            it is not positive definite). With a named structure ``"auto"`` is ``ggn``.
+            it is not positive definite). With a named structure ``"auto"`` is ``ggn``, and
+            ``fisher`` for sequences of tokens.
         tolerance: how far an average example's sensitivity may change for speed. Eigenvalues of
             wide Kronecker factors are merged, wide diagonals at one position are taken as a short
             sum of products, and of the exact curvature the classes with the last 3 tolerance of
@@ -149,7 +150,8 @@ def fitted(
     Where training was ``stopped``, its own prior replaces the prior precision in the blocks.
     """
     tolerance = chosen_tolerance(tolerance, opened.model)
-    kind = "ggn" if is_auto(curvature) else curvature
+    usual = "fisher" if opened.likelihood.samples_curvature else "ggn"
+    kind = usual if is_auto(curvature) else curvature
     chosen, fit_blocks = chosen_fit(opened, structure, curvature if stopped is None else kind)
     fixed = None if stopped is None else stopped.fixed
     fit = Fit(opened, prior_precision, kind, seed, tolerance, fixed)

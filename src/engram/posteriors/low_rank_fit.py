@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.core.data.batches import Batches, as_outputs, call
+from engram.core.data.batches import Batches, call, flat_outputs
 from engram.core.dtypes import widest
 from engram.core.parameters import Layout, trainable
 from engram.core.state.model import device_of
@@ -174,7 +174,7 @@ class Float32Copy(nn.Module):
         """Outputs in double precision."""
         args = [_single(value) for value in inputs]
         kwargs = {name: _single(value) for name, value in named.items()}
-        return as_outputs(self.inner(*args, **kwargs)).double()
+        return flat_outputs(self.inner(*args, **kwargs)).double()
 
 
 def _single(value: Any) -> Any:

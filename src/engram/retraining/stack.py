@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from engram.core.data.batches import Batch, Batches, Data, as_outputs, check_output_rows
+from engram.core.data.batches import Batch, Batches, Data, check_output_rows, flat_outputs
 from engram.core.data.inputs import handed, mapped, tensors_of
 from engram.core.dtypes import wide, widest
 from engram.core.memory import available_bytes
@@ -187,7 +187,7 @@ class Stack:
         """Outputs of the model with other parameters."""
         args, kwargs = handed(inputs)
         try:
-            return as_outputs(functional_call(self.model, named, args, kwargs))
+            return flat_outputs(functional_call(self.model, named, args, kwargs))
         finally:
             for module in self.model.modules():
                 if isinstance(module, nn.RNNBase):  # they keep a list of weights they last saw

@@ -23,7 +23,10 @@ from engram.sensitivity.estimators.paper import paper
 
 @dataclass(frozen=True, eq=False)
 class Effect:
-    """Outputs and losses of some examples with the group and without it; nats per example."""
+    """Outputs and losses of some examples with the group and without it; nats per example.
+
+    Of sequences the outputs are the log probabilities of their tokens.
+    """
 
     indices: Tensor
     outputs: Tensor
@@ -90,7 +93,7 @@ class _Collected:
 
     def __init__(self, opened: Session, num_rows: int) -> None:
         self.likelihood = opened.likelihood
-        self.columns = Columns(num_rows)
+        self.columns = Columns(num_rows, self.likelihood.padding)
 
     def add(self, observed: Observed, without: Tensor) -> None:
         loss_without = self.likelihood.loss(without, observed.targets)
@@ -98,8 +101,8 @@ class _Collected:
         self.columns.add(
             {
                 "indices": observed.batch.indices,
-                "outputs": observed.outputs,
-                "outputs_without": without,
+                "outputs": self.likelihood.kept(observed.outputs, observed.targets),
+                "outputs_without": self.likelihood.kept(without, observed.targets),
                 "loss": observed.loss,
                 "loss_without": loss_without,
             }

@@ -167,7 +167,8 @@ def _leverages(
     """Of all examples where the estimator has given their eigenvalues, else of some."""
     if eigenvalues is not None:
         return Leverages.of_all(eigenvalues)
-    return sampled_leverages(problem.session, problem.posterior, outputs, seed)
+    kept = outputs if problem.likelihood.keeps_outputs else None
+    return sampled_leverages(problem.session, problem.posterior, kept, seed)
 
 
 def _settings(
@@ -196,15 +197,19 @@ def _estimates(
     number, setting = opened.batches.num_data, estimator.prepared(setting)
     opened = setting.opened or opened
     own = peers.rows(number) if peers.count > 1 else None
-    columns = Columns(number if own is None else len(own))
+    likelihood = opened.likelihood
+    columns = Columns(number if own is None else len(own), likelihood.padding)
     for observed in opened.passes("sensitivities", own):
         estimate = estimator(observed, setting)
         rows = {
             "indices": observed.batch.indices,
             "targets": observed.batch.targets,
-            "outputs": observed.outputs,
-            "deviation": estimate.deviation,
-            "prediction_deviation": estimate.prediction_deviation,
+            **likelihood.kept_columns(
+                observed.outputs,
+                observed.targets,
+                estimate.deviation,
+                estimate.prediction_deviation,
+            ),
             "score": estimate.prediction_deviation.abs().sum(1),
             "loss": observed.loss,
             "loo_loss": estimate.loo_loss,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engram.core.data.batches import Batch
+from engram.core.data.batches import Batch, call
 from engram.core.state.model import device_of
 from engram.engine.session import LARGEST_BATCH, Session
 from engram.likelihoods import Likelihood
@@ -100,17 +100,19 @@ class Budget:
 
 
 def sampled_leverages(
-    session: Session, posterior: Posterior, outputs: Tensor, seed: int
+    session: Session, posterior: Posterior, outputs: Tensor | None, seed: int
 ) -> Leverages:
     """Leverages of a random subset of the examples, as many as the budget has room for.
 
     Args:
-        outputs: of all examples, [N, K].
+        outputs: of all examples, [N, K]; None where they were not kept, and are made again.
     """
-    count, precisions = len(outputs), _precisions(posterior)
+    count, precisions = session.batches.num_data, _precisions(posterior)
+    first = session.placed(session.batches.take(torch.zeros(1, dtype=torch.long)))
+    rank = session.likelihood.hessian_rank(_outputs(session, first, outputs).shape[1])
     opening = OPENING + min(session.fitting // OPENING_SMALL, LARGEST_OPENING)
     passed = 3 * (count + opening) / (2 + len(precisions))  # forward, backward, perturbations
-    budget = Budget.of(passed, session.likelihood.hessian_rank(outputs.shape[1]), count)
+    budget = Budget.of(passed, rank, count)
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(count, generator=generator)[: budget.examples].sort().values
     size = max(1, min(LARGEST_BATCH, session.largest_part) // budget.vectors)
@@ -118,7 +120,7 @@ def sampled_leverages(
     batches = session.batches.subset(chosen, size)
     for part in session.parts(batches, "leverages", -(-len(chosen) // size)):
         batch = session.placed(part)
-        own = outputs[batch.indices].to(device_of(session.model))
+        own = _outputs(session, batch, outputs)
         targets = session.likelihood.prepare(own, batch.targets)
         root = _root(session.likelihood, own, targets, Draws(seed, batch.indices), budget)
         products = _consistent(*_products(session, batch, root.vectors, precisions))
@@ -128,6 +130,14 @@ def sampled_leverages(
     return Leverages(
         _spread(traces, chosen, count), _spread(largest, chosen, count), lost, budget.exact
     )
+
+
+def _outputs(session: Session, batch: Batch, outputs: Tensor | None) -> Tensor:
+    """Of the examples of a batch, [B, K]."""
+    if outputs is not None:
+        return outputs[batch.indices].to(device_of(session.model))
+    with torch.no_grad():
+        return call(session.model, batch.inputs)
 
 
 def _spread(parts: list[Tensor], chosen: Tensor, count: int) -> Tensor:

@@ -26,10 +26,11 @@ from engram.core.storage.kinds import (
     stored,
 )
 from engram.errors import ArgumentError, LikelihoodError, ModelMismatchError
-from engram.likelihoods import Likelihood
+from engram.likelihoods import Likelihood, Tokens
 from engram.sensitivity.basis import Basis
 from engram.sensitivity.diagnostics import Diagnostics
 from engram.sensitivity.metrics import classes_of, compared
+from engram.sensitivity.tokens import TokenLosses
 from engram.trust.judge import judge
 from engram.trust.verdict import Verdict
 
@@ -58,7 +59,7 @@ class Result:
     Attributes:
         indices: position of each example in the data, [N].
         targets: as the data gives them.
-        outputs: f, [N, K].
+        outputs: f, [N, K]; of sequences the log probabilities of their tokens, [N, T].
         deviation: of the example's outputs when it is left out, [N, K].
         prediction_deviation: of its prediction, [N, K].
         score: L1 norm of that, [N].
@@ -178,7 +179,7 @@ class Result:
 
         A row for each: ``loss``, and of a classifier ``accuracy``, ``brier_score``,
         ``calibration_error`` and, of two classes, ``auroc``; of a regression ``r_squared`` and
-        ``rmse``. :mod:`engram.sensitivity.metrics` has their equations.
+        ``rmse``; of sequences ``perplexity``. :mod:`engram.sensitivity.metrics` has the equations.
 
         Example:
             >>> import engram
@@ -191,14 +192,33 @@ class Result:
         """
         import pandas as pd
 
-        means = self.basis.known_likelihood.mean(self.outputs)
-        predictions = means, means + self.prediction_deviation
         rows: dict[str, tuple[float, ...]] = {"loss": (self.train_nll, self.loo_nll)}
-        rows |= compared(
-            self.basis.known_likelihood, self.outputs, self.targets, predictions, self.counts
-        )
+        rows |= self._further_metrics()
         columns = ["training", "leave_one_out"]
         return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("metric")
+
+    def _further_metrics(self) -> dict[str, tuple[float, ...]]:
+        likelihood = self.basis.known_likelihood
+        if not likelihood.keeps_outputs:
+            return {"perplexity": (self.tokens.perplexity, self.tokens.loo_perplexity)}
+        means = likelihood.mean(self.outputs)
+        predictions = means, means + self.prediction_deviation
+        return compared(likelihood, self.outputs, self.targets, predictions, self.counts)
+
+    @property
+    def tokens(self) -> TokenLosses:
+        """Of sequences: the losses of each token, with the sequence and without it.
+
+        LikelihoodError for other data.
+        """
+        likelihood = self.basis.known_likelihood
+        if not isinstance(likelihood, Tokens):
+            raise LikelihoodError(
+                "a result of sequences of tokens",
+                f"{likelihood!r}",
+                'fit the posterior with likelihood="tokens"',
+            )
+        return TokenLosses.of(self.outputs, self.deviation, likelihood.labels_at(self.targets))
 
     def top(self, count: int = 20, by: str = "score") -> pd.DataFrame:
         """The examples that come first in a column of :meth:`to_frame`, highest first.
@@ -217,7 +237,7 @@ class Result:
         columns: dict[str, Any] = {}
         if self.targets.dim() == 1:
             columns["target"] = self.targets.numpy()
-        if self.num_outputs > 1:
+        if self.num_outputs > 1 and not isinstance(self.basis.likelihood, Tokens):
             columns["predicted"] = self.outputs.argmax(1).numpy()
         threshold = self.basis.threshold
         if self.num_outputs == 1 and threshold is not None:

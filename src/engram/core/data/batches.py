@@ -63,9 +63,30 @@ class Batch:
 
 
 def call(model: nn.Module, inputs: Inputs) -> Tensor:
-    """Model outputs as [N, K], from a tensor or from an object or dict with ``logits``."""
+    """Model outputs as [N, K], from a tensor or from an object or dict with ``logits``.
+
+    Those of sequences, [N, T, V], come as [N, T * V].
+    """
+    return flat_outputs(raw_outputs(model, inputs))
+
+
+def raw_outputs(model: nn.Module, inputs: Inputs) -> Any:
+    """What the model returns."""
     args, kwargs = handed(inputs)
-    return as_outputs(model(*args, **kwargs))
+    return model(*args, **kwargs)
+
+
+def flat_outputs(output: Any) -> Tensor:
+    """What a model returned, as [N, K]; that of sequences, [N, T, V], as [N, T * V]."""
+    logits = logits_of(output)
+    by_token = isinstance(logits, Tensor) and logits.dim() == 3
+    return as_outputs(logits.flatten(1) if by_token else logits)
+
+
+def output_shape(output: Any) -> torch.Size:
+    """Of what a model returned, without the examples: (K), or (T, V) of sequences."""
+    logits: Tensor = logits_of(output)
+    return logits.shape[1:] if logits.dim() > 1 else torch.Size((1,))
 
 
 def logits_of(output: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from engram.core.memory import check_room
 from engram.errors import DataError, NonFiniteError
@@ -28,6 +29,10 @@ def finite(what: str, rows: Tensor) -> Tensor:
 class Columns:
     """Named columns on the CPU, each allocated once: with many outputs they are the bulk.
 
+    Args:
+        num_rows: N.
+        padding: columns [N, T] whose rows may differ in width, and what they are filled up with.
+
     Example:
         >>> columns = Columns(3)
         >>> columns.add({"loss": torch.tensor([1.0, 2.0])})
@@ -36,8 +41,9 @@ class Columns:
         tensor([1., 2., 3.])
     """
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, padding: Mapping[str, float] | None = None) -> None:
         self.num_rows = num_rows
+        self.padding = padding or {}
         self.filled = 0
         self.tensors: dict[str, Tensor] = {}
 
@@ -52,8 +58,18 @@ class Columns:
             value = tensor.float() if tensor.dtype in HALVES else tensor
             if name not in self.tensors:
                 self.tensors[name] = torch.empty(self.num_rows, *value.shape[1:], dtype=value.dtype)
+            if name in self.padding:
+                value = self._of_one_width(name, value)
             self.tensors[name][self.filled : self.filled + count].copy_(value.detach())
         self.filled += count
+
+    def _of_one_width(self, name: str, value: Tensor) -> Tensor:
+        """The rows as wide as those before them; both are filled up to the wider of the two."""
+        before, fill = self.tensors[name], self.padding[name]
+        missing = value.shape[1] - before.shape[1]
+        if missing > 0:
+            self.tensors[name] = pad(before, (0, missing), value=fill)
+        return pad(value, (0, max(0, -missing)), value=fill)
 
     def _check_room(self, rows: Mapping[str, Tensor]) -> None:
         """MemoryLimitError before anything is computed where the columns do not fit into memory."""

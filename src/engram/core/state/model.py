@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from engram.core.data.batches import Batch, as_outputs
+from engram.core.data.batches import Batch, flat_outputs
 from engram.core.data.inputs import handed
 from engram.core.parameters import Named, uncompiled
 from engram.core.state.modes_and_buffers import Buffers, Modes
@@ -155,7 +155,7 @@ def outputs_at(model: nn.Module, parameters: Named, batch: Batch) -> Tensor:
     args, kwargs = handed(batch.inputs)
     try:
         with torch.no_grad():
-            return as_outputs(functional_call(model, parameters, args, kwargs))
+            return flat_outputs(functional_call(model, parameters, args, kwargs))
     finally:
         for module in model.modules():
             if isinstance(module, nn.RNNBase):  # they keep a list of the weights they last saw
