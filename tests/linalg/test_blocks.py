@@ -299,6 +299,18 @@ def test_several_positions(name: str, positions: int) -> None:
     close(block.layout.flatten(total.by_name), flat[:, 0].sum(0))
 
 
+@pytest.mark.parametrize("positions", [1, 3, 40, 200])
+@pytest.mark.parametrize("name", ["kronecker", "merged rows"])
+def test_several_positions_of_a_weight_that_acts_on_its_rows(name: str, positions: int) -> None:
+    block, inverse = MATRICES[name], torch.linalg.inv(matrix_of(BLOCKS[name]))
+    outputs, inputs = sides(block)
+    rows, columns = drawn(3, positions, outputs, seed=1), drawn(3, positions, inputs, seed=2)
+    flat, total = torch.bmm(rows.mT, columns).flatten(1), Sums()
+    step = (flat @ inverse).reshape(3, outputs, inputs)
+    close(block.transposed_perturbations(rows, columns, total), torch.bmm(rows, step))
+    close(block.layout.flatten(total.by_name), flat.sum(0))
+
+
 @pytest.mark.parametrize("name", ["kronecker", "kronecker with bias"])
 def test_inputs_are_taken_out_of_kronecker_factors(name: str) -> None:
     block = MATRICES[name]

@@ -157,3 +157,17 @@ def test_what_is_not_for_sequences_says_so():
     other = engram.sensitivities(linear, plain, engram.laplace(linear, plain, prior_precision=1.0))
     with pytest.raises(LikelihoodError, match="sequences of tokens"):
         _ = other.tokens
+
+
+def test_the_head_of_a_large_vocabulary_has_the_diagonal_of_its_rows(monkeypatch):
+    """Against the same posterior as one dense matrix for every block."""
+    monkeypatch.setattr("engram.linalg.kronecker_factors.LONGEST_ROWS", V - 1)
+    net = model()
+    likelihood = Tokens().for_outputs(torch.Size((T, V)))
+    posterior = fitted(net, (IDS, LABELS), structure="kronecker", curvature="ggn")
+    block = next(b for b in posterior.blocks if "head.weight" in b.names)
+    assert block.keeps_rows
+    result = engram.sensitivities(net, (IDS, LABELS), posterior, estimator="linear")
+    outputs = net(IDS).flatten(1).detach()
+    moved = outputs + dense(net, likelihood, posterior)
+    assert_close(result.loo_loss, likelihood.loss(moved, LABELS), 1e-9)

@@ -124,6 +124,12 @@ def _check_module(name: str, module: nn.Module) -> None:
             f"{name or 'the model'!r} compiled by torch.jit",
             "pass the module that was given to torch.jit.script or torch.jit.trace",
         )
+    if getattr(module, "merged", False) is True and hasattr(module, "merged_adapters"):
+        raise EngineError(
+            "adapters beside the weights that they change",
+            f"{name!r} merged into its weights, which no gradient reaches",
+            "call model.unmerge_adapter() first",
+        )
     if type(module).__name__ == "FullyShardedDataParallel":
         _refuse_sharded(f"{name or 'the model'!r} in FullyShardedDataParallel")
     if getattr(module, "max_norm", None) is not None:

@@ -31,14 +31,14 @@ class Eigenbases:
     """A covariance that is diagonal in eigenbases of rows and columns.
 
     Args:
-        rows, columns: the eigenvectors, [O, O] and [I, I].
+        rows, columns: the eigenvectors, [O, O] and [I, I]; None for rows stands for the identity.
         covariance: D, [O, I].
         with_bias: whether the last column is that of a bias; the columns that are passed do not
             have its constant 1.
         clusters: the covariance by kept and merged directions, where some are merged.
     """
 
-    rows: Tensor
+    rows: Tensor | None
     columns: Tensor
     covariance: Tensor
     with_bias: bool
@@ -77,23 +77,31 @@ class Eigenbases:
     def _in_basis(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         positions, inputs = columns.shape[1:]
         turn_columns, turn_rows = positions < 2 * rows.shape[2], positions < inputs
-        rows = rows @ self.rows if turn_rows else rows
+        rows = self._turned(rows) if turn_rows else rows
         columns = rotated(columns, self.columns) if turn_columns else columns
         if turn_columns:
             matrix = torch.bmm(rows.mT, columns)
         else:
             matrix = self.gradients(rows, columns) @ self.columns
         if not turn_rows:
-            matrix = self.rows.mT @ matrix
-        summed = self.rows @ matrix.sum(0) @ self.columns.mT
+            matrix = self._turned(matrix.mT).mT
+        summed = self._turned_back(matrix.sum(0).mT).mT @ self.columns.mT
         matrix *= self.covariance
         if not turn_rows:
-            matrix = self.rows @ matrix
+            matrix = self._turned_back(matrix.mT).mT
         if turn_columns:
             found = torch.bmm(columns, matrix.mT)
         else:
             found = self.through(columns, matrix @ self.columns.mT)
-        return (found @ self.rows.mT if turn_rows else found), summed
+        return (self._turned_back(found) if turn_rows else found), summed
+
+    def _turned(self, rows: Tensor) -> Tensor:
+        """Q_r' r for [..., O]."""
+        return rows if self.rows is None else rows @ self.rows
+
+    def _turned_back(self, rows: Tensor) -> Tensor:
+        """Q_r r for [..., O]."""
+        return rows if self.rows is None else rows @ self.rows.mT
 
     def products(self, rows: Tensor, columns: Tensor) -> Tensor:
         """<G_r, S^-1 G_s>, [B, R, R], for rows [B, R, T, O] and columns [B, T, I].
@@ -103,14 +111,14 @@ class Eigenbases:
         positions, inputs = columns.shape[1:]
         count, outputs = rows.shape[1], rows.shape[3]
         turn_columns, turn_rows = positions < count * outputs, positions < inputs
-        rows = rows @ self.rows if turn_rows else rows
+        rows = self._turned(rows) if turn_rows else rows
         stacked = rows.transpose(1, 2).flatten(2)  # [B, T, R * O]: one product for all vectors
         if turn_columns:
             matrix = torch.bmm(stacked.mT, rotated(columns, self.columns))
         else:
             matrix = self.gradients(stacked, columns) @ self.columns
         matrix = matrix.unflatten(1, (count, -1))
-        matrix = matrix if turn_rows else self.rows.mT @ matrix
+        matrix = matrix if turn_rows else self._turned(matrix.mT).mT
         turned = matrix.flatten(2)
         return turned @ (turned * self.covariance.flatten()).mT
 

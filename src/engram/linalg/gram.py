@@ -79,6 +79,25 @@ class GramSum:
         self._gathered = 0
 
 
+class SquareSum:
+    """The diagonal of that sum, for vectors too long for a matrix.
+
+    Example:
+        >>> squares = SquareSum()
+        >>> squares.add(torch.tensor([[[[1.0, 2.0], [3.0, 0.0]]]]))
+        >>> squares.diagonal
+        tensor([[10.,  4.]], dtype=torch.float64)
+    """
+
+    def __init__(self) -> None:
+        self.diagonal: Tensor | None = None
+
+    def add(self, vectors: Tensor) -> None:
+        """Add the squares of vectors [B, G, T, I], entry by entry."""
+        found = vectors.square().sum((0, 2)).to(widest(vectors.device))
+        self.diagonal = found if self.diagonal is None else self.diagonal + found
+
+
 def _add_upper(total: Tensor, vectors: Tensor) -> None:
     """total += X' X on and above the diagonal; what is below is left undefined."""
     width = vectors.shape[1]

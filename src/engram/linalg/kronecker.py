@@ -168,7 +168,7 @@ class KroneckerBlock(MatrixBlock):
         curvature = (wide(self.precision) - base).clamp(min=0)
         precision = (curvature + self.projected(prior)).to(self.precision)
         block = KroneckerBlock(self.layout, precision, self.rows, self.columns)
-        merges = tolerance > 0 and self.turns_positions
+        merges = tolerance > 0 and self._turns_both
         return block._merged(curvature[0], tolerance) if merges else block
 
     def check(self, where: str) -> None:
@@ -193,7 +193,7 @@ class KroneckerBlock(MatrixBlock):
 
     def within(self, prior: float, tolerance: float) -> KroneckerBlock:
         """The same block with eigenvalues merged that act alike within a tolerance."""
-        if not self.turns_positions:
+        if not self._turns_both:
             return self
         return self._merged((wide(self.precision[0]) - prior).clamp(min=0), tolerance)
 
@@ -304,14 +304,21 @@ class KroneckerBlock(MatrixBlock):
 
     @property
     def turns_positions(self) -> bool:
-        """Both rotations, of one group."""
-        return self.rows is not None and self.columns is not None and len(self.precision) == 1
+        """A rotation of the columns, of one group whose rows are those of the weight."""
+        groups, rows, _ = self.precision.shape
+        whole = groups == 1 and rows == self.layout.shapes[0][0]
+        return whole and self.columns is not None
+
+    @property
+    def _turns_both(self) -> bool:
+        """A rotation of rows too."""
+        return self.turns_positions and self.rows is not None
 
     @cached_property
     def _eigenbases(self) -> Eigenbases:
-        assert self.rows is not None
         assert self.columns is not None
-        rows, columns, covariance = self.rows[0], self.columns[0], self.covariance[0]
+        rows = None if self.rows is None else self.rows[0]
+        columns, covariance = self.columns[0], self.covariance[0]
         return Eigenbases(rows, columns, covariance, self.with_bias, self.clusters)
 
     def position_perturbations(self, rows: Tensor, columns: Tensor, total: GradientSum) -> Tensor:

@@ -15,9 +15,12 @@ from torch import Tensor
 
 from engram.core.dtypes import eigh, wide
 from engram.core.parameters import Layout
-from engram.linalg.gram import GramSum
+from engram.linalg.gram import GramSum, SquareSum
 from engram.linalg.kronecker import KroneckerBlock
 
+# Rows of a layer from which on their factor is its diagonal: a vocabulary's matrix takes gigabytes,
+# and its eigenvectors hours
+LONGEST_ROWS = 8192
 # Rows of a factor from which on its eigenvectors take a minute and more on two cores: it is said
 SLOW_EIGENVECTORS = 6000
 
@@ -26,11 +29,14 @@ SLOW_EIGENVECTORS = 6000
 class Factors:
     """Sums for one layer: rows [G, O, O], columns [G, I, I] (or token counts), positions M.
 
+    Of more than 8,192 rows, as in the head of a language model, the diagonal alone is summed.
+
     With a bias the columns have a constant 1 appended, whose products are ``column_sum`` and M.
     """
 
     layout: Layout
     rows: GramSum = field(default_factory=GramSum)
+    row_squares: SquareSum = field(default_factory=SquareSum)
     columns: GramSum = field(default_factory=GramSum)
     column_sum: Tensor | None = None
     counts: Tensor | None = None
@@ -40,6 +46,11 @@ class Factors:
     def with_bias(self) -> bool:
         """Whether the last column is the bias's."""
         return len(self.layout.names) == 2
+
+    def add_rows(self, rows: Tensor) -> None:
+        """Add the output gradients r, [B, G, T, O]."""
+        total = self.row_squares if rows.shape[-1] > LONGEST_ROWS else self.rows
+        total.add(rows)
 
     def add_columns(self, columns: Tensor) -> None:
         """Add the inputs c, [B, G, T, I]."""
@@ -63,8 +74,13 @@ class Factors:
     @property
     def complete(self) -> bool:
         """Whether both sides have been seen."""
-        other = self.counts is not None or self.rows.matrix is not None
+        other = self.row_values is not None or self.rows.matrix is not None
         return other and self.columns.matrix is not None
+
+    @property
+    def row_values(self) -> Tensor | None:
+        """The diagonal of the rows' factor, [G, O], where that is all there is of it."""
+        return self.row_squares.diagonal if self.counts is None else self.counts[None]
 
     def block(self, prior_precision: float, dtype: torch.dtype) -> KroneckerBlock:
         """The precision in its eigenbasis: products of eigenvalues over M, plus delta."""
@@ -73,8 +89,8 @@ class Factors:
             columns = _bordered(columns, self.column_sum, self.positions)
         row_values, row_vectors = self._eigen(self.rows.matrix)
         column_values, column_vectors = self._eigen(columns)
-        if self.counts is not None:
-            row_values, row_vectors = self.counts[None], None
+        if self.row_values is not None:
+            row_values, row_vectors = self.row_values, None
         shares = row_values / max(self.positions, 1)
         products = shares[:, :, None] * column_values[:, None, :]
         return KroneckerBlock(

@@ -88,7 +88,7 @@ class MatrixRule(ProductRule):
         factors.add_columns(self.input_columns(call))
 
     def add_gradients(self, call: Call, output_gradient: Tensor, factors: Factors) -> None:
-        factors.rows.add(self.rows(call, output_gradient))
+        factors.add_rows(self.rows(call, output_gradient))
 
     def input_tangent(
         self,

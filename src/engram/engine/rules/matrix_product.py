@@ -86,7 +86,7 @@ class MatrixProduct(ProductRule):
     ) -> Tensor | None:
         """By positions in the eigenbasis of the weight's factors; that of the bias beside it."""
         block = next((b for b in blocks if b.names == (names.get("weight"),)), None)
-        if block is None or not block.turns_positions:
+        if block is None or not block.turns_positions or block.keeps_rows:
             return None
         rows, columns = (self._positions(call, t)[:, 0] for t in (call.input, output_gradient))
         size = max(1, CHUNK_BYTES // self.bytes_per_example(call))
