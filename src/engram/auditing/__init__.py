@@ -1,0 +1,1 @@
+"""Data in, findings out: what ``engram.audit`` and the command line do, as functions."""

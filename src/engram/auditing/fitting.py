@@ -1,0 +1,188 @@
+"""The training of a stock model: recorded, every visit named, stopped by our own estimate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from engram.auditing.stock.base import Recipe, Stock
+from engram.auditing.tasks import Task
+from engram.core.arguments import one_of
+from engram.core.progress import Bar
+from engram.core.state.process import kept_surroundings
+from engram.errors import NonFiniteError
+from engram.posteriors.laplace import laplace
+from engram.sensitivity.leave_one_out import sensitivities
+from engram.training.record import record
+from engram.training.training import Training
+
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "sgd": lambda parameters, lr, weight_decay: torch.optim.SGD(
+        parameters, lr=SGD_FASTER * lr, weight_decay=weight_decay / SGD_FASTER, momentum=0.9
+    ),
+}
+SGD_FASTER = 10.0  # times the learning rate of Adam, and as much less decay a step
+PATIENCE = 2  # epochs in a row whose estimate is no better, after which training stops
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a user may say about the training.
+
+    Args:
+        epochs: exactly so many, without stopping early; the recipe's if not given.
+        optimizer: ``adamw``, ``adam`` or ``sgd``.
+        seed: of the first weights, the order and the views.
+    """
+
+    epochs: int | None = None
+    optimizer: str = "adamw"
+    seed: int = 0
+
+    def of(self, recipe: Recipe) -> Recipe:
+        """The recipe as the user wants it."""
+        one_of("optimizer", self.optimizer, tuple(OPTIMIZERS), 'use "adamw"')
+        return recipe if self.epochs is None else replace(recipe, epochs=self.epochs, stops_early=False)
+
+
+@dataclass
+class Fit:
+    """A trained model with its record.
+
+    Args:
+        model: in eval mode.
+        training: the record.
+        curve: for every look at it: epoch, training loss, and the leave-one-out estimate.
+        stopped: the epoch after which the estimate got no better; None where it ran to the end.
+    """
+
+    model: nn.Module
+    training: Training
+    curve: list[dict[str, float]] = field(default_factory=list)
+    stopped: int | None = None
+
+
+def fit(stock: Stock, targets: Tensor, task: Task, schedule: Schedule, progress: bool) -> Fit:
+    """Train a stock model."""
+    with kept_surroundings():
+        torch.manual_seed(schedule.seed)
+        _reset(stock.model)
+        loop = _Loop(stock, targets, task, schedule)
+        with Bar(loop.recipe.epochs, f"training the {stock.name}", progress) as bar:
+            while not loop.is_done:
+                loop.epoch()
+                bar.update()
+        return loop.finished()
+
+
+class _Loop:
+    """A training, epoch by epoch."""
+
+    def __init__(self, stock: Stock, targets: Tensor, task: Task, schedule: Schedule) -> None:
+        self.stock, self.targets, self.task = stock, targets, task
+        self.recipe, self.seed = schedule.of(stock.recipe), schedule.seed
+        self.optimizer = OPTIMIZERS[schedule.optimizer](
+            stock.model.parameters(), lr=self.recipe.learning_rate,
+            weight_decay=self.recipe.weight_decay,
+        )
+        self.steps = -(-len(targets) // self.recipe.batch_size)
+        self.training = record(
+            self.optimizer,
+            stock.model,
+            replay=self.recipe.augment is None,
+            likelihood=task.likelihood,
+            num_steps=None if self.recipe.stops_early else self.steps * self.recipe.epochs,
+        )
+        self.fit = Fit(stock.model, self.training)
+        self.done = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.done >= self.recipe.epochs or self.fit.stopped is not None
+
+    def epoch(self) -> None:
+        """One pass over the examples, in an order that seed and epoch alone decide."""
+        model, recipe = self.stock.model.train(), self.recipe
+        torch.manual_seed(self.seed * 1_000_003 + self.done)
+        total = 0.0
+        for number, batch in enumerate(_batches(len(self.targets), recipe.batch_size)):
+            self._set_rate(self.done + number / self.steps)
+            inputs = self.stock.inputs[batch]
+            self.training.note(batch)
+            outputs = model(inputs if recipe.augment is None else recipe.augment(inputs))
+            self.training.visit(batch, outputs, self.targets[batch])
+            loss = self.task.loss(outputs, self.targets[batch])
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            total += float(loss.detach()) * len(batch)
+        self.done += 1
+        mean = total / len(self.targets)
+        if not math.isfinite(mean):
+            raise NonFiniteError(
+                "a training whose loss stays finite",
+                f"{mean} in epoch {self.done}",
+                "look at the inputs for extreme values, or use fewer epochs",
+            )
+        self._look(mean)
+
+    def _set_rate(self, epoch: float) -> None:
+        """A cosine to 0; with early stopping constant, as nobody knows the end."""
+        share = 1.0 if self.recipe.stops_early else 0.5 * (1 + math.cos(math.pi * epoch / self.recipe.epochs))
+        for group in self.optimizer.param_groups:
+            group.setdefault("initial_lr", group["lr"])
+            group["lr"] = group["initial_lr"] * share
+
+    def _look(self, mean: float) -> None:
+        """Note where the training is; stop where our estimate got no better."""
+        point = {"epoch": float(self.done), "train": mean}
+        self.fit.curve.append(point)
+        if not self.recipe.stops_early:
+            return
+        point["loo"] = self._estimate()
+        looks = [one["loo"] for one in self.fit.curve if "loo" in one]
+        best = looks.index(min(looks))
+        if len(looks) - 1 - best >= PATIENCE:
+            self.fit.stopped = self.done
+
+    def _estimate(self) -> float:
+        """The leave-one-out loss at the present weights, from the training data."""
+        model = self.stock.model.eval()
+        data = (self.stock.inputs, self.targets)
+        posterior = laplace(
+            model, data, likelihood=self.task.likelihood, training=self.training,
+            structure="kronecker", curvature="fisher", progress=False,
+        )
+        result = sensitivities(
+            model, data, posterior, estimator="linear", diagnostics=False, progress=False
+        )
+        return result.loo_nll
+
+    def finished(self) -> Fit:
+        self.training.stop()
+        self.stock.model.eval()
+        return self.fit
+
+
+def _batches(count: int, size: int) -> list[Tensor]:
+    """Positions in random order; a last one of a single example joins the one before."""
+    parts = list(torch.randperm(count).split(size))
+    if len(parts) > 1 and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    return parts
+
+
+def _reset(model: nn.Module) -> None:
+    """First weights by the seed."""
+    for module in model.modules():
+        again: Any = getattr(module, "reset_parameters", None)
+        if callable(again):
+            again()

@@ -1,0 +1,55 @@
+"""What a stock model is: a net, its inputs as tensors, and how it is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from engram.auditing.examples import Inputs
+
+Encode = Callable[[Inputs], Tensor]
+Augment = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """How a stock model is trained.
+
+    Args:
+        epochs: most of them.
+        batch_size: of a step.
+        learning_rate: highest; it falls to 0 along a cosine, where training does not stop early.
+        weight_decay: of AdamW.
+        stops_early: whether our own estimate decides when it has been trained enough.
+        augment: random views of a batch; None trains on the examples as they are.
+    """
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float
+    stops_early: bool = False
+    augment: Augment | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Stock:
+    """A model before its training.
+
+    Args:
+        model: untrained.
+        encode: inputs of the same kind as tensors, as the model takes them.
+        inputs: the training data's, encoded.
+        recipe: of the training.
+        name: what people call it.
+        notes: what was done to the inputs, for people to read.
+    """
+
+    model: nn.Module
+    encode: Encode
+    inputs: Tensor = field(repr=False)
+    recipe: Recipe
+    name: str
+    notes: tuple[str, ...] = ()
