@@ -23,6 +23,7 @@ ORDER = (
     {"evidence"},
     {"tracking", "models"},
     {"report"},
+    {"auditing"},
     {"demo"},
     {"cli"},
     {"__main__"},

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from engram import errors, likelihoods
 from engram._version import __version__
+from engram.auditing.outcome import Audit
+from engram.auditing.run_folder import KIND as _RUN  # noqa: F401 (which load reads)
 from engram.core.storage.kinds import load
 from engram.errors import EngramError
 from engram.evidence.assess import assess
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from engram.models.from_estimator import from_estimator
 
 _LOADED_WHEN_USED = {
+    "audit": "engram.auditing.audit",
     "data": "engram.data",
     "families": "engram.families",
     "from_estimator": "engram.models.from_estimator",
@@ -56,6 +59,7 @@ _LOADED_WHEN_USED = {
 
 __all__ = [
     "Assessment",
+    "Audit",
     "ClassRemovals",
     "Comparison",
     "EngramError",
@@ -72,6 +76,7 @@ __all__ = [
     "Verification",
     "__version__",
     "assess",
+    "audit",
     "calibrate",
     "check_training",
     "compare",

@@ -75,11 +75,12 @@ def from_frame(frame: pd.DataFrame, wanted: Wanted, source: str, root: Path | No
     frame, notes = _labelled(frame, labels, source)
     task, targets, more = task_of(frame[labels], wanted.task)
     inputs: Inputs
-    kept, skipped = np.arange(len(frame)), ()
+    kept: np.ndarray = np.arange(len(frame))
+    skipped: tuple[str, ...] = ()
     if wanted.image is not None:
         from engram.auditing.readers.pictures import read_pictures
 
-        inputs, kept, skipped = read_pictures(frame[wanted.image].astype(str).tolist(), root)
+        inputs, kept, skipped = read_pictures(frame[wanted.image].tolist(), root)
     elif wanted.text is not None:
         inputs = Texts(tuple(_as_text(frame[wanted.text])))
     else:
@@ -165,7 +166,7 @@ def _checked(frame: pd.DataFrame, source: str) -> pd.DataFrame:
             f"{printable(twice[0])!r} more than once in {source}",
             "rename one of them",
         )
-    return frame.reset_index(drop=True)
+    return frame if frame.index.is_unique else frame.reset_index(drop=True)
 
 
 def _label_columns(frame: pd.DataFrame, wanted: Wanted) -> list[str]:

@@ -1,4 +1,4 @@
-r"""Examples that are there more than once, exactly or nearly, and leave-one-out without all of them.
+r"""Examples that are there more than once, exactly or nearly; leave-one-out takes all copies out.
 
 Leaving one of two copies out changes little: the other one still says what it said. So copies are
 left out together. To first order the outputs at an input move by the sum of what each example that
@@ -24,7 +24,9 @@ from engram.sensitivity.result import Result
 # in a dense part of the data are not (benchmarks.audit, docs/audit.md)
 NEAR = 0.1  # of the median distance to the nearest neighbour that is no copy
 DIRECTIONS = 64  # that distances are measured in
-MOST_NEIGHBOURS = 60_000  # examples up to which neighbours are looked for; beyond, exact copies only
+MOST_NEIGHBOURS = (
+    60_000  # examples up to which neighbours are looked for; beyond, exact copies only
+)
 BLOCK = 2048  # rows of distances at a time
 
 
@@ -131,7 +133,7 @@ def nearest_neighbours(points: Tensor) -> tuple[Tensor, Tensor]:
         part = points[start : start + BLOCK]
         distances = squares[start : start + BLOCK, None] + squares - 2 * part @ points.T
         distances[torch.arange(len(part)), start + torch.arange(len(part))] = torch.inf
-        low, place = distances.min(1)
+        place = distances.argmin(1)
         found_distance.append((part - points[place]).norm(dim=1))
         found.append(place)
     return torch.cat(found_distance), torch.cat(found)
@@ -165,7 +167,9 @@ def without_copies(result: Result, duplicates: Duplicates) -> Result:
     likelihood, outputs = result.basis.known_likelihood, result.outputs[some]
     targets = likelihood.prepare(outputs, result.targets[some])
     moved = likelihood.mean(outputs + deviation) - likelihood.mean(outputs)
-    further = likelihood.loss(outputs + deviation, targets) - likelihood.loss(outputs + own, targets)
+    further = likelihood.loss(outputs + deviation, targets) - likelihood.loss(
+        outputs + own, targets
+    )
     loo_loss = (result.loo_loss[some] + further).clamp(min=0)
     changed = {
         "deviation": deviation,

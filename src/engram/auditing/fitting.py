@@ -15,7 +15,6 @@ from engram.auditing.stock.base import Recipe, Stock
 from engram.auditing.tasks import Task
 from engram.core.arguments import one_of
 from engram.core.progress import Bar
-from engram.core.state.process import kept_surroundings
 from engram.errors import NonFiniteError
 from engram.posteriors.laplace import laplace
 from engram.sensitivity.leave_one_out import sensitivities
@@ -50,7 +49,11 @@ class Schedule:
     def of(self, recipe: Recipe) -> Recipe:
         """The recipe as the user wants it."""
         one_of("optimizer", self.optimizer, tuple(OPTIMIZERS), 'use "adamw"')
-        return recipe if self.epochs is None else replace(recipe, epochs=self.epochs, stops_early=False)
+        return (
+            recipe
+            if self.epochs is None
+            else replace(recipe, epochs=self.epochs, stops_early=False)
+        )
 
 
 @dataclass
@@ -71,16 +74,15 @@ class Fit:
 
 
 def fit(stock: Stock, targets: Tensor, task: Task, schedule: Schedule, progress: bool) -> Fit:
-    """Train a stock model."""
-    with kept_surroundings():
-        torch.manual_seed(schedule.seed)
-        _reset(stock.model)
-        loop = _Loop(stock, targets, task, schedule)
-        with Bar(loop.recipe.epochs, f"training the {stock.name}", progress) as bar:
-            while not loop.is_done:
-                loop.epoch()
-                bar.update()
-        return loop.finished()
+    """Train a stock model; the caller keeps the random state."""
+    torch.manual_seed(schedule.seed)
+    _reset(stock.model)
+    loop = _Loop(stock, targets, task, schedule)
+    with Bar(loop.recipe.epochs, f"training the {stock.name}", progress) as bar:
+        while not loop.is_done:
+            loop.epoch()
+            bar.update()
+    return loop.finished()
 
 
 class _Loop:
@@ -90,7 +92,8 @@ class _Loop:
         self.stock, self.targets, self.task = stock, targets, task
         self.recipe, self.seed = schedule.of(stock.recipe), schedule.seed
         self.optimizer = OPTIMIZERS[schedule.optimizer](
-            stock.model.parameters(), lr=self.recipe.learning_rate,
+            stock.model.parameters(),
+            lr=self.recipe.learning_rate,
             weight_decay=self.recipe.weight_decay,
         )
         self.steps = -(-len(targets) // self.recipe.batch_size)
@@ -136,7 +139,11 @@ class _Loop:
 
     def _set_rate(self, epoch: float) -> None:
         """A cosine to 0; with early stopping constant, as nobody knows the end."""
-        share = 1.0 if self.recipe.stops_early else 0.5 * (1 + math.cos(math.pi * epoch / self.recipe.epochs))
+        share = (
+            1.0
+            if self.recipe.stops_early
+            else 0.5 * (1 + math.cos(math.pi * epoch / self.recipe.epochs))
+        )
         for group in self.optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
             group["lr"] = group["initial_lr"] * share
@@ -158,8 +165,13 @@ class _Loop:
         model = self.stock.model.eval()
         data = (self.stock.inputs, self.targets)
         posterior = laplace(
-            model, data, likelihood=self.task.likelihood, training=self.training,
-            structure="kronecker", curvature="fisher", progress=False,
+            model,
+            data,
+            likelihood=self.task.likelihood,
+            training=self.training,
+            structure="kronecker",
+            curvature="fisher",
+            progress=False,
         )
         result = sensitivities(
             model, data, posterior, estimator="linear", diagnostics=False, progress=False

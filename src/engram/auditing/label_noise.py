@@ -50,7 +50,6 @@ def label_noise(probabilities: Tensor, labels: Tensor) -> LabelNoise:
         tensor([[39]])
     """
     p = probabilities.double().clamp(min=SMALLEST)
-    p = p / p.sum(1, keepdim=True)
     count, classes = p.shape
     own = p.gather(1, labels[:, None])[:, 0]
     sizes = torch.bincount(labels, minlength=classes).clamp(min=1)

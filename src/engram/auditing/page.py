@@ -104,26 +104,28 @@ def _alerts(audit: Audit, plain: PageData) -> list[Alert]:
     if found.num_duplicates:
         title = f"{found.num_duplicates:,} examples with a near copy"
         alerts.append(Alert(title, "They were left out together.", flag=COPIED))
-    for row in audit.groups.itertuples():
-        if row.hurts:
-            title = f"{_grouping(audit)} {row.Index} hurts"
-            text = f"Without its {row.examples:,} examples the others' loss falls by {row.harm:.3g}."
-            alerts.append(Alert(title, text, group=(_grouping(audit), str(row.Index))))
+    for name, row in audit.groups.to_dict("index").items():
+        if row["hurts"]:
+            title = f"{_grouping(audit)} {name} hurts"
+            text = (
+                f"Without its {row['examples']:,} examples others' loss falls by {row['harm']:.3g}."
+            )
+            alerts.append(Alert(title, text, group=(_grouping(audit), str(name))))
     return alerts + [alert for alert in plain.alerts if alert.flag not in (WRONG, MEMORISED)]
 
 
 def _effects(audit: Audit) -> list[Effect]:
     return [
         Effect(
-            str(row.Index),
+            str(name),
             _grouping(audit),
-            int(row.examples),
-            -float(row.harm),
-            -float(row.harm_high),
-            -float(row.harm_low),
-            str(row.verdict),
+            row["examples"],
+            -row["harm"],
+            -row["harm_high"],
+            -row["harm_low"],
+            row["verdict"],
         )
-        for row in audit.groups.itertuples()
+        for name, row in audit.groups.to_dict("index").items()
     ]
 
 

@@ -9,7 +9,10 @@ from typing import Any
 from engram.auditing.columns import Wanted, checked, from_frame
 from engram.auditing.examples import Examples
 from engram.auditing.readers.arrays import from_arrays, read_arrays
+from engram.auditing.readers.dataset_folder import is_dataset_folder, read_dataset_folder
+from engram.auditing.readers.pictures import read_picture_folder
 from engram.auditing.readers.tables import read_csv, read_json_lines, read_parquet, read_tsv
+from engram.auditing.readers.text_lines import read_text_lines
 from engram.core.arguments import shown
 from engram.errors import ArgumentError, DataError
 
@@ -23,6 +26,10 @@ READERS: dict[str, Reader] = {  # by the ending of a file's name
     ".jsonl": read_json_lines,
     ".ndjson": read_json_lines,
     ".npz": read_arrays,
+    ".txt": read_text_lines,
+    ".label": read_text_lines,
+    ".labels": read_text_lines,
+    "": read_text_lines,
 }
 
 
@@ -56,10 +63,14 @@ def read_examples(data: Any, wanted: Wanted) -> Examples:
 def _of_path(path: Path, wanted: Wanted) -> Examples:
     if not path.exists():
         raise DataError("a file or folder with data", f"{path}, which is not there", "check it")
+    if path.is_dir():
+        return (read_dataset_folder if is_dataset_folder(path) else read_picture_folder)(
+            path, wanted
+        )
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise DataError(
-            f"a file ending in {', '.join(READERS)}, or a folder",
+            f"a file ending in {', '.join(filter(None, READERS))}, or a folder",
             str(path),
             "rename it by what is in it, or convert it to CSV or Parquet",
         )

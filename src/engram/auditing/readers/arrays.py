@@ -25,7 +25,9 @@ def read_arrays(path: Path, wanted: Wanted) -> Examples:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"arrays in {path}", brief(error), "save plain arrays with np.savez") from error
+        raise DataError(
+            f"arrays in {path}", brief(error), "save plain arrays with np.savez"
+        ) from error
     inputs = _named(arrays, wanted.image or wanted.text, INPUT_NAMES, "inputs")
     labels = wanted.label if isinstance(wanted.label, str) else None
     targets = _named(arrays, labels, TARGET_NAMES, "labels")

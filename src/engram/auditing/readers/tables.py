@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from engram.auditing.columns import Wanted, from_frame
 from engram.auditing.examples import Examples
@@ -42,7 +43,7 @@ def _delimited(path: Path, wanted: Wanted, divider: str | None) -> Examples:
 
     def parsed() -> pd.DataFrame:
         if wanted.sample is None:
-            _check_size(path)
+            check_size(path, path.stat().st_size)
             return pd.read_csv(path, sep=divider, low_memory=False)
         chunks = pd.read_csv(path, sep=divider, low_memory=False, chunksize=CHUNK)
         return _sampled(chunks, wanted.sample, wanted.seed)
@@ -56,7 +57,7 @@ def read_parquet(path: Path, wanted: Wanted) -> Examples:
 
     def parsed() -> pd.DataFrame:
         if wanted.sample is None:
-            _check_size(path)
+            check_size(path, path.stat().st_size)
             return pq.read_table(path).to_pandas()
         with pq.ParquetFile(path) as file:
             chunks = (batch.to_pandas() for batch in file.iter_batches(CHUNK))
@@ -71,7 +72,7 @@ def read_json_lines(path: Path, wanted: Wanted) -> Examples:
 
     def parsed() -> pd.DataFrame:
         if wanted.sample is None:
-            _check_size(path)
+            check_size(path, path.stat().st_size)
             return pd.read_json(path, lines=True, dtype=False, convert_dates=False)
         chunks = pd.read_json(path, lines=True, dtype=False, convert_dates=False, chunksize=CHUNK)
         return _sampled(chunks, wanted.sample, wanted.seed)
@@ -88,10 +89,9 @@ def _read(path: Path, parsed: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         raise DataError(f"a table in {path}", brief(error), "mend the file") from error
 
 
-def _check_size(path: Path) -> None:
-    """DataError where a file is too large to be read whole."""
-    size = path.stat().st_size
-    limit = min(LARGEST_FILE, int(MEMORY_SHARE * available_bytes("cpu")))
+def check_size(path: Path, size: int) -> None:
+    """DataError where files of so many bytes are too large to be read whole."""
+    limit = min(LARGEST_FILE, int(MEMORY_SHARE * available_bytes(torch.device("cpu"))))
     if size > limit:
         raise DataError(
             f"a table of at most {limit / 2**30:.1f} GB, which memory has room for",
@@ -100,13 +100,16 @@ def _check_size(path: Path) -> None:
         )
 
 
-def _sampled(chunks: object, count: int, seed: int) -> pd.DataFrame:
+def _sampled(chunks: Iterable[pd.DataFrame], count: int, seed: int) -> pd.DataFrame:
     """A uniform draw of rows: those with the smallest of as many random numbers."""
     import pandas as pd
 
     generator = np.random.default_rng(seed)
     kept, keys = pd.DataFrame(), np.empty(0)
-    for chunk in chunks:  # type: ignore[attr-defined]
+    seen = 0
+    for chunk in chunks:
+        chunk = chunk.set_axis(range(seen, seen + len(chunk)))  # known by its row in the file
+        seen += len(chunk)
         both = pd.concat([kept, chunk])
         keys = np.concatenate([keys, generator.random(len(chunk))])
         chosen = np.sort(np.argsort(keys, kind="stable")[:count])

@@ -70,5 +70,7 @@ class TextEncoder:
         counts = self.vectorizer.transform(inputs.lines)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = counts.toarray() if self.directions is None else self.directions.transform(counts)
+            found = (
+                counts.toarray() if self.directions is None else self.directions.transform(counts)
+            )
         return torch.from_numpy(np.asarray(found, dtype=np.float32)) / self.scale

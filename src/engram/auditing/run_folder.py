@@ -1,0 +1,153 @@
+"""The folder of a run: a table, arrays, a description and the page; ordinary tools open them all.
+
+=====================  =======================================================================
+``run.json``           settings, versions, git commit, findings, the groups, the training curve
+``examples.parquet``   a row an example: the table of issues, its text and its group
+``result/``            sensitivities: ``result.json`` and safetensors
+``thumbnails.safetensors``  pictures of the examples that are shown, of images
+``report.html``        the page
+=====================  =======================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from engram.auditing.outcome import Audit, Findings, Shown
+from engram.auditing.tasks import Task
+from engram.core.storage.files import read_tensors, replacing, write_tensors
+from engram.core.storage.kinds import Kind, stored
+from engram.core.storage.values import init_fields, read_fields
+from engram.errors import StorageError, brief
+from engram.sensitivity.result import KIND as RESULT
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TABLE, RESULTS, THUMBNAILS, PAGE = (
+    "examples.parquet",
+    "result",
+    "thumbnails.safetensors",
+    "report.html",
+)
+TEXT, GROUP = "text", "group"  # columns of the table beside those of the issues
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What ``run.json`` holds."""
+
+    kind: str
+    task: Task
+    findings: Findings
+    settings: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    notes: tuple[str, ...]
+    test: Mapping[str, float]
+    curve: tuple[Mapping[str, float], ...]
+    groups: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def of(cls, audit: Audit) -> Run:
+        """The part of an audit that is neither table nor array."""
+        groups = audit.groups.reset_index().to_dict("records")
+        return cls(
+            audit.shown.kind,
+            audit.shown.task,
+            audit.findings,
+            audit.settings,
+            audit.facts,
+            audit.notes,
+            audit.test,
+            tuple(audit.curve),
+            tuple({str(k): v for k, v in row.items()} for row in groups),
+        )
+
+
+def write_run(audit: Audit, folder: Path) -> Path:
+    """Write everything; ``run.json`` last, so that a folder with one is whole."""
+    _write_table(audit, folder / TABLE)
+    RESULT.write(audit.result, folder / RESULTS)
+    if len(audit.shown.pictured):
+        tensors = {
+            "pictured": torch.from_numpy(audit.shown.pictured),
+            "thumbnails": torch.from_numpy(np.ascontiguousarray(audit.shown.thumbnails)),
+        }
+        write_tensors(folder / THUMBNAILS, tensors)
+    audit.report(folder / PAGE)
+    return KIND.write(audit, folder)
+
+
+def _write_table(audit: Audit, path: Path) -> None:
+    table = audit.issues.assign(**{TEXT: list(audit.shown.texts)})
+    with replacing(path) as temporary:
+        table.to_parquet(temporary)
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    try:
+        return pd.read_parquet(path)
+    except Exception as error:  # whatever the reader of another library makes of a damaged file
+        raise StorageError(
+            f"the table of a run in {path.name}", brief(error), "make the run again"
+        ) from error
+
+
+def _audit(run: Run, folder: Path) -> Audit:
+    """The audit of a folder."""
+    import pandas as pd
+
+    table = _read_table(folder / TABLE)
+    result = RESULT.read(folder / RESULTS)
+    if TEXT not in table or len(table) != result.num_data:
+        raise StorageError(
+            f"{result.num_data:,} rows in {TABLE}, one for each example of the result",
+            f"{len(table):,}",
+            "make the run again",
+        )
+    pictured, thumbnails = np.empty(0, np.int64), np.empty((0, 1, 1, 1), np.uint8)
+    if (folder / THUMBNAILS).exists():
+        tensors = read_tensors(folder / THUMBNAILS)[0]
+        pictured, thumbnails = tensors["pictured"].numpy(), tensors["thumbnails"].numpy()
+    grouped = table[GROUP].notna().all()
+    shown = Shown(
+        run.kind,
+        run.task,
+        tuple(table["id"]),
+        tuple(table[TEXT]),
+        tuple(table[GROUP].astype(str)) if grouped else None,
+        pictured,
+        thumbnails,
+    )
+    groups = pd.DataFrame([dict(row) for row in run.groups])
+    return Audit(
+        shown,
+        result,
+        table.drop(columns=TEXT),
+        run.findings,
+        groups.set_index("group") if len(groups) else groups,
+        run.curve,
+        run.settings,
+        run.facts,
+        run.notes,
+        run.test,
+    )
+
+
+def _made(content: Any, where: str) -> Any:
+    return Run(**read_fields(Run, content, where))
+
+
+def _content(audit: Audit) -> dict[str, Any]:
+    return init_fields(Run.of(audit))
+
+
+KIND: Kind[Any] = stored(Kind("run", 1, _made, content=_content, placed=_audit))
