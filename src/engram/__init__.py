@@ -18,6 +18,8 @@ from engram.core.storage.kinds import load
 from engram.errors import EngramError
 from engram.evidence.assess import assess
 from engram.evidence.assessment import Assessment
+from engram.evidence.certificate import Certificate
+from engram.evidence.certify import certify
 from engram.evidence.check_training import TrainingCheck, check_training
 from engram.evidence.refine import refine
 from engram.evidence.verification import Verification
@@ -60,6 +62,7 @@ _LOADED_WHEN_USED = {
 __all__ = [
     "Assessment",
     "Audit",
+    "Certificate",
     "ClassRemovals",
     "Comparison",
     "EngramError",
@@ -78,6 +81,7 @@ __all__ = [
     "assess",
     "audit",
     "calibrate",
+    "certify",
     "check_training",
     "compare",
     "data",

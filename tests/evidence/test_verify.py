@@ -141,5 +141,8 @@ def test_an_early_stopped_model_is_named(digits_like):
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     posterior = engram.laplace(model, data, structure="full", progress=False, prior_precision=1.0)
     result = engram.sensitivities(model, data, posterior, progress=False)
-    check = engram.verify(model, data, result, sample=6, progress=False)
+    with pytest.raises(ArgumentError, match=r"it is not at a minimum; got none.*FromStart"):
+        engram.verify(model, data, result, sample=6, progress=False)
+    check = engram.verify(model, data, result, train="newton", sample=6, progress=False)
     assert "had not converged" in check.sentence
+    assert check.way == "minimum"

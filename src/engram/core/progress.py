@@ -7,6 +7,7 @@ bar is made when there is something to show.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 import warnings
@@ -18,6 +19,7 @@ from tqdm.auto import tqdm
 T = TypeVar("T")
 # Seconds: less tells sooner, and prints more that nobody needed
 DELAY = 2.0  # before a bar is shown: shorter calls stay silent
+TOLD_EVERY = 0.5  # between two messages behind a bar
 PACE_KNOWN = 5.0  # after which the pace of a loop says how long all of it will take
 LONG = 60.0  # a loop that will take longer is announced, with what would be quicker
 
@@ -39,6 +41,7 @@ class Bar:
         self.count: float = 0
         self.begun = time.monotonic()
         self._bar: Any = None
+        self._told = -math.inf
 
     def describe(self, description: str) -> None:
         """Change the words beside the bar."""
@@ -53,6 +56,16 @@ class Bar:
             self._bar.update(count)
         elif self.shown and time.monotonic() - self.begun > DELAY:
             self._show()
+
+    def tell(self, words: str) -> None:
+        """Words behind the bar on what goes on where nothing is done yet; at most some a second."""
+        now = time.monotonic()
+        if not self.shown or now - self.begun <= DELAY or now - self._told < TOLD_EVERY:
+            return
+        self._told = now
+        if self._bar is None:
+            self._show()
+        self._bar.set_postfix_str(words)
 
     def _show(self) -> None:
         self._bar = tqdm(total=self.total, desc=self.description, leave=False, bar_format=self.form)

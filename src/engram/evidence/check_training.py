@@ -21,6 +21,7 @@ from engram.core.state.model import device_of, locked
 from engram.core.state.process import kept_surroundings
 from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood, resolve
+from engram.retraining.one_by_one import seeded
 from engram.retraining.retrain import Function
 from engram.retraining.run_folder import Part
 from engram.retraining.selection import Selection, Task
@@ -35,7 +36,6 @@ from engram.retraining.subsets import (
     subset_worker,
     targets_of,
 )
-from engram.retraining.workers import seeded
 from engram.sensitivity.groups import Removal
 
 FEWEST_SEEDS = 2  # below which nothing differs

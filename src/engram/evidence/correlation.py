@@ -60,6 +60,11 @@ def agreement(estimated: Tensor, true: Tensor, strata: Tensor, seed: int) -> Agr
     )
 
 
+def rank_correlation(estimated: Tensor, true: Tensor) -> float:
+    """Spearman's correlation; NaN where one of them does not differ."""
+    return float(_correlation(_ranks(estimated.double()[None]), _ranks(true.double()[None])))
+
+
 def _resampled(strata: Tensor, seed: int) -> Tensor:
     """Positions drawn with replacement inside each stratum, [RESAMPLES, n]."""
     generator = torch.Generator().manual_seed(seed)

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from engram.core.dtypes import SMALLEST_DIVISOR
+from engram.core.printable import printable
 from engram.core.storage.kinds import Kind, check_that, checked, numbers, positions, stored
+from engram.core.storage.values import ADDED_LATER
 from engram.evidence.correlation import Agreement, Interval
+from engram.evidence.ways import MINIMUM, REPEATABLE, WAYS
 from engram.retraining.result import Retraining
 
 if TYPE_CHECKING:
@@ -23,7 +26,6 @@ STRATA = ("top", "middle", "bottom")  # of the estimated scores, from which a sa
 # Where the sentence turns from one judgement to the next. Shares are of the median true score.
 NOISY = 0.1  # share of the noise floor; above it the truth ranks nothing
 DRIFTED = 0.5  # share that the refit moves predictions by; above it, a caveat is added
-REPEATABLE = 0.01  # share that training twice differs by; up to it, it counts as deterministic
 RANKED, ROUGHLY = 0.95, 0.7  # Spearman correlation: from here they rank, or roughly rank
 SIZED = 1.25  # factor between true and estimated loss increases that still counts as right
 
@@ -39,6 +41,7 @@ class Verification:
         score: agreement of estimated and true scores.
         increase: the same of increases of the loss.
         truth: the retraining; ``truth.indices`` says which examples.
+        way: how they were trained: ``minimum``, ``replay``, ``from the start`` or ``going on``.
     """
 
     estimated_score: Tensor = field(repr=False)
@@ -47,6 +50,7 @@ class Verification:
     score: Agreement
     increase: Agreement
     truth: Retraining = field(repr=False)
+    way: str = field(default=MINIMUM, metadata=ADDED_LATER)
 
     @property
     def _typical_score(self) -> float:
@@ -162,6 +166,7 @@ class Verification:
             lines.append(f"{name:<22}" + " ".join(cells).rstrip())
         lines.append(f"noise floor           {self.truth.noise_floor}")
         lines.append("slope                 true over estimated, through the origin")
+        lines.append(f"way                   {WAYS[self.way]} ({printable(self.truth.trained_by)})")
         return "\n".join(lines)
 
 
@@ -174,6 +179,7 @@ COLUMNS = {
 
 def _check(found: Verification) -> None:
     rows, estimates = len(found.truth.indices), len(found.strata)
+    check_that(found.way in WAYS, f"one of {', '.join(WAYS)}", repr(found.way)[:80])
     check_that(rows == estimates, f"an estimate of each of {rows} true rows", f"{estimates}")
 
 

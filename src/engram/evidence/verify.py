@@ -7,15 +7,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from engram.core.arguments import seed_number, whole
+from engram.core.arguments import AUTO, seed_number, whole
 from engram.core.data.batches import Batches, Data
-from engram.core.parameters import check_module, trainable, uncompiled
+from engram.core.parameters import check_module, uncompiled
 from engram.errors import ArgumentError
 from engram.evidence.correlation import SMALLEST_SAMPLE, agreement
 from engram.evidence.matching import check_outputs
 from engram.evidence.verification import Verification
-from engram.retraining.prior import Prior
-from engram.retraining.retrain import Train, retrain
+from engram.evidence.ways import Request, chosen_way, truth_of, way_of
+from engram.retraining.retrain import Train
 from engram.sensitivity.result import Result, check_result
 
 OUTER = 0.1  # share of the ranking that counts as its top, and as its bottom
@@ -26,7 +26,7 @@ def verify(
     data: Data,
     result: Result,
     *,
-    train: Train = "newton",
+    train: Train = AUTO,
     sample: int = 30,
     refits: int = 3,
     folder: str | Path | None = None,
@@ -43,8 +43,10 @@ def verify(
         model: the one that the result is about; it is not changed.
         data: its training data.
         result: from :func:`engram.sensitivities`.
-        train: as in :func:`engram.retrain`; a recipe takes the result's prior precision,
-            or precisions.
+        train: how to train again. ``"auto"`` is the recipe ``newton`` for a model at a minimum. For
+            others pass the record of their training, of ``engram.record(..., replay=True)``, or
+            ``engram.recipes.FromStart(fit, Net)``; see :func:`engram.retrain` for all. A recipe
+            takes the result's prior precision, or precisions.
         sample: how many examples; at most as many as there are.
         refits, folder, trust_folder, seed, progress: as in :func:`engram.retrain`.
 
@@ -71,24 +73,13 @@ def verify(
     batches = Batches(data, 1)
     num_data = batches.num_data
     result.check_data(num_data)
-    likelihood = result.basis.known_likelihood
     _check_sample(sample, num_data)
-    seed = seed_number(seed)
+    train, seed = chosen_way(train, result), seed_number(seed)
+    way = way_of(train)
     check_outputs(result, uncompiled(model), batches)
     chosen, strata = stratified(result.score, sample, seed)
-    truth = retrain(
-        model,
-        data,
-        result.indices[chosen],
-        train=train,
-        likelihood=likelihood,
-        prior_precision=_prior(result, model),
-        refits=refits,
-        seed=seed,
-        folder=folder,
-        trust_folder=trust_folder,
-        progress=progress,
-    )
+    request = Request(train, refits, folder, trust_folder, seed, progress)
+    truth = truth_of(model, data, result, result.indices[chosen], request)
     score, increase = result.score[chosen], (result.loo_loss - result.loss)[chosen]
     return Verification(
         estimated_score=score,
@@ -97,15 +88,8 @@ def verify(
         score=agreement(score, truth.score, strata, seed),
         increase=agreement(increase, truth.increase, strata, seed),
         truth=truth,
+        way=way,
     )
-
-
-def _prior(result: Result, model: nn.Module) -> Prior:
-    """The prior precision of the result, by name where parameters have different ones."""
-    mean, by_name = result.basis.prior_precision, result.basis.prior_by_name
-    if mean is None:
-        return 1.0
-    return {n: by_name.get(n, mean) for n in trainable(model)} if by_name else mean
 
 
 def stratified(score: Tensor, sample: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,7 @@ from engram.core.identity.references import referred
 from engram.core.selection import spread
 from engram.engine.prepare import training_layers
 from engram.errors import RunFolderError
+from engram.retraining.own_trainings import Replay
 from engram.retraining.prior import Prior
 from engram.retraining.recipes import Recipe
 from engram.retraining.selection import EXAMPLES_AT_ONCE, Task
@@ -87,7 +88,8 @@ def identify(
     own = isinstance(train, Recipe)
     groups = {str(n): m for n, m in enumerate(task.selection.members)}
     evaluated = task.evaluate_on
-    trained_by = repr(train) if own else f"function {name_of(train)}"
+    walked = isinstance(train, Replay)
+    trained_by = repr(train) if own or walked else f"function {name_of(train)}"
     in_eval_mode = training_layers(model) if own else []
     settings = {
         "model": model_fingerprint(model, described),
@@ -95,7 +97,7 @@ def identify(
         "left_out": of_tensors(groups),
         "kind": task.selection.kind,
         "train": trained_by,
-        "code": described.of(train, "train"),
+        "code": described.of(train.content if isinstance(train, Replay) else train, "train"),
         "likelihood": repr(task.likelihood),
         "loss": described.of(task.likelihood, "likelihood"),
         "evaluate_on": None

@@ -3,6 +3,8 @@
 ``SGD`` and ``Adam`` go on training for some epochs; ``LBFGS`` and ``Newton`` train until the
 gradient of the copy's own objective has vanished, and start from the refit with everything.
 A new recipe is a frozen dataclass here that extends :class:`Recipe`, with a name in ``NAMED``.
+For nets that were trained to no minimum: ``FromStart``, a function from new first weights, and
+``Replay``, a recorded training walked again.
 """
 
 from __future__ import annotations
@@ -30,16 +32,18 @@ from engram.retraining.newton import (
     preconditioner,
     simplified_newton,
 )
+from engram.retraining.own_trainings import FromStart, Replay
 from engram.retraining.quasi_newton import begin, minimise
 from engram.retraining.stack import Objective
 
-__all__ = ["LBFGS", "NAMED", "SGD", "Adam", "Newton", "Recipe"]
+__all__ = ["LBFGS", "NAMED", "SGD", "Adam", "FromStart", "Newton", "Recipe", "Replay"]
 
 Report = Callable[[float], None]
 Update = Callable[[Tensor, int, float], Tensor]
 
 # When a copy counts as converged
 TYPICAL_EXAMPLES = 64  # whose median gradient norm is the unit for a refit with everything
+WORK_OF_A_COPY = 30  # gradients, products with the Hessian counted as two; from 10 to 60 of them
 ROUNDINGS = 64  # machine epsilons of the regulariser's gradient, below which sums are rounding
 
 
@@ -65,6 +69,11 @@ class Recipe(ABC):
     """A way to train a stack of copies."""
 
     converges: bool
+
+    @property
+    @abstractmethod
+    def gradients(self) -> int:
+        """Gradients over the data that a copy takes, or about as much work, at a minimum."""
 
     def bind(self, model: nn.Module, opener: Opener, prior: float, progress: bool) -> Recipe:
         """The recipe with everything it needs to know about the trained model.
@@ -99,6 +108,10 @@ class SGD(Recipe):
     momentum: float = 0.9
     converges = False
 
+    @property
+    def gradients(self) -> int:
+        return self.epochs
+
     def __post_init__(self) -> None:
         _check_positive(self, learning_rate=self.learning_rate)
         _check_counts(self, epochs=self.epochs, batch_size=self.batch_size)
@@ -124,6 +137,10 @@ class Adam(Recipe):
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     converges = False
+
+    @property
+    def gradients(self) -> int:
+        return self.epochs
 
     def __post_init__(self) -> None:
         _check_positive(self, learning_rate=self.learning_rate, epsilon=self.epsilon)
@@ -153,6 +170,10 @@ class LBFGS(Recipe):
     iterations: int = 2000
     history: int = 20
     converges = True
+
+    @property
+    def gradients(self) -> int:
+        return WORK_OF_A_COPY
 
     def __post_init__(self) -> None:
         _check_positive(self, relative_gradient=self.relative_gradient)
@@ -185,6 +206,10 @@ class Newton(Recipe):
     iterations: int = 500
     history: int = 20
     converges = True
+
+    @property
+    def gradients(self) -> int:
+        return WORK_OF_A_COPY
 
     def __post_init__(self) -> None:
         _check_positive(self, relative_gradient=self.relative_gradient)

@@ -24,6 +24,7 @@ from engram.core.storage.kinds import (
     positions,
     stored,
 )
+from engram.core.storage.values import ADDED_LATER
 from engram.errors import ArgumentError
 from engram.likelihoods import Likelihood
 from engram.retraining.identity import Identity
@@ -105,6 +106,8 @@ class Retraining:
         provenance: versions, settings and seed, for the record; nothing is decided by it.
         trained_by: the recipe or function that trained every copy, in words.
         in_eval_mode: kinds of layers that were in eval mode while training again.
+        refit_loss: of every example of the data under the refit with everything, [N]; None in files
+            of earlier versions.
     """
 
     kind: str
@@ -131,6 +134,7 @@ class Retraining:
     baseline_converged: bool = True
     trained_by: str = ""
     in_eval_mode: tuple[str, ...] = ()
+    refit_loss: Tensor | None = field(default=None, repr=False, metadata=ADDED_LATER)
 
     @property
     def num_copies(self) -> int:
@@ -239,6 +243,7 @@ COLUMNS = {
     "evaluation_loss_with": numbers("T"),
     "evaluation_loss": numbers("C T"),
     "parameters": numbers("C ..."),
+    "refit_loss": numbers("N"),
 }
 
 
@@ -272,8 +277,8 @@ def assemble(
     indices = torch.cat(members)
     sizes = torch.tensor([len(chosen) for chosen in members])
     owners = torch.arange(len(members)).repeat_interleave(sizes)
-    targets = torch.cat([batch.targets.cpu() for batch in Batches(data, EXAMPLES_AT_ONCE)])[indices]
-    likelihood = task.likelihood
+    everything = torch.cat([batch.targets.cpu() for batch in Batches(data, EXAMPLES_AT_ONCE)])
+    targets, likelihood = everything[indices], task.likelihood
     repeated = refits["refit_outputs"][:, indices]
     outputs, without = repeated[0], copies["outputs_without"]
     prepared = likelihood.prepare(outputs, targets)
@@ -299,6 +304,7 @@ def assemble(
         loo_loss=likelihood.loss(without, prepared),
         noise=noise.mean(0),
         noise_floor=floor,
+        refit_loss=_losses(likelihood, refits["refit_outputs"][0], everything),
         provenance=provenance(model, identity.settings),
         trained_by=identity.trained_by,
         in_eval_mode=identity.in_eval_mode,
@@ -309,6 +315,10 @@ def assemble(
         **{name: copies[name] for name in ("gradient_norm", "wanted_norm")},
         **{name: copies[name] for name in ("evaluations", "seconds")},
     )
+
+
+def _losses(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:
+    return likelihood.loss(outputs, likelihood.prepare(outputs, targets))
 
 
 def _scores(likelihood: Likelihood, outputs: Tensor, others: Tensor) -> Tensor:

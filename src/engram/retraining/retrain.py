@@ -23,8 +23,11 @@ from engram.errors import ArgumentError, NonFiniteError
 from engram.likelihoods import Likelihood, resolve
 from engram.problem import Opener
 from engram.retraining.identity import Identity, identify, is_steady
+from engram.retraining.one_by_one import FunctionWorker, outputs_of
+from engram.retraining.own_trainings import Replay
 from engram.retraining.prior import Prior, check_prior
 from engram.retraining.recipes import NAMED, Recipe
+from engram.retraining.replaying import ReplayWorker
 from engram.retraining.result import Retraining, assemble
 from engram.retraining.run_folder import Ranks, RunFolder, check_folder, wait_until_done
 from engram.retraining.selection import (
@@ -40,12 +43,14 @@ from engram.retraining.stack import Stack, open_stack
 from engram.retraining.subset_truth import SubsetTruth
 from engram.retraining.subsets import Make, SubsetRequest, retrain_on_subsets
 from engram.retraining.user_function import check_arguments, training_copies
-from engram.retraining.workers import FunctionWorker, RecipeWorker
+from engram.retraining.workers import RecipeWorker
+from engram.training.training import Training
 
 Function = Callable[[nn.Module, Any], nn.Module | None]
-Train = str | Recipe | Function
+Train = str | Recipe | Replay | Training | Function
 FEWEST_REFITS = 2  # with nothing left out: a baseline, and one to compare it with
-BAR = "{l_bar}{bar}| {n:.0f}/{total:.0f} copies [{elapsed}<{remaining}]"
+BAR = "{l_bar}{bar}| {n:.1f}/{total:.0f} trainings [{elapsed}<{remaining}{postfix}]"
+Worker = RecipeWorker | FunctionWorker | ReplayWorker
 
 
 @overload
@@ -182,7 +187,7 @@ def retrain(
     check_no_workers(workers)
     model = _module(model)
     delta = check_prior(prior_precision, list(trainable(model)))
-    ways = _resolve_train(train)
+    ways = resolved(train)
     refits = whole("number of refits", refits, FEWEST_REFITS, MANY, "use refits=3")
     ranks = Ranks.from_environment()
     ranks.check_folder(folder)
@@ -218,7 +223,7 @@ def retrain_examples(
         train, prior_precision, progress: as for :func:`retrain`.
     """
     delta = check_prior(prior_precision, list(trainable(model)))
-    ways, ranks = _resolve_train(train), Ranks.from_environment()
+    ways, ranks = resolved(train), Ranks.from_environment()
     ranks.check_folder(None)
     with locked(model), kept_surroundings(), torch.inference_mode(False):
         selection = select(Batches(opener.data, EXAMPLES_AT_ONCE), indices, None, None)
@@ -232,7 +237,7 @@ def retrain_examples(
 class Way:
     """How and what is trained, with which prior, and the run's fingerprint."""
 
-    train: Recipe | Function
+    train: Recipe | Replay | Function
     task: Task
     prior: Prior
     identity: Identity
@@ -243,7 +248,7 @@ def _retrained(
 ) -> Retraining:
     """Train whatever the folder does not hold, and put everything together."""
     private = private_copy(model)  # Ctrl-C while its weights are exchanged finds the copy only
-    if not isinstance(way.train, Recipe):
+    if not isinstance(way.train, Recipe | Replay):
         way = replace(way, train=training_copies(way.train, model, private))
     opened = _worker(private, opener, way, progress)
     with opened as (worker, given), ranks.taking_part(run):
@@ -252,36 +257,33 @@ def _retrained(
 
 
 def _train_missing(
-    worker: RecipeWorker | FunctionWorker,
-    run: RunFolder,
-    selection: Selection,
-    ranks: Ranks,
-    progress: bool,
+    worker: Worker, run: RunFolder, selection: Selection, ranks: Ranks, progress: bool
 ) -> None:
     """Whatever the folder does not hold yet: the refits first, then this process's copies."""
-    if not run.of_kind("refits"):
-        if ranks.rank == 0:
-            with Bar(worker.task.refits, "refits", progress, BAR) as bar:
-                run.write("refits", worker.refit(bar.update))
-        wait_until_done(lambda: [] if run.of_kind("refits") else [0], run, ranks, progress)
-    baseline = run.of_kind("refits")[0]["baseline"]
 
     def missing() -> list[int]:
         done = {int(n) for part in run.of_kind("copies") for n in part["number"]}
         return [number for number in range(len(selection)) if number not in done]
 
-    own = ranks.share(missing())
-    if own:
-        with Bar(len(own), "retraining", progress, BAR) as bar:
-            for part in worker.copies(own, baseline, bar.update):
-                run.write("copies", part)
+    own, refits = ranks.share(missing()), 0
+    if not run.of_kind("refits") and ranks.rank == 0:
+        refits = worker.num_refits
+    if own or refits:
+        worker.say_cost(refits + len(own), progress)
+    with Bar(refits + len(own), "retraining", progress, BAR) as bar:
+        if refits:
+            run.write("refits", worker.refit(bar))
+        wait_until_done(lambda: [] if run.of_kind("refits") else [0], run, ranks, progress)
+        baseline = run.of_kind("refits")[0]["baseline"]
+        for part in worker.copies(own, baseline, bar):
+            run.write("copies", part)
     wait_until_done(missing, run, ranks, progress)
 
 
 @contextmanager
 def _worker(
     model: nn.Module, opener: Opener, way: Way, progress: bool
-) -> Iterator[tuple[RecipeWorker | FunctionWorker, Tensor]]:
+) -> Iterator[tuple[Worker, Tensor]]:
     """The worker on a private model, and that model's outputs on all data."""
     task, data = way.task, opener.data
     if isinstance(way.train, Recipe):
@@ -290,9 +292,11 @@ def _worker(
             bound = way.train.bind(model, opener, stack.mean_prior, progress)
             given = stack.predict(stack.start[None])[0].detach().cpu()
             yield RecipeWorker(task, stack, opener, bound, _evaluation(stack, task)), given
+    elif isinstance(way.train, Replay):
+        yield ReplayWorker.of(task, way.train, model, data), outputs_of(model, data, None)
     else:
         worker = FunctionWorker(task, way.train, model, data, is_steady(data))
-        yield worker, worker.outputs(model, data, None)
+        yield worker, outputs_of(model, data, None)
 
 
 def _evaluation(stack: Stack, task: Task) -> tuple[Batch, Tensor] | None:
@@ -312,16 +316,20 @@ def _evaluation(stack: Stack, task: Task) -> tuple[Batch, Tensor] | None:
     return batch, task.likelihood.prepare(outputs, batch.targets)
 
 
-def _resolve_train(train: Train) -> Recipe | Function:
+def resolved(train: Train) -> Recipe | Replay | Function:
+    """A way to train again, from its name, a record or a function."""
     if isinstance(train, str) and train in NAMED:
         return NAMED[train]()
-    if isinstance(train, Recipe):
+    if isinstance(train, Training):
+        return Replay(train)
+    if isinstance(train, Recipe | Replay):
         return train
     if callable(train) and not isinstance(train, type):
         check_arguments(train, "fit(model, data)")
         return train
     raise ArgumentError(
-        f"train to be one of {', '.join(NAMED)}, a recipe, or a function fit(model, data)",
+        f"train to be one of {', '.join(NAMED)}, a recipe, a recorded training, or a function "
+        "fit(model, data)",
         repr(train),
         'use train="newton", or pass the function that trained the model',
     )

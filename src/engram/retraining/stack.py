@@ -7,7 +7,7 @@ which is found out when the stack is opened, and else one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,6 +42,10 @@ SAME_DOUBLE, SAME_SINGLE = 1e-9, 1e-4  # share of an output that it may change b
 PERTURBED = 0.1  # share by which weights are moved for a second copy to compare
 
 
+def _untold() -> None:
+    """Nobody asks how many gradients there were."""
+
+
 @dataclass(frozen=True, eq=False)
 class Stack:
     """A model and its training data, ready to be evaluated at many parameters at once.
@@ -56,6 +60,7 @@ class Stack:
         start: the trained parameters, [P].
         bytes_per_example: what one copy keeps for one example until the backward pass.
         vectorised: whether ``vmap`` can run the model; otherwise copies run one after the other.
+        on_gradient: called before every gradient over the data.
     """
 
     model: nn.Module
@@ -67,6 +72,7 @@ class Stack:
     start: Tensor
     bytes_per_example: int
     vectorised: bool
+    on_gradient: Callable[[], None] = _untold
 
     @property
     def num_data(self) -> int:
@@ -91,6 +97,7 @@ class Stack:
 
     def value_and_gradient(self, flat: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """The copies' objectives [C] and their gradients [C, P]; weights are [C, N]."""
+        self.on_gradient()
         value, gradient = self.loss_and_gradient(flat, weights, self.slices(len(flat)))
         gradient += self.prior_precision * flat
         value += 0.5 * (wide(self.prior_precision) * wide(flat) ** 2).sum(1)

@@ -28,6 +28,7 @@ from engram.core.state.process import kept_surroundings
 from engram.errors import ArgumentError, TrainingError
 from engram.likelihoods import Likelihood
 from engram.retraining.identity import Identity, identify, is_steady
+from engram.retraining.one_by_one import FunctionWorker, outputs_of, seeded
 from engram.retraining.processes import check_processes, in_processes
 from engram.retraining.recipes import NAMED, Recipe
 from engram.retraining.run_folder import Part, Ranks, RunFolder, wait_until_done
@@ -39,7 +40,6 @@ from engram.retraining.user_function import (
     kept_state,
     training_copies,
 )
-from engram.retraining.workers import FunctionWorker, seeded
 from engram.sensitivity.provenance import provenance
 
 Make = Callable[[], nn.Module]
@@ -139,11 +139,11 @@ class SubsetWorker:
             )
         part = {
             "number": torch.tensor([number]),
-            "outputs": trainer.outputs(made.model, trainer.data, None)[None],
+            "outputs": outputs_of(made.model, trainer.data, None)[None],
             "seconds": torch.tensor([time.perf_counter() - began], dtype=torch.float64),
         }
         if trainer.task.evaluate_on is not None:
-            part["evaluation"] = trainer.outputs(made.model, trainer.task.evaluate_on, None)[None]
+            part["evaluation"] = outputs_of(made.model, trainer.task.evaluate_on, None)[None]
         if trainer.task.keep_models:
             state = kept_state(made.model, trainer.model)
             part |= {f"parameter {name}": value[None].clone() for name, value in state.items()}
@@ -187,7 +187,7 @@ def subset_worker(
 
 def _knowledge(trainer: FunctionWorker) -> str:
     """What the given model knows about its targets, in words, where it clearly knows something."""
-    outputs, targets = trainer.outputs(trainer.model, trainer.data, None), targets_of(trainer.data)
+    outputs, targets = outputs_of(trainer.model, trainer.data, None), targets_of(trainer.data)
     likelihood = trainer.task.likelihood
     prepared = likelihood.prepare(outputs, targets)
     generator = torch.Generator().manual_seed(0)

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engram.core.data.batches import Data
 from engram.core.identity.digests import bytes_of
 from engram.core.state.copies import private_copy
 from engram.errors import ArgumentError, ModelMismatchError, TrainingError
-from engram.retraining.identity import sample_fingerprint
 
 
 def check_arguments(function: Callable[..., Any], form: str) -> None:
@@ -161,30 +158,3 @@ def has_moved(trained: nn.Module, template: nn.Module) -> bool:
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)}
-
-
-@dataclass(frozen=True, eq=False)
-class Watched:
-    """Data sets with digests of their content, to notice that a training function changed them.
-
-    Args:
-        data: that reads the same each time; other data cannot be watched.
-        before: a fingerprint of each.
-    """
-
-    data: tuple[Data, ...]
-    before: tuple[str, ...]
-
-    @classmethod
-    def of(cls, *data: Data) -> Watched:
-        """Digests of the present content."""
-        return cls(data, tuple(map(sample_fingerprint, data)))
-
-    def check(self) -> None:
-        """TrainingError where the content has changed since."""
-        if self.before != tuple(map(sample_fingerprint, self.data)):
-            raise TrainingError(
-                "a training function that leaves the data as it is",
-                "data that changed during the training",
-                "copy what you want to change, for instance x = x.clone()",
-            )

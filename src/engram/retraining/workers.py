@@ -1,46 +1,32 @@
-"""Workers that train the copies: a recipe for a stack at a time, or the user's function one by one.
+"""The worker of a recipe, which trains a stack of copies at a time.
 
-Both give the same parts of a run: the refits with nothing left out, then the left-out copies.
+It gives the same parts of a run as one by one: the refits with nothing left out, then the left-out
+copies.
 """
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 
-import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Subset
+from torch import Tensor
 
-from engram.core.data.batches import Batch, Batches, Data, call
-from engram.core.data.inputs import mapped
+from engram.core.data.batches import Batch
+from engram.core.progress import Bar
 from engram.core.state.copies import private_copy
-from engram.core.state.model import device_of, state_preserved
-from engram.core.state.process import kept_surroundings
-from engram.engine.refusals import named_failures
-from engram.errors import NonFiniteError, TrainingError
+from engram.errors import TrainingError
 from engram.problem import Opener
+from engram.retraining.pace import say_cost
 from engram.retraining.recipes import Recipe, Report, Trained
 from engram.retraining.run_folder import Part
-from engram.retraining.selection import EXAMPLES_AT_ONCE, NOTHING, Task
+from engram.retraining.selection import NOTHING, Task
 from engram.retraining.stack import Objective, Stack
-from engram.retraining.user_function import (
-    Watched,
-    check_finite,
-    check_same_parameters,
-    has_moved,
-    kept_state,
-    trained_model,
-)
 
 PERTURBATION = 1e-3  # share of |theta| by which the starts of repeated refits differ
 BASELINE_ROUNDS = 4  # refits with everything, each from the last one, until one has converged
-UNCHANGED_ALLOWED = 3  # copies that a function may leave as they were before it is an error
 
 
 def _unreported(count: float) -> None:
@@ -57,12 +43,26 @@ class RecipeWorker:
     recipe: Recipe
     evaluation: tuple[Batch, Tensor] | None
 
-    def refit(self, report: Report) -> Part:
-        """Trainings with nothing left out: outputs on all data, and the baseline's parameters."""
-        start = self.stack.start[None]
+    @property
+    def num_refits(self) -> int:
+        """Trainings with nothing left out."""
+        return self.task.refits
+
+    def say_cost(self, trainings: int, shown: bool) -> None:
+        """What they will take, from the time of one gradient, for a model at a minimum."""
+        everything = torch.ones(1, self.stack.num_data).to(self.stack.start)
         began = time.perf_counter()
-        baseline = self._baseline(start, report)
-        trained = [baseline, *self._repeats(baseline.flat, start, report)]
+        self.stack.value_and_gradient(self.stack.start[None], everything)
+        seconds = self.recipe.gradients * (time.perf_counter() - began)
+        how = f"some {self.recipe.gradients} gradients over the data if it is at a minimum"
+        say_cost(trainings, seconds, how, shown)
+
+    def refit(self, bar: Bar) -> Part:
+        """Trainings with nothing left out: outputs on all data, and the baseline's parameters."""
+        start, watched = self.stack.start[None], self._watched(bar)
+        began = time.perf_counter()
+        baseline = watched._baseline(start, bar.update)
+        trained = [baseline, *watched._repeats(baseline.flat, start, bar.update)]
         flat = torch.cat([t.flat for t in trained])
         part: Part = {
             "refit_outputs": _finite(self.stack.predict(flat).detach(), self.recipe),
@@ -72,6 +72,15 @@ class RecipeWorker:
             "seconds": torch.tensor([time.perf_counter() - began], dtype=torch.float64),
         }
         return part | self._evaluated(flat, "refit_evaluation")
+
+    def _watched(self, bar: Bar) -> RecipeWorker:
+        """The same, telling a bar of every gradient: the first copies take long to be done."""
+        number = count(1)
+
+        def told() -> None:
+            bar.tell(f"{next(number):,} gradients over the data")
+
+        return replace(self, stack=replace(self.stack, on_gradient=told))
 
     def _baseline(self, start: Tensor, report: Report) -> Trained:
         """The refit with everything; a recipe that converges may go on with what it has learned."""
@@ -111,15 +120,16 @@ class RecipeWorker:
         noise = noise.to(baseline.device)
         return baseline + PERTURBATION * baseline.norm() / noise.norm() * noise
 
-    def copies(self, numbers: Sequence[int], baseline: Tensor, report: Report) -> Iterator[Part]:
+    def copies(self, numbers: Sequence[int], baseline: Tensor, bar: Bar) -> Iterator[Part]:
         """Left-out copies, a stack at a time."""
+        watched = self._watched(bar)
         first = baseline.to(self.stack.start) if self.recipe.converges else self.stack.start
         recipe = self._recipe_at(first)
         for chosen in torch.tensor(numbers).split(self.stack.copies_at_once()):
             began = time.perf_counter()
             members = tuple(self.task.selection.members[int(n)] for n in chosen)
             start = first.expand(len(members), -1)
-            trained = self._train(recipe, members, start, self.task.seed, report)
+            trained = watched._train(recipe, members, start, self.task.seed, bar.update)
             outputs = [
                 self.stack.outputs(trained.flat[c : c + 1], part)[0].detach()
                 for c, own in enumerate(members)
@@ -182,154 +192,3 @@ def _finite(outputs: Tensor, recipe: Recipe) -> Tensor:
             "lower the learning rate, or use another recipe",
         )
     return outputs
-
-
-@dataclass(frozen=True, eq=False)
-class TrainedCopy:
-    """What a training function has made of its copy.
-
-    Args:
-        model: the trained one.
-        returned: whether the function gave it back, and did not only train in place.
-        in_place: whether it is the copy that the function was given.
-        moved: whether any weight or buffer differs from the start.
-    """
-
-    model: nn.Module
-    returned: bool
-    in_place: bool
-    moved: bool
-
-
-@dataclass(frozen=True, eq=False)
-class FunctionWorker:
-    """Copies trained one by one by the user's function.
-
-    Args:
-        model: a private copy of the trained model, in the user's modes.
-        steady: whether reading the data twice gives the same; otherwise it cannot be watched.
-    """
-
-    task: Task
-    function: Callable[[nn.Module, Any], nn.Module | None]
-    model: nn.Module
-    data: Data
-    steady: bool
-
-    def refit(self, report: Report) -> Part:
-        """Trainings with nothing left out: the first twice with one seed, then with others."""
-        began = time.perf_counter()
-        outputs, losses = [], []
-        for number in range(self.task.refits):
-            seed = self.task.seed + max(0, number - 1)
-            trained = self.train(self.model, NOTHING, seed).model
-            outputs.append(self.outputs(trained, self.data, None))
-            losses.append(self._evaluated(trained))
-            report(1.0)
-        part: Part = {
-            "refit_outputs": torch.stack(outputs),
-            "gradient_norm": torch.full((len(outputs),), torch.nan, dtype=torch.float64),
-            "wanted_norm": torch.full((len(outputs),), torch.inf, dtype=torch.float64),
-            "baseline": torch.zeros(0),
-            "seconds": torch.tensor([time.perf_counter() - began], dtype=torch.float64),
-        }
-        found = [loss for loss in losses if loss is not None]
-        return part | ({"refit_evaluation": torch.stack(found)} if found else {})
-
-    def copies(self, numbers: Sequence[int], baseline: Tensor, report: Report) -> Iterator[Part]:
-        """Left-out copies, one at a time."""
-        unchanged = 0
-        for position, number in enumerate(numbers):
-            began = time.perf_counter()
-            members = self.task.selection.members[number]
-            made = self.train(self.model, members, self.task.seed)
-            trained = made.model
-            unchanged += not (made.returned or made.moved)
-            if unchanged == position + 1 >= min(UNCHANGED_ALLOWED, len(numbers)):
-                raise TrainingError(
-                    "a training function that trains the model in place or returns the trained one",
-                    f"None, with all weights as before, {unchanged} times",
-                    "return the trained model",
-                )
-            part = {
-                "number": torch.tensor([number]),
-                "outputs_without": self.outputs(trained, self.data, members),
-                "gradient_norm": torch.tensor([torch.nan], dtype=torch.float64),
-                "wanted_norm": torch.tensor([torch.inf], dtype=torch.float64),
-                "evaluations": torch.tensor([0]),
-                "seconds": torch.tensor([time.perf_counter() - began], dtype=torch.float64),
-            }
-            loss = self._evaluated(trained)
-            if loss is not None:
-                part["evaluation"] = loss[None]
-            if self.task.keep_models:
-                part |= {
-                    f"parameter {name}": value[None].clone()
-                    for name, value in kept_state(trained, self.model).items()
-                }
-            report(1.0)
-            yield part
-
-    def train(self, start: nn.Module, members: Tensor, seed: int) -> TrainedCopy:
-        """A copy of a model, trained without some examples."""
-        kept = without(self.data, members)
-        watched = Watched.of(kept, self.data) if self.steady else Watched.of()
-        private = private_copy(start)
-        with kept_surroundings(), seeded(seed):
-            returned = self.function(private, kept)
-        watched.check()
-        trained = trained_model(returned, private)
-        check_same_parameters(trained, self.model)
-        check_finite(trained, self.model)
-        moved = has_moved(trained, start)
-        return TrainedCopy(trained, returned is not None, trained is private, moved)
-
-    def outputs(self, trained: nn.Module, data: Data, members: Tensor | None) -> Tensor:
-        """Outputs of a model on all or some examples, in eval mode."""
-        batches = Batches(data, EXAMPLES_AT_ONCE)
-        source = batches if members is None else batches.subset(members)
-        with state_preserved(trained), torch.no_grad(), named_failures("on the data"):
-            rows = [call(trained, b.to(device_of(trained)).inputs).cpu() for b in source]
-        outputs = torch.cat(rows)
-        if not torch.isfinite(outputs).all():
-            raise NonFiniteError(
-                "finite outputs", "NaN or infinity after training", "lower the learning rate"
-            )
-        return outputs
-
-    def _evaluated(self, trained: nn.Module) -> Tensor | None:
-        if self.task.evaluate_on is None:
-            return None
-        outputs = self.outputs(trained, self.task.evaluate_on, None)
-        targets = torch.cat(
-            [b.targets.cpu() for b in Batches(self.task.evaluate_on, EXAMPLES_AT_ONCE)]
-        )
-        likelihood = self.task.likelihood
-        return likelihood.loss(outputs, likelihood.prepare(outputs, targets))
-
-
-def without(data: Data, members: Tensor) -> Data:
-    """The data without some examples, in the form it has; tensors are copies."""
-    batches = Batches(data, 1)
-    kept = torch.ones(batches.num_data, dtype=torch.bool)
-    kept[members] = False
-    rows = kept.nonzero()[:, 0]
-    if isinstance(data, DataLoader):
-        return DataLoader(
-            Subset(data.dataset, rows.tolist()),
-            batch_size=getattr(data.batch_sampler, "batch_size", None),  # a sampler has it too
-            collate_fn=data.collate_fn,
-        )
-    if batches.table:
-        return mapped(batches.data, lambda t: t[rows.to(t.device)])
-    return Subset(data, rows.tolist())
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Gradients, and all random numbers from a seed; call inside :func:`kept_surroundings`."""
-    with torch.enable_grad():
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # numpy's seeds have 32 bits
-        yield

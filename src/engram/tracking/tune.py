@@ -38,8 +38,8 @@ from engram.posteriors.posterior_of import posterior_of
 from engram.posteriors.structures import STRUCTURES
 from engram.problem import Opener, Problem
 from engram.retraining.identity import is_steady
+from engram.retraining.one_by_one import Watched
 from engram.retraining.user_function import (
-    Watched,
     check_arguments,
     check_same_parameters,
     has_moved,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,6 +37,9 @@ from engram.training.training import Training
 #: mean loss of a batch, as the training loop had it: outputs and targets to a scalar
 Loss = Callable[[Any, Tensor], Tensor]
 MakeOptimizer = Callable[[list[Any]], Optimizer]
+# How long a replay will take is measured on some steps: surer against later
+MEASURED_STEPS = 51
+MEASURED_FOR = 2.0  # seconds at most, whatever the steps
 
 
 def replay(
@@ -172,14 +177,40 @@ class Path:
             )
         return Checkpoint(found[-1].step, found[-1], self.numbers)
 
+    def before(self, members: Tensor) -> Checkpoint:
+        """The last checkpoint before any of these examples is seen: up to there nothing differs."""
+        return self.checkpoint(int(self._first_steps[members].min()) - 1)
+
+    @cached_property
+    def _first_steps(self) -> Tensor:
+        """The step that sees each example first; one after the last for those that none sees."""
+        found = torch.full((self.batches.num_data,), self.training.num_steps + 1)
+        for part in reversed(self.order.parts):
+            found[part.indices] = part.step
+        return found
+
+    def seconds_per_step(self) -> float:
+        """Measured on some of the first steps, and not on the very first, which sets things up."""
+        number, last = 1, self.training.num_steps
+        with kept_surroundings(), torch.inference_mode(False), torch.enable_grad():
+            nothing = torch.zeros(self.batches.num_data, dtype=torch.bool)
+            walk = _Walk(self, self.checkpoint(0), nothing, None)
+            walk.step(number)
+            began = time.perf_counter()
+            while number < min(last, MEASURED_STEPS) and time.perf_counter() - began < MEASURED_FOR:
+                number += 1
+                walk.step(number)
+            return (time.perf_counter() - began) / max(1, number - 1)
+
     def walked(
         self,
         start: Checkpoint,
         without: Tensor | None = None,
         displacement: Named | None = None,
         progress: bool = True,
+        on_step: Callable[[], None] | None = None,
     ) -> Replayed:
-        """The training from this checkpoint on."""
+        """The training from this checkpoint on; ``on_step`` is called after each step."""
         left_out = torch.zeros(self.batches.num_data, dtype=torch.bool)
         if without is not None:
             left_out[without] = True
@@ -191,6 +222,8 @@ class Path:
             for number in range(start.step + 1, last + 1):
                 walk.step(number)
                 bar.update()
+                if on_step is not None:
+                    on_step()
             bar.close()
         return Replayed(walk.model.eval(), count, walk.skipped, walk.examples)
 

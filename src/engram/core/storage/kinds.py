@@ -82,8 +82,8 @@ def load(folder: str | Path, device: torch.device | str = "cpu", likelihood: Any
     """Read whatever engram has saved in a folder.
 
     A result, a posterior, a training, an assessment, a retraining, a truth by subsets, a
-    verification, a tuning or a history comes back as the object it was; of a tracker its state,
-    for ``tracker.load_state_dict``.
+    verification, a certificate, a tuning or a history comes back as the object it was; of a tracker
+    its state, for ``tracker.load_state_dict``.
 
     Args:
         folder: that it was saved in. Where several things are in one folder, the file of one of

@@ -1,0 +1,79 @@
+"""How long trainings will take: measured before they begin, or on the first; and shown by steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from engram.core.progress import Bar, announce
+
+WORTH_SAYING = 5.0  # seconds in all, below which nobody has to be told beforehand
+MINUTE, HOUR = 60.0, 3600.0  # seconds; two of each are told in that unit
+
+
+def in_words(seconds: float) -> str:
+    """A time for people to read.
+
+    Example:
+        >>> in_words(7.2), in_words(600), in_words(9000)
+        ('7 s', '10 min', '2.5 h')
+    """
+    if seconds < 2 * MINUTE:
+        return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1g} s"
+    return f"{seconds / MINUTE:.0f} min" if seconds < 2 * HOUR else f"{seconds / HOUR:.1f} h"
+
+
+def say_cost(trainings: int, seconds: float, how: str, shown: bool) -> None:
+    """A line on what trainings will take, where that is more than some seconds.
+
+    Args:
+        trainings: how many.
+        seconds: of each.
+        how: they are trained.
+        shown: whether anything is.
+    """
+    if trainings * seconds > WORTH_SAYING:
+        each = f"{trainings:,} trainings, {in_words(seconds)} each, {how}"
+        announce(f"about {in_words(trainings * seconds)}: {each}", shown)
+
+
+class StepPace:
+    """Shows trainings on a bar by the steps that any optimizer takes in them.
+
+    How many steps a training has is known once the first has ended, and what all will take is said
+    then.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0  # of the first training; 0 while it is not over
+
+    @contextmanager
+    def reported(self, bar: Bar) -> Iterator[None]:
+        """One training inside, counted on the bar as 1."""
+        taken, shown, began = 0, 0.0, time.perf_counter()
+
+        def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            nonlocal taken, shown
+            taken += 1
+            if self.steps == 0:
+                bar.tell(f"{taken:,} steps of the first")
+            elif taken <= self.steps:
+                bar.update(taken / self.steps - shown)
+                shown = taken / self.steps
+
+        handle = register_optimizer_step_post_hook(stepped)
+        try:
+            yield
+        finally:
+            handle.remove()
+        bar.update(1.0 - shown)
+        if self.steps == 0:
+            seconds = time.perf_counter() - began
+            how = f"measured on the first, which took {taken:,} steps"
+            say_cost(max(1, bar.total or 1), seconds, how, bar.shown)
+        self.steps = self.steps or max(taken, 1)
