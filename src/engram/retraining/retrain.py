@@ -275,7 +275,7 @@ def _train_missing(
             run.write("refits", worker.refit(bar))
         wait_until_done(lambda: [] if run.of_kind("refits") else [0], run, ranks, progress)
         baseline = run.of_kind("refits")[0]["baseline"]
-        for part in worker.copies(own, baseline, bar):
+        for part in worker.copies(own, baseline, bar) if own else ():
             run.write("copies", part)
     wait_until_done(missing, run, ranks, progress)
 
