@@ -9,7 +9,7 @@ from engram.evidence.difference import FLOOR, corrected_mean, drawn
 
 NUMBER = 60
 GENERATOR = torch.Generator().manual_seed(0)
-TRUE = torch.distributions.LogNormal(0.0, 1.0).sample((NUMBER,)).double()
+TRUE = torch.randn(NUMBER, generator=GENERATOR, dtype=torch.float64).exp()
 GUESS = TRUE * torch.exp(0.5 * torch.randn(NUMBER, generator=GENERATOR, dtype=torch.float64))
 ONES = torch.ones(NUMBER, dtype=torch.float64)
 
