@@ -38,6 +38,7 @@ from engram.sensitivity.influence import influence
 from engram.sensitivity.label_issues import label_issues
 from engram.sensitivity.leave_one_out import sensitivities
 from engram.sensitivity.result import Result
+from engram.sensitivity.scored import Scores, score
 from engram.sensitivity.variance import prediction_variance
 from engram.tracking.tracker import Tracker
 from engram.tracking.tune import Tuning, tune
@@ -70,6 +71,7 @@ __all__ = [
     "Removal",
     "Result",
     "Retraining",
+    "Scores",
     "SubsetTruth",
     "Tracker",
     "Training",
@@ -104,6 +106,7 @@ __all__ = [
     "remove_classes",
     "replay",
     "retrain",
+    "score",
     "sensitivities",
     "tune",
     "verify",
