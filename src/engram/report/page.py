@@ -300,6 +300,7 @@ class PageData:
         effects: of classes and groups; sorted by the page.
         effects_on: what their changes are measured on.
         curves: the training over time.
+        metrics: measures of the predictions by name, each on the training data and left out.
         comparisons: estimated against retrained.
         making: how it was made.
 
@@ -316,6 +317,7 @@ class PageData:
     effects: Sequence[Effect] = ()
     effects_on: str = "the other examples"
     curves: Curves | None = None
+    metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     comparisons: Sequence[Comparison] = ()
     making: Making = field(default_factory=Making)
 

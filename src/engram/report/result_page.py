@@ -25,6 +25,7 @@ from engram.sensitivity.result import Result
 from engram.trust.verdict import UNRELIABLE
 
 COVERED = 1.96  # standard errors either side of a mean: 95 % of a normal distribution
+FIRST = ("accuracy", "r squared")  # measures that a person asks for first
 CONTRADICTED, MEMORISED, UNSURE = "contradicted label", "memorised", "unreliable estimate"
 EXPLANATIONS = {
     "leave-one-out loss": "The loss of an example under the model as it would be without that "
@@ -73,8 +74,13 @@ def result_data(
     names = result.indices.tolist() if ids is None else list(ids)
     shown = {"images": images, "texts": texts, "rows": rows}
     examples = Examples(names, result.loss, result.loo_loss, result.score, **columns, **shown)
+    metrics = _metrics(result)
     return PageData(
-        _headline(result, examples), examples, _alerts(examples), making=_making(result)
+        _headline(result, examples, metrics),
+        examples,
+        _alerts(examples),
+        metrics=metrics,
+        making=_making(result),
     )
 
 
@@ -134,8 +140,11 @@ def _regression(result: Result, likelihood: Likelihood) -> dict[str, Any]:
     return found
 
 
-def _headline(result: Result, examples: Examples) -> Headline:
-    measure, values = _accuracy(result)
+def _headline(
+    result: Result, examples: Examples, metrics: Mapping[str, tuple[float, float]]
+) -> Headline:
+    measure = next((name for name in FIRST if name in metrics), FIRST[0])
+    values = metrics.get(measure)
     low, high = loss_interval(result.loo_loss, result.counts)
     return Headline(
         title="What the model remembers",
@@ -172,15 +181,15 @@ def loss_interval(losses: Tensor, counts: Tensor) -> tuple[float, float]:
     return float(mean) - reach, float(mean) + reach
 
 
-def _accuracy(result: Result) -> tuple[str, tuple[float, float] | None]:
-    """The measure that a person asks for first, on the training data and under leave-one-out."""
-    if isinstance(result.basis.likelihood, Likelihood):
-        frame = result.metrics()
-        for name in ("accuracy", "r_squared"):
-            if name in frame.index:
-                row = frame.loc[name]
-                return name.replace("_", " "), (float(row["training"]), float(row["leave_one_out"]))
-    return "accuracy", None
+def _metrics(result: Result) -> dict[str, tuple[float, float]]:
+    """Every measure on the training data and under leave-one-out, as far as it is known."""
+    if not isinstance(result.basis.likelihood, Likelihood):
+        return {}
+    frame = result.metrics()
+    names = [str(name).replace("_", " ") for name in frame.index]
+    return dict(
+        zip(names, zip(*(frame[c].tolist() for c in frame.columns), strict=True), strict=True)
+    )
 
 
 def _sentence(examples: Examples, measure: str, values: tuple[float, float] | None) -> str:

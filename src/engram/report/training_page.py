@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 
 from engram.errors import DataError
-from engram.report.page import Curves, Examples, Headline, Making, PageData
+from engram.report.page import Alert, Curves, Examples, Headline, Making, PageData
 from engram.report.result_page import EXPLANATIONS, result_data
 from engram.sensitivity.result import Result
 from engram.tracking.held_out import HeldOut
 from engram.tracking.history import QUANTILES, History
+from engram.tracking.streaming import Epoch
 
+SUSPECT = "suspect"
+SUSPECTS = 0.01  # share of the examples that are called so: enough to look at, few enough to do it
 MEDIAN = QUANTILES.index(0.5)  # place in what a record keeps
 TOO_LARGE = (
     "Most leverages of the last update are above 1, which no consistent posterior gives: "
@@ -28,7 +31,7 @@ BY_TWIN = (
 
 def training_data(
     history: History,
-    latest: Result | None = None,
+    latest: Result | Epoch | None = None,
     held_out: HeldOut | None = None,
     **shown: Any,
 ) -> PageData:
@@ -36,15 +39,36 @@ def training_data(
 
     Args:
         history: with at least one update that was finite.
-        latest: the result of the last update, where there is one.
+        latest: what the last update, or the last streamed epoch, says of each example.
         held_out: examples left out of a twin; None if the estimate is the posterior's.
         shown: ids, classes, images, texts and rows, as in
             :func:`engram.report.result_page.result_data`.
     """
     check_updates(history)
-    curves = _curves(history, held_out)
-    data = _without_result(history, shown) if latest is None else result_data(latest, **shown)
-    return replace(data, headline=_headline(history, data.headline), curves=curves)
+    if isinstance(latest, Result):
+        data = result_data(latest, **shown)
+    else:
+        data = _without_result(history, latest, shown)
+    data = _with_suspects(data, history)
+    headline = _headline(history, data.headline)
+    return replace(data, headline=headline, curves=_curves(history, held_out))
+
+
+def _with_suspects(data: PageData, history: History) -> PageData:
+    """The examples that were expensive all along: what a net memorises it has paid for before."""
+    losses = history.mean_loo_loss().numpy()
+    if len(losses) != len(data.examples) or np.isnan(losses).all():
+        return data
+    count = max(1, round(SUSPECTS * len(losses)))
+    first = np.argsort(-np.where(np.isnan(losses), -np.inf, losses), kind="stable")[:count]
+    flag = np.isin(np.arange(len(losses)), first)
+    alert = Alert(
+        f"{count:,} suspect{'' if count == 1 else 's'}",
+        "Left out, they cost most over the whole training: wrong labels gather here.",
+        flag=SUSPECT,
+    )
+    examples = replace(data.examples, flags={SUSPECT: flag, **data.examples.flags})
+    return replace(data, examples=examples, alerts=[alert, *data.alerts])
 
 
 def _curves(history: History, held_out: HeldOut | None) -> Curves:
@@ -65,15 +89,16 @@ def _curves(history: History, held_out: HeldOut | None) -> Curves:
     )
 
 
-def _without_result(history: History, shown: dict[str, Any]) -> PageData:
-    """Scores and leave-one-out losses of the last update that has them."""
+def _without_result(history: History, epoch: Epoch | None, shown: dict[str, Any]) -> PageData:
+    """What the visits of an epoch, or the last update that was finite, say of each example."""
     record = [number for number, found in enumerate(history) if found.finite][-1]
-    scores = history.scores[record].numpy()
-    losses = history.loo_losses[record].numpy()
-    ids = shown.pop("ids", None) or range(len(scores))
-    shown.pop("classes", None)
-    examples = Examples(list(ids), np.full(len(scores), np.nan), losses, scores, **shown)
-    last = history.records[record]
+    last, losses = history.records[record], history.loo_losses[record].numpy()
+    columns = (np.full(len(losses), np.nan), losses, history.scores[record].numpy())
+    if epoch is not None:
+        columns = (epoch.loss.numpy(), epoch.loo_loss.numpy(), epoch.score.numpy())
+    ids = shown.get("ids")
+    kept = {name: value for name, value in shown.items() if name not in ("ids", "classes")}
+    examples = Examples(list(range(len(losses)) if ids is None else ids), *columns, **kept)
     headline = Headline("", "", last.train, last.estimate)
     return PageData(headline, examples, making=Making(EXPLANATIONS))
 

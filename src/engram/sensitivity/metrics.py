@@ -65,15 +65,35 @@ def brier_score(probabilities: Tensor, labels: Tensor, counts: Tensor) -> float:
     return _mean(squares, counts) / (2 if probabilities.shape[1] == 2 else 1)
 
 
+def calibration_bins(
+    probabilities: Tensor, labels: Tensor, counts: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Examples in bins of confidence of equal width: how sure, and how often right.
+
+    Returns:
+        Of each of the ``BINS``: its examples, the sum of their confidence, and how many of them
+        are right. Arguments as for :func:`accuracy`.
+
+    Example:
+        >>> share = torch.tensor([[0.9, 0.1], [0.8, 0.2]])
+        >>> size, sure, right = calibration_bins(share, torch.tensor([0, 1]), torch.ones(2))
+        >>> float(size.sum()), float(right.sum())
+        (2.0, 1.0)
+    """
+    confidence, predicted = probabilities.double().max(1)
+    place = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
+    weights = counts.double()
+    sums = (weights, weights * confidence, weights * (predicted == labels))
+    size, sure, right = (torch.bincount(place, column, BINS) for column in sums)
+    return size, sure, right
+
+
 def calibration_error(probabilities: Tensor, labels: Tensor, counts: Tensor) -> float:
     """Mean of |accuracy - confidence| over bins of confidence, each by its share of examples."""
     if bool(probabilities.isnan().any()):
         return math.nan
-    confidence, predicted = probabilities.double().max(1)
-    place = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
-    weights = counts.double()
-    gap = weights * ((predicted == labels).double() - confidence)
-    return float(torch.bincount(place, gap, BINS).abs().sum() / weights.sum())
+    size, sure, right = calibration_bins(probabilities, labels, counts)
+    return float((right - sure).abs().sum() / size.sum())
 
 
 def r_squared(predicted: Tensor, observed: Tensor, counts: Tensor) -> float:

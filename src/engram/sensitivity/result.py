@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -286,11 +286,33 @@ class Result:
         """The same with the likelihood itself, where a file could only name it."""
         return replace(self, basis=self.basis.with_likelihood(likelihood))
 
-    def report(self, path: str | Path, top: int = 20) -> Path:
-        """Write one self-contained HTML page with figures, the top examples and diagnostics."""
-        from engram.report.pages import result_page
+    def report(
+        self,
+        path: str | Path,
+        top: int = 20,
+        *,
+        ids: Sequence[Any] | None = None,
+        classes: Sequence[str] | None = None,
+        images: Any = None,
+        texts: Any = None,
+        rows: pd.DataFrame | None = None,
+    ) -> Path:
+        """Write one self-contained HTML page: alerts, the memory map and the examples themselves.
 
-        return result_page(self, whole("top", top, remedy="use top=20"), path_of("file", path))
+        Args:
+            path: of the file.
+            top: rows of its table of examples.
+            ids: names of the N examples; their positions if not given.
+            classes: names of the classes; their numbers if not given.
+            images: N pictures, by position: [H, W], [H, W, 3] or [3, H, W].
+            texts: N texts.
+            rows: N rows of a table.
+        """
+        from engram.report.html import write_page
+        from engram.report.result_page import result_data
+
+        data = result_data(self, ids=ids, classes=classes, images=images, texts=texts, rows=rows)
+        return write_page(data, path_of("file", path), whole("top", top, remedy="use top=20"))
 
     def __repr__(self) -> str:
         unit = f"{printable(self.basis.loss_unit)} per example"

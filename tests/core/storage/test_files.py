@@ -9,7 +9,6 @@ import pytest
 
 from engram.core.storage.files import LARGEST_JSON, read_bytes, replacing, write_text
 from engram.errors import StorageError
-from engram.report.pages import Page
 
 
 def write_half(target: Path) -> None:
@@ -44,7 +43,7 @@ def test_pages_are_not_written_through_links(tmp_path: Path, kind: str) -> None:
     else:
         target.symlink_to({"link": theirs, "loop": target, "dangling": tmp_path / "none"}[kind])
     with pytest.raises(StorageError, match="not written through"):
-        Page("title").write(target)
+        write_text(target, "page")
     assert theirs.read_text() == "not ours"
     assert not (tmp_path / "none").exists()
     assert len(list(tmp_path.iterdir())) == 2
