@@ -147,6 +147,7 @@ class Headline:
         accuracy_name: which of the two it is, or another measure.
         train_accuracy: the same on the training data.
         verdict: ``good``, ``caution`` or ``unreliable``.
+        verdict_line: what may be believed, in a line: ``result.verdict.line``.
         reasons: why, the worst first; each with its remedy.
         unit: of the losses.
     """
@@ -160,6 +161,7 @@ class Headline:
     accuracy_name: str = "accuracy"
     train_accuracy: float | None = None
     verdict: str = ""
+    verdict_line: str = ""
     reasons: Sequence[str] = ()
     unit: str = "nats"
 

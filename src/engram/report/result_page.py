@@ -156,6 +156,7 @@ def _headline(
         accuracy_name=measure,
         train_accuracy=values[0] if values else None,
         verdict=result.verdict.level,
+        verdict_line=result.verdict.line,
         reasons=[str(reason) for reason in result.verdict.reasons],
         unit=result.basis.loss_unit,
     )
