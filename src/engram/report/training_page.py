@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from engram.errors import DataError
 from engram.report.page import Alert, Curves, Examples, Headline, Making, PageData
@@ -31,7 +32,7 @@ BY_TWIN = (
 
 def training_data(
     history: History,
-    latest: Result | Epoch | None = None,
+    latest: Result | Epoch | pd.DataFrame | None = None,
     held_out: HeldOut | None = None,
     **shown: Any,
 ) -> PageData:
@@ -89,13 +90,15 @@ def _curves(history: History, held_out: HeldOut | None) -> Curves:
     )
 
 
-def _without_result(history: History, epoch: Epoch | None, shown: dict[str, Any]) -> PageData:
+def _without_result(
+    history: History, epoch: Epoch | pd.DataFrame | None, shown: dict[str, Any]
+) -> PageData:
     """What the visits of an epoch, or the last update that was finite, say of each example."""
     record = [number for number, found in enumerate(history) if found.finite][-1]
     last, losses = history.records[record], history.loo_losses[record].numpy()
-    columns = (np.full(len(losses), np.nan), losses, history.scores[record].numpy())
+    columns: list[Any] = [np.full(len(losses), np.nan), losses, history.scores[record].numpy()]
     if epoch is not None:
-        columns = (epoch.loss.numpy(), epoch.loo_loss.numpy(), epoch.score.numpy())
+        columns = [np.asarray(getattr(epoch, name)) for name in ("loss", "loo_loss", "score")]
     ids = shown.get("ids")
     kept = {name: value for name, value in shown.items() if name not in ("ids", "classes")}
     examples = Examples(list(range(len(losses)) if ids is None else ids), *columns, **kept)
