@@ -4,15 +4,12 @@ import copy
 import random
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torch import nn
 
 import engram
 from engram.errors import ArgumentError, ModelMismatchError
-from engram.evidence.correlation import agreement
 from engram.evidence.verify import stratified
 from engram.likelihoods import Gaussian
 from retraining_problems import classifier, minimised, ridge_fit, ridge_problem
@@ -87,23 +84,6 @@ def test_refits_that_end_apart_are_not_called_random(digits_like):
     assert not apart.deterministic
     assert "not deterministic" not in apart.sentence
     assert "end a little apart" in apart.sentence
-
-
-def test_agreement_equals_scipy():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(25, generator=generator)
-    y = x + 0.5 * torch.randn(25, generator=generator)
-    y[3] = y[4]
-    found = agreement(x, y, torch.zeros(25, dtype=torch.long), seed=0)
-    assert found.spearman.value == pytest.approx(stats.spearmanr(x, y).statistic)
-    assert found.pearson.value == pytest.approx(stats.pearsonr(x, y).statistic, abs=1e-6)
-    slope = np.linalg.lstsq(x.numpy()[:, None], y.numpy(), rcond=None)[0][0]
-    assert found.slope.value == pytest.approx(slope, rel=1e-5)
-
-
-def test_agreement_of_constants_is_undefined_and_not_an_error():
-    found = agreement(torch.ones(5), torch.arange(5.0), torch.zeros(5, dtype=torch.long), 0)
-    assert np.isnan(found.spearman.value)
 
 
 @pytest.mark.parametrize(("num_data", "sample"), [(3, 3), (7, 7), (50, 30), (1000, 30), (31, 30)])

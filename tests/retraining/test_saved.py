@@ -30,7 +30,7 @@ def truth() -> engram.Retraining:
 @pytest.fixture(scope="module")
 def verification(truth: engram.Retraining) -> engram.Verification:
     strata = torch.tensor([0, 1, 2])
-    score = agreement(truth.score, truth.score, strata, seed=0)
+    score = agreement(truth.score, truth.score)
     return engram.Verification(truth.score, truth.increase, strata, score, score, truth)
 
 

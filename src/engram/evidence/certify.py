@@ -86,27 +86,39 @@ def certify(
     train = chosen_way(train, result)
     way = way_of(train)
     check_outputs(result, uncompiled(model), batches)
+    chosen, draws = drawn_from(result, refits, strata, seed)
+    request = Request(train, FEWEST_REFITS, folder, trust_folder, seed, progress)
+    truth = truth_of(model, data, result, result.indices[chosen], request)
+    return certified(result, truth, chosen, draws, way)
+
+
+def drawn_from(result: Result, refits: int, strata: int, seed: int) -> tuple[Tensor, Draws]:
+    """Which rows of a result are retrained, and the draws as positions among them."""
     some = (result.counts > 0).nonzero()[:, 0]  # rows that stand for an example
     guess = _guess(result)[some]
     draws = drawn(guess - guess.min(), result.counts[some], refits, strata, seed)
     chosen, rows = some[draws.positions].unique(return_inverse=True)
-    request = Request(train, FEWEST_REFITS, folder, trust_folder, seed, progress)
-    truth = truth_of(model, data, result, result.indices[chosen], request)
-    drawn_rows = replace(draws, positions=rows)
+    return chosen, replace(draws, positions=rows)
+
+
+def certified(
+    result: Result, truth: Retraining, chosen: Tensor, draws: Draws, way: str
+) -> Certificate:
+    """The certificate from draws and the truth of the rows that they are among."""
     return Certificate(
-        loss=_loss(result, truth, chosen, drawn_rows).interval(),
-        accuracy=_accuracy(result, truth, chosen, drawn_rows),
+        loss=_loss(result, truth, chosen, draws).interval(),
+        accuracy=_accuracy(result, truth, chosen, draws),
         estimated_loss=result.loo_nll,
         estimated_accuracy=_estimated_accuracy(result),
         train_loss=result.train_nll,
         refit_train_loss=_mean(result, _refit_loss(result, truth)),
-        positions=rows,
+        positions=draws.positions,
         guesses=_guess(result)[chosen],
         weights=draws.weights,
         strata=draws.strata,
         truth=truth,
         way=way,
-        num_data=batches.num_data,
+        num_data=result.num_data,
     )
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engram.evidence.correlation import COVERED, Interval
+from engram.evidence.correlation import Interval, student_quantile
 
 # Share of the mean size that every example has at least: those with a tiny estimate can be drawn
 # too, and count at most six times as much as one drawn at random. More of it widens the intervals
@@ -79,9 +79,7 @@ class Estimated:
 
     def interval(self) -> Interval:
         """The value with its t interval."""
-        from scipy.special import stdtrit  # takes a while to load, and few need it
-
-        half = float(stdtrit(self.freedom, (1 + COVERED) / 2)) * self.error
+        half = student_quantile(self.freedom) * self.error
         return Interval(self.value, self.value - half, self.value + half)
 
 

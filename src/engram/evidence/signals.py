@@ -126,7 +126,7 @@ def measure(
     other = displacement(objective, indices, steps.second)
     size = own.tangent.abs().sum()
     score = other.displaced.abs().sum(1).cpu()
-    agreed = agreement(result.score[positions], score, torch.zeros_like(indices), seed)
+    agreed = agreement(result.score[positions], score)
     return Signals(
         smallest_curvature=ends.smallest,
         largest_curvature=ends.largest,

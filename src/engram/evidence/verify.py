@@ -51,8 +51,8 @@ def verify(
         refits, folder, trust_folder, seed, progress: as in :func:`engram.retrain`.
 
     Returns:
-        Spearman, Pearson and slope with bootstrap intervals, of score and of loss increase; the
-        noise floor; ``figure()``; and one sentence, ``str(check)``.
+        Spearman, Pearson and slope with 95 % intervals, of score and of loss increase; the noise
+        floor; ``way``, how the truth was found; ``figure()``; and one sentence, ``str(check)``.
 
     Example:
         >>> from engram import laplace, sensitivities
@@ -85,8 +85,8 @@ def verify(
         estimated_score=score,
         estimated_increase=increase,
         strata=strata,
-        score=agreement(score, truth.score, strata, seed),
-        increase=agreement(increase, truth.increase, strata, seed),
+        score=agreement(score, truth.score),
+        increase=agreement(increase, truth.increase),
         truth=truth,
         way=way,
     )
