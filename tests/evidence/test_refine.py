@@ -192,7 +192,7 @@ def small():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"method": "guess"}, "method to be one of solve, retrain; got 'guess'"),
+        ({"method": "guess"}, "method to be one of auto, solve, replay, retrain; got 'guess'"),
         ({"curvature": "empirical"}, "curvature to be one of hessian, ggn; got 'empirical'"),
         ({"relative_residual": 2}, "a relative_residual between 0 and 1; got 2"),
         ({"indices": [12]}, "indices from 0 to 11; got 12, out of range"),

@@ -14,7 +14,7 @@ from engram.core.dtypes import SMALLEST_DIVISOR
 from engram.core.printable import printable
 from engram.core.storage.kinds import Kind, check_that, checked, numbers, positions, stored
 from engram.evidence.correlation import COVERED, Interval, rank_correlation
-from engram.evidence.ways import GOING_ON, REPEATABLE, WAYS
+from engram.evidence.ways import GOING_ON, PART, REPEATABLE, WAYS
 from engram.retraining.pace import in_words
 from engram.retraining.result import Retraining
 
@@ -42,8 +42,8 @@ class Certificate:
         weights: of the draws, whose mean is about 1, [m].
         strata: that they are from, [m].
         truth: the retraining; ``truth.indices`` says which examples.
-        way: how they were trained, one of ``minimum``, ``replay``, ``from the start``,
-            ``going on``.
+        way: how they were trained, one of ``minimum``, ``replay``, ``replay of a part``,
+            ``from the start``, ``going on``.
         num_data: N.
     """
 
@@ -144,6 +144,11 @@ class Certificate:
                 f"these trainings end at another loss on the training data, "
                 f"{self.refit_train_loss:.3f}, than the given model, {self.train_loss:.3f}: the "
                 "interval is about them"
+            )
+        if self.way == PART:
+            found.append(
+                "what an example had done before the checkpoint is still in the weights: use "
+                "start=0 for the truth"
             )
         if self.way == GOING_ON:
             found.append(

@@ -1,4 +1,4 @@
-"""Replace some examples' estimates in a result by exact solves or by retraining without them."""
+"""Replace some estimates in a result by exact solves, replays or retraining without the example."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from engram.core.arguments import AUTO, fraction, is_auto, one_of
+from engram.core.arguments import AUTO, fraction, is_auto, one_of, shown
 from engram.core.data.batches import Data
 from engram.core.memory import backing_off
 from engram.core.parameters import trainable
 from engram.core.selection import check_group
 from engram.curvature.kinds import Curvature, check_exact
 from engram.engine.session import Session
-from engram.errors import DataError
+from engram.errors import ArgumentError, DataError
 from engram.evidence.matching import check_outputs
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
 from engram.problem import Opener, Problem, opened_problem
+from engram.retraining.own_trainings import Replay
 from engram.retraining.prior import Prior
 from engram.retraining.recipes import Newton
 from engram.retraining.retrain import Train, retrain_examples
@@ -28,13 +29,14 @@ from engram.sensitivity.estimators.base import displaced
 from engram.sensitivity.exact_steps import solve_left_out
 from engram.sensitivity.provenance import noted
 from engram.sensitivity.result import OBTAINED, Result, check_result
+from engram.training.training import Training
 
 Indices = Sequence[int] | Tensor
 # Examples with the highest scores that are refined with the flagged ones: exactness against passes
 TOP_SHARE = 0.05  # of the data
 FEWEST_TOP = 20  # however small the data
-SOLVE = "solve"
-METHODS = (SOLVE, "retrain")
+SOLVE, REPLAYED, RETRAINED = "solve", "replay", "retrain"
+METHODS = (AUTO, SOLVE, REPLAYED, RETRAINED)
 
 
 @backing_off
@@ -45,10 +47,10 @@ def refine(
     posterior: Posterior | Any,
     *,
     indices: Indices | str = AUTO,
-    method: str = "solve",
+    method: str = AUTO,
     curvature: str = "hessian",
     relative_residual: float = 1e-3,
-    train: Train = "newton",
+    train: Train = AUTO,
     batch_size: int | str = AUTO,
     progress: bool = True,
 ) -> Result:
@@ -57,7 +59,8 @@ def refine(
     .. math:: d_i = J_i (H + \delta - H_i)^{-1} \nabla \ell_i
 
     is solved with the exact curvature H of all data, less the example's own, by conjugate
-    gradients preconditioned with the posterior; or the model is trained again without the example.
+    gradients preconditioned with the posterior. That assumes a minimum; for a net that was stopped,
+    its recorded training is walked again without the example, or your own loop trains it anew.
 
     Args:
         model: the trained model that the result is about; it is not changed.
@@ -66,18 +69,22 @@ def refine(
         posterior: of this model; the better it is, the fewer passes the solves take.
         indices: which examples; ``"auto"`` is the flagged ones and the 5 % (at least 20) with the
             highest score.
-        method: ``solve``, or ``retrain`` for the truth itself.
+        method: ``solve``; ``replay`` of the recorded training that ``train`` is; or ``retrain``,
+            for the truth itself. ``"auto"`` is ``solve`` for a posterior at a minimum, and for
+            that of a training what ``train`` allows.
         curvature: of ``solve``: ``hessian``, or ``ggn``. Where the Hessian without the example is
             not positive definite, or leads too far, a safer curvature is taken and the example
             flagged.
         relative_residual: of ``solve``: of the equations, at which they count as solved.
-        train: of ``retrain``: a recipe or a function, as in :func:`engram.retrain`.
+        train: of ``retrain``: a recipe or a function, as in :func:`engram.retrain`; ``"auto"`` is
+            ``newton``. Of ``replay``: the record, or ``engram.recipes.Replay(training, start=0.5)``
+            for the second half of it, at half the cost.
         batch_size: most examples at a time; ``"auto"`` is what the free memory has room for.
         progress: show a bar when it takes longer than a few seconds.
 
     Returns:
         The result with these examples replaced. Its column ``obtained`` says of every example
-        whether it is an ``estimate`` or comes from a ``solve`` or a ``retrain``.
+        whether it is an ``estimate`` or comes from a ``solve``, a ``replay`` or a ``retrain``.
 
     Example:
         >>> from engram import laplace, sensitivities
@@ -88,11 +95,12 @@ def refine(
         >>> refined.to_frame()["obtained"].value_counts().to_dict()
         {'solve': 20, 'estimate': 10}
     """
-    method = one_of("method", method, METHODS, 'use "solve"')
+    one_of("method", method, METHODS, 'use "auto"')
     check_exact(curvature)
     residual = fraction("relative_residual", relative_residual, "use relative_residual=1e-3")
     with opened_problem(model, data, posterior, batch_size, progress) as problem:
         _check_result(result, problem)
+        method = _checked_method(method, train, problem.posterior)
         group = _default_choice(result) if is_auto(indices) else cast(Indices, indices)
         chosen = check_group(group, None, problem.num_data)[0]
         request = Request(problem.posterior, chosen, curvature, residual)
@@ -122,6 +130,29 @@ class Obtained:
     record: dict[str, Any]
 
 
+def _checked_method(method: str, train: Train, posterior: Posterior) -> str:
+    """The method that was asked for, or the one that posterior and training leave."""
+    recorded = isinstance(train, Training | Replay)
+    if method == REPLAYED and not recorded:
+        raise ArgumentError(
+            "train=, the record of the training, to replay",
+            "none" if is_auto(train) else shown(train),
+            "pass train=training, of engram.record(optimizer, model, replay=True)",
+        )
+    if method != AUTO:
+        return method
+    if not posterior.stopped and is_auto(train):
+        return SOLVE
+    if is_auto(train):
+        raise ArgumentError(
+            "train=, since the posterior is that of a training and a solve assumes a minimum",
+            "none",
+            "pass train=training, of engram.record(optimizer, model, replay=True); or "
+            "train=engram.recipes.FromStart(fit, Net)",
+        )
+    return REPLAYED if recorded else RETRAINED
+
+
 def _solve(opened: Session, request: Request) -> Obtained:
     posterior, chosen = request.posterior, request.chosen
     solved = solve_left_out(opened, posterior, chosen, request.curvature, request.relative_residual)
@@ -142,6 +173,8 @@ def _retrain(
     prior: Prior = posterior.prior_precision
     if posterior.prior_by_name:
         prior = {name: posterior.prior_of(name) for name in trainable(model)}
+    if is_auto(train):
+        train = "newton"
     if train == "newton" and _is_nearly_exact(posterior):
         train = Newton(posterior=posterior)
     truth = retrain_examples(model, opener, request.chosen, train, prior, progress)

@@ -41,7 +41,8 @@ class Verification:
         score: agreement of estimated and true scores.
         increase: the same of increases of the loss.
         truth: the retraining; ``truth.indices`` says which examples.
-        way: how they were trained: ``minimum``, ``replay``, ``from the start`` or ``going on``.
+        way: how they were trained: ``minimum``, ``replay``, ``replay of a part``,
+            ``from the start`` or ``going on``.
     """
 
     estimated_score: Tensor = field(repr=False)

@@ -22,10 +22,12 @@ from engram.trust.thresholds import CONVERGENCE
 from engram.trust.verdict import UNRELIABLE
 
 REPEATABLE = 0.01  # of the median true score: trainings that differ by less are the same
-MINIMUM, REPLAY, ANEW, GOING_ON = "minimum", "replay", "from the start", "going on"
+MINIMUM, REPLAY, PART = "minimum", "replay", "replay of a part"
+ANEW, GOING_ON = "from the start", "going on"
 WAYS = {
     MINIMUM: "the minimum again, by a recipe",
     REPLAY: "the recorded training walked again without the example",
+    PART: "the recorded training walked again from a checkpoint on",
     ANEW: "your training function, from new first weights, with one seed for all",
     GOING_ON: "your training function, going on from the trained model, with one seed for all",
 }
@@ -57,7 +59,7 @@ def way_of(train: Train) -> str:
     if isinstance(found, Recipe):
         return MINIMUM
     if isinstance(found, Replay):
-        return REPLAY
+        return REPLAY if found.is_whole else PART
     return ANEW if isinstance(found, FromStart) else GOING_ON
 
 

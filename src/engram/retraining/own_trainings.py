@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from engram.core.arguments import shown
+from engram.core.arguments import is_number, shown
 from engram.core.identity.digests import of_tensors
 from engram.core.parameters import uncompiled
 from engram.core.state.copies import private_copy
@@ -82,13 +82,16 @@ class FromStart:
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """A recorded training, walked again without the left-out examples, from its first step on.
+    """A recorded training, walked again without the left-out examples.
 
     The copy with nothing left out is the recorded training itself, bit for bit, so that nothing but
     the example makes a difference.
 
     Args:
         training: of ``engram.record(optimizer, model, replay=True)``.
+        start: share of the steps from which on they are walked again, by the last checkpoint up to
+            there. With 0 it is the truth; later is cheaper, and what the example has done until
+            then stays in the weights, of which training forgets some.
         loss, optimizer, before_step: as for :func:`engram.replay`; the loss is that of the
             likelihood where none is given.
     """
@@ -97,11 +100,27 @@ class Replay:
     loss: str | Likelihood | Loss | None = None
     optimizer: MakeOptimizer | None = None
     before_step: Callable[[nn.Module], object] | None = None
+    start: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.training, Training):
+            raise ArgumentError(
+                "a recorded training", shown(self.training), "pass what engram.record returned"
+            )
+        if not (is_number(self.start) and 0 <= self.start < 1):
+            raise ArgumentError(
+                "a start from 0 to less than 1, a share of the steps", shown(self.start), "use 0"
+            )
 
     def __repr__(self) -> str:
-        if not isinstance(self.training, Training):
-            return f"Replay({shown(self.training)})"
-        return f"replay of {self.training.num_steps:,} steps of {self.training.optimizer_name}"
+        part = f" from {self.start:.0%} on" if self.start else ""
+        steps = f"{self.training.num_steps:,} steps of {self.training.optimizer_name}"
+        return f"replay of {steps}{part}"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it begins at the first step, and leaves nothing of an example in."""
+        return self.start == 0
 
     @property
     def content(self) -> tuple[Any, ...]:
@@ -110,4 +129,4 @@ class Replay:
         parts = None if order is None else StoredOrder.of(order)
         first = [snapshot.read() for snapshot in self.training.snapshots()[:1]]
         weights = [of_tensors(tensors) for tensors in first]
-        return (parts, weights, self.loss, self.optimizer, self.before_step)
+        return (parts, weights, self.loss, self.optimizer, self.before_step, self.start)

@@ -28,19 +28,22 @@ class ReplayWorker:
         path: that is walked.
         model: a private copy of the trained model.
         data: training data.
+        first: step after which steps are walked again; 0 for all of them.
     """
 
     task: Task
     path: Path
     model: nn.Module
     data: Data
+    first: int = 0
 
     @classmethod
     def of(cls, task: Task, replay: Replay, model: nn.Module, data: Data) -> ReplayWorker:
         """The worker on a private copy of the trained model."""
         loss = loss_of(task.likelihood if replay.loss is None else replay.loss)
         path = Path(model, data, replay.training, loss, replay.optimizer, replay.before_step)
-        return cls(task, path, model, data)
+        first = path.checkpoint(int(replay.start * replay.training.num_steps)).step
+        return cls(task, path, model, data, first)
 
     @property
     def num_refits(self) -> int:
@@ -49,7 +52,7 @@ class ReplayWorker:
 
     def say_cost(self, trainings: int, shown: bool) -> None:
         """What they will take, measured on some steps."""
-        steps = self.path.training.num_steps
+        steps = self.path.training.num_steps - self.first
         how = f"{steps:,} recorded steps, measured on the first"
         say_cost(trainings, steps * self.path.seconds_per_step(), how, shown)
 
@@ -69,8 +72,11 @@ class ReplayWorker:
 
     def _walked(self, members: Tensor | None, bar: Bar) -> Replayed:
         """One training, counted on the bar as 1; up to an example's first visit it is known."""
-        path = self.path
-        start = path.checkpoint(0) if members is None else path.before(members)
-        step = partial(bar.update, 1 / path.training.num_steps)
-        bar.update(start.step / path.training.num_steps)
+        path, first = self.path, self.first
+        start = path.checkpoint(first)
+        if members is not None and (before := path.before(members)).step > first:
+            start = before
+        steps = path.training.num_steps - first
+        step = partial(bar.update, 1 / steps)
+        bar.update((start.step - first) / steps)
         return path.walked(start, members, progress=False, on_step=step)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NOTE = "note                  "  # before a line of the summary, as wide as its names
-OBTAINED = ("estimate", "solve", "retrain")  # what the numbers in the column stand for
+OBTAINED = ("estimate", "solve", "retrain", "replay")  # what the numbers in the column stand for
 UNITS = {
     "sign": "a deviation is without the example minus with it",
     "loss": "nats per example",
@@ -332,8 +332,10 @@ class Result:
                 "one that the weights fit best: none was given"
             )
         if self.obtained.any():
-            counts = [f"{int((self.obtained == n).sum()):,} by {OBTAINED[n]}" for n in (1, 2)]
-            lines.append(f"refined               {', '.join(counts)}; the others are estimates")
+            ways = range(1, len(OBTAINED))
+            counts = {OBTAINED[n]: int((self.obtained == n).sum()) for n in ways}
+            said = ", ".join(f"{count:,} by {way}" for way, count in counts.items() if count)
+            lines.append(f"refined               {said}; the others are estimates")
         if self.basis.in_eval_mode:
             layers = printable(", ".join(self.basis.in_eval_mode))
             lines.append(f"{NOTE}{layers} in eval mode for this; as before now")
