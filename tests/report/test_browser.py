@@ -75,8 +75,7 @@ def loneliest(found: Any) -> int:
     """An example that has no other near it on the map."""
     place: int = found.page.evaluate(
         """() => {
-            const { x, y } = engram.mapOf, logs = (c) => Array.from(c, Math.log10);
-            const [a, b] = [logs(x), logs(y)];
+            const [a, b] = [engram.mapOf.x, engram.mapOf.y].map((column) => Array.from(column));
             const room = a.map((_, i) => Math.min(...a.map((_, j) => i === j ? 9 :
                 Math.hypot(a[i] - a[j], b[i] - b[j]))));
             return room.indexOf(Math.max(...room));
@@ -220,7 +219,7 @@ def test_light_and_dark(made):
     shown, page = made[0], made[0].page
     paper = "getComputedStyle(document.body).backgroundColor"
     axis = """[...engram.mapOf.model().plot.document._all_models.values()]
-        .find((model) => model.type === "LogAxis").major_label_text_color"""
+        .find((model) => model.type === "LinearAxis").major_label_text_color"""
     page.emulate_media(color_scheme="dark")  # as the system has it, until the user chooses
     shown.until("document.documentElement.dataset.theme === 'dark'")
     dark = page.evaluate(paper), page.evaluate(axis)

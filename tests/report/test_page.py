@@ -49,28 +49,43 @@ def test_curves_have_a_value_for_each_step():
         Curves([1, 2], [0.3, 0.2], [0.4, 0.5], validation=[0.1])
 
 
-def fitted(likelihood, targets, outputs):
+def fitted(likelihood, targets, outputs, **settings):
     torch.manual_seed(0)
     data = (torch.randn(len(targets), 3, dtype=torch.float64), targets)
     model = torch.nn.Linear(3, outputs).double()
     posterior = engram.laplace(model, data, likelihood=likelihood, prior_precision=1.0)
-    return engram.sensitivities(model, data, posterior, estimator="linear"), posterior, model, data
+    return engram.sensitivities(model, data, posterior, **settings), model, data
 
 
-def test_the_map_has_the_factors_of_the_sensitivity():
-    """With one output d = V e, so the variance on the map is V itself, and their product |d|."""
-    targets = torch.randn(12, dtype=torch.float64)
-    result, posterior, model, data = fitted("gaussian", targets, 1)
+def test_the_map_of_a_ridge_regression_has_left_out_errors_and_leverages():
+    """Refitted without each example by the normal equations, and the diagonal of the hat matrix."""
+    torch.manual_seed(1)
+    x, y = torch.randn(12, 3, dtype=torch.float64), torch.randn(12, dtype=torch.float64)
+    model = torch.nn.Linear(3, 1, bias=False).double()
+    ridge = torch.eye(3, dtype=torch.float64)
+
+    def solved(rows):
+        return torch.linalg.solve(x[rows].T @ x[rows] + ridge, x[rows].T @ y[rows])
+
+    with torch.no_grad():
+        model.weight.copy_(solved(torch.arange(12))[None])
+    posterior = engram.laplace(
+        model, (x, y), likelihood="gaussian", prior_precision=1.0, structure="full"
+    )
+    result = engram.sensitivities(model, (x, y), posterior, estimator="corrected")
     examples = result_data(result).examples
-    variance = engram.prediction_variance(model, data[0], posterior)[:, 0, 0]
-    assert examples.prediction_variance == pytest.approx(variance.numpy(), rel=1e-10)
-    error = (model(data[0])[:, 0] - targets).abs().detach().numpy()
-    assert examples.prediction_error == pytest.approx(error, rel=1e-12)
-    assert examples.given == pytest.approx(targets.numpy())
+    hat = (x @ torch.linalg.solve(x.T @ x + ridge, x.T)).diagonal()
+    assert examples.prediction_variance == pytest.approx(hat.numpy(), rel=1e-8)
+    for i in range(12):
+        left = solved(torch.arange(12) != i)
+        assert examples.prediction_error[i] == pytest.approx(
+            abs(float(x[i] @ left - y[i])), rel=1e-8
+        )
+    assert examples.prediction_error * examples.prediction_variance == pytest.approx(examples.score)
 
 
 def test_a_classifier_says_which_labels_are_contradicted_and_which_memorised():
-    result, _, model, data = fitted("categorical", torch.arange(30) % 3, 3)
+    result, model, data = fitted("categorical", torch.arange(30) % 3, 3, estimator="linear")
     page = result_data(result, classes=["x", "y", "z"])
     examples = page.examples
     before = model(data[0]).softmax(1).detach()
@@ -81,8 +96,10 @@ def test_a_classifier_says_which_labels_are_contradicted_and_which_memorised():
         right_before = int(before[i].argmax()) == int(data[1][i])
         assert examples.flags[MEMORISED][i] == (wrong and right_before)
     assert examples.prediction_error == pytest.approx(
-        [1 - float(before[i, data[1][i]]) for i in range(30)]
+        [1 - float(without[i, data[1][i]]) for i in range(30)]
     )
+    product = examples.prediction_error * examples.prediction_variance
+    assert 2 * product == pytest.approx(examples.score)
     assert page.headline.accuracy == pytest.approx(1 - examples.flags[CONTRADICTED].mean())
     assert page.headline.loo_loss == pytest.approx(result.loo_nll)
 

@@ -22,7 +22,7 @@ from markupsafe import Markup
 from engram._version import __version__
 from engram.core.storage.files import write_text
 from engram.report import charts, tables
-from engram.report.memory_map import map_figure, map_names, map_settings
+from engram.report.memory_map import map_figure, map_settings
 from engram.report.page import PageData
 from engram.report.payload import payload, readable, safe_json
 from engram.sensitivity.metrics import calibration_bins, calibration_error
@@ -54,7 +54,6 @@ def html_of(data: PageData, top: int = 20) -> str:
     """The whole page as text."""
     drawn = {name: safe_json(json_item(figure)) for name, figure in _charts(data)}
     template = _templates().get_template("page.html.j2")
-    x, y = map_names(data.examples)
     return template.render(
         data=data,
         head=data.headline,
@@ -67,8 +66,8 @@ def html_of(data: PageData, top: int = 20) -> str:
             "{" + ",".join(f'"{name}":{item}' for name, item in drawn.items()) + "}"
         ),
         charts=set(drawn),
-        map_text=_map_text(x, y),
-        map_label=f"Every example by {x} and {y}; the table of examples has the same numbers",
+        map_text=_map_text(data),
+        map_label="Every example on a map; the table of examples has the same numbers",
         table=tables.example_table(data.examples, top),
         effects=list(_effects(data)),
         confusion=tables.confusion(data.examples),
@@ -163,11 +162,13 @@ def _calibration_text(data: PageData) -> str:
     )
 
 
-def _map_text(x: str, y: str) -> str:
+def _map_text(data: PageData) -> str:
+    if data.examples.prediction_variance is None:
+        return "Every example by its losses; draw around some to see them below."
     return (
-        f"Every example by its {x} (across) and {y} (up). What an example does to the model grows "
-        "with both: those at the upper right are remembered one by one, those at the lower left "
-        "could go without a trace. Draw around some to see them below."
+        "Across: how wrong the model would be about an example it had not seen. Up: how much of "
+        "that it takes back by having seen it. The model's memory is at the upper right, known by "
+        "heart and by nothing else; along each dotted line examples count alike."
     )
 
 

@@ -1,12 +1,14 @@
 r"""The memory map: every example by prediction error and prediction variance, its score as colour.
 
-A sensitivity is the product of the two, so on axes of logarithms examples that move alike lie on a
-falling line. The map is described here; ``map.js`` fills it, filters it and listens to it.
+A sensitivity is the product of the two, so examples that move alike lie on a falling line. Shares
+are shown by their odds, log p / (1 - p), which opens both ends: what is hardly wrong, and what is
+wrong for certain. The map is described here; ``map.js`` fills it, filters it and listens to it.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,11 @@ from bokeh.models import (
     BooleanFilter,
     CDSView,
     ColumnDataSource,
+    FixedTicker,
     HoverTool,
     LassoSelectTool,
     LogColorMapper,
+    NoOverlap,
     PanTool,
     Range1d,
     TapTool,
@@ -28,22 +32,89 @@ from engram.report.page import Array, Examples
 
 MAP_HEIGHT = 470  # pixels
 SMALL, MANY, VERY_MANY = 500, 5_000, 12_000  # examples from which marks are drawn smaller
-DECADES = 7  # that an axis of the map spans at most: what is smaller is as good as nothing
+DECADES = 7  # that an axis of logarithms spans at most: what is smaller is as good as nothing
+SHARES = (1e-5, 1 - 1e-5)  # ends of an axis of odds, likewise
+TICKS = (1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 0.99, 0.999, 0.9999, 0.99999)
+MARGIN = 0.05  # of the length of an axis, at its ends
+LINE_POINTS = 80  # of a line of equal score: it is not straight among odds
 PALETTE = ["#d3d9de"] * 2  # of the map, until theme.js has painted it
+NAMES = {
+    "loss": "loss with it",
+    "loo_loss": "loss without it",
+    "prediction_error": "the others predict it  ←  prediction error  →  the others contradict it",
+    "prediction_variance": "prediction variance  →  by heart",
+}
 COLOURED = (0.05, 0.999)  # quantiles of the scores between which colours change
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of the map: logarithms, or of a share the logarithm of its odds; to the base 10.
+
+    Attributes:
+        column: of the examples.
+        odds: whether it is a share.
+        low, high: values beyond are put here.
+    """
+
+    column: str
+    odds: bool
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, examples: Examples, column: str) -> Axis:
+        """The axis of a column, and where it ends."""
+        is_share = column == "prediction_variance"
+        if is_share or (column == "prediction_error" and examples.classes):
+            return cls(column, True, SHARES[0], SHARES[1])
+        values = getattr(examples, column)
+        top = float(values[np.isfinite(values)].max(initial=0.0)) or 1.0
+        return cls(column, False, top * 10.0**-DECADES, top)
+
+    def place(self, values: Array) -> Array:
+        """Where values lie."""
+        kept = np.clip(values, self.low, self.high)
+        found: Array = np.log10(kept / (1 - kept)) if self.odds else np.log10(kept)
+        return found
+
+    def value(self, places: Array) -> Array:
+        """What lies at some places."""
+        powers: Array = 10.0**places
+        return powers / (1 + powers) if self.odds else powers
+
+    def ends(self, values: Array) -> tuple[float, float]:
+        """The range around some values, with a margin of its length."""
+        known = self.place(values[np.isfinite(values)])
+        if len(known) == 0:
+            return -1.0, 1.0
+        low, high = float(known.min()), float(known.max())
+        reach = MARGIN * (high - low) or 0.5
+        return low - reach, high + reach
+
+    def ticks(self) -> dict[float, str]:
+        """Where there is a tick, and what it says."""
+        if self.odds:
+            return {float(self.place(np.array(v))): f"{100 * v:g} %" for v in TICKS}
+        top = math.ceil(math.log10(self.high))
+        return {float(k): f"{10.0**k:g}" for k in range(top - DECADES, top + 1)}
 
 
 def map_figure(examples: Examples) -> Figure:
     """Every example by error and variance; the script puts the points into it."""
-    columns = [getattr(examples, name) for name in _axes(examples)]
-    across, up = (_span(np.maximum(column, _floor(column))) for column in columns)
+    axes = _axes(examples)
+    (left, right), (bottom, top) = (axis.ends(getattr(examples, axis.column)) for axis in axes)
     plot = base_figure(
         MAP_HEIGHT,
-        x_axis_type="log",
-        y_axis_type="log",
-        x_range=Range1d(start=across[0], end=across[1], name="x"),
-        y_range=Range1d(start=up[0], end=up[1], name="y"),
+        x_range=Range1d(start=left, end=right, name="x"),
+        y_range=Range1d(start=bottom, end=top, name="y"),
     )
+    for shown, axis in zip((plot.xaxis[0], plot.yaxis[0]), axes, strict=True):
+        shown.ticker = FixedTicker(ticks=list(axis.ticks()))
+        shown.major_label_overrides = axis.ticks()
+        shown.major_label_policy = NoOverlap()
+    plot.xgrid.ticker, plot.ygrid.ticker = plot.xaxis[0].ticker, plot.yaxis[0].ticker
+    _lines_of_equal_score(plot, axes, (left, right))
     source = ColumnDataSource({"x": [], "y": [], "score": []}, name="points")
     ghosts = ColumnDataSource({"x": [], "y": []}, name="ghosts")
     focus = ColumnDataSource({"x": [], "y": []}, name="focus")
@@ -80,53 +151,47 @@ def map_figure(examples: Examples) -> Figure:
         TapTool(renderers=[points]),
     )
     plot.toolbar.active_drag = plot.select_one({"name": "select"})
-    plot.xaxis.axis_label, plot.yaxis.axis_label = map_names(examples)
+    plot.xaxis.axis_label, plot.yaxis.axis_label = _names(examples)
     return plot
 
 
+def _lines_of_equal_score(
+    plot: Figure, axes: tuple[Axis, Axis], across: tuple[float, float]
+) -> None:
+    """A dotted line for each decade of the product of the two, where they are factors."""
+    x, y = axes
+    if not y.odds:
+        return
+    places = np.linspace(*across, LINE_POINTS)
+    values = x.value(places)
+    for decade in range(math.floor(math.log10(y.low)), math.ceil(math.log10(values.max())) + 1):
+        share = 10.0**decade / values
+        inside = (share > y.low) & (share < y.high)
+        look = {"line_dash": "dotted", "line_alpha": 0.6, "tags": ["pale"]}
+        plot.line(places[inside], y.place(share[inside]), **look)
+
+
 def map_settings(examples: Examples) -> dict[str, Any]:
-    """What the script needs to fill the map: the two columns, their floors, the ends of colour."""
-    names = _axes(examples)
+    """What the script needs to fill the map: the two axes, and the ends of the colours."""
     colours = _score_colours(examples)
-    return {
-        "x": names[0],
-        "y": names[1],
-        "floor": [_floor(getattr(examples, name)) for name in names],
-        "low": colours.low,
-        "high": colours.high,
-    }
+    axes = [asdict(axis) for axis in _axes(examples)]
+    return {"axes": axes, "low": colours.low, "high": colours.high}
 
 
-def map_names(examples: Examples) -> tuple[str, str]:
+def _names(examples: Examples) -> tuple[str, str]:
     """What the two axes are called."""
-    words = {"loss": "loss with it", "loo_loss": "loss without it"}
-    x, y = (words.get(name, name.replace("_", " ")) for name in _axes(examples))
+    x, y = (NAMES.get(axis.column, axis.column.replace("_", " ")) for axis in _axes(examples))
     return x, y
 
 
-def _axes(examples: Examples) -> tuple[str, str]:
-    """Columns along x and y: the factors of the sensitivity, or what else is known."""
+def _axes(examples: Examples) -> tuple[Axis, Axis]:
+    """Along x and y: the factors of the sensitivity, or what else is known."""
+    names = "loss", "loo_loss"
     if examples.prediction_error is not None and examples.prediction_variance is not None:
-        return "prediction_error", "prediction_variance"
-    if np.isnan(examples.loss).all() and examples.score is not None:
-        return "loo_loss", "score"
-    return "loss", "loo_loss"
-
-
-def _floor(column: Array) -> float:
-    """The end of the decades shown: what is below is put there."""
-    known = column[np.isfinite(column)]
-    return (float(known.max(initial=0.0)) or 1.0) * 10.0**-DECADES
-
-
-def _span(column: Array, margin: float = 0.06) -> tuple[float, float]:
-    """The range of an axis of logarithms around the values, with a margin of its length."""
-    known = column[np.isfinite(column) & (column > 0)]
-    if len(known) == 0:
-        return 0.1, 1.0
-    low, high = math.log10(float(known.min())), math.log10(float(known.max()))
-    reach = margin * (high - low) or 0.5
-    return 10 ** (low - reach), 10 ** (high + reach)
+        names = "prediction_error", "prediction_variance"
+    elif np.isnan(examples.loss).all() and examples.score is not None:
+        names = "loo_loss", "score"
+    return Axis.of(examples, names[0]), Axis.of(examples, names[1])
 
 
 def _mark(count: int) -> tuple[str, int]:

@@ -58,9 +58,10 @@ class Examples:
         loss: under the model as it is, [N].
         loo_loss: under the model without the example, [N].
         score: how far the example moves its own prediction, [N].
-        prediction_error: how far the prediction is from the label, [N]; of a classifier 1 minus
-            the probability of the given class.
-        prediction_variance: how far the prediction gives way, [N].
+        prediction_error: how far the prediction is from the label when the example is left out,
+            [N]; of a classifier 1 minus the probability of the given class.
+        prediction_variance: the share of that error that the example takes away itself, [N];
+            see :mod:`engram.report.result_page`.
         classes: names of the C classes; empty for a regression, or where labels are words.
         given: label, as a position in ``classes``; without classes a number, or words, N of them.
         predicted: under leave-one-out, likewise.

@@ -1,10 +1,12 @@
 r"""The page of a result: what every example does to its own prediction.
 
-.. math:: \text{error}_i = 1 - p(y_i \mid f_i), \qquad
-    \text{variance}_i = \lVert d_i \rVert / \lVert e_i \rVert
+.. math:: \text{error}_i = \lVert \hat y_{\setminus i} - y_i \rVert, \qquad
+    \text{variance}_i = \lVert \hat y_{\setminus i} - \hat y_i \rVert \,/\, \text{error}_i
 
-A deviation :math:`d = V e` is prediction variance times prediction error, so the second is the
-variance along the error: the map shows the two factors of every sensitivity.
+Without the example, its prediction :math:`\hat y_{\setminus i}` is off by the error. The
+prediction variance is the share of it that the example takes away itself: near 0 it is predicted
+by the others, near 1 it is known by heart. For linear regression that is exactly its leverage. The
+map shows the two factors, and the score is their product.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.nn import functional
 
 from engram.core.dtypes import SMALLEST_DIVISOR
 from engram.errors import LikelihoodError
@@ -33,10 +36,11 @@ EXPLANATIONS = {
     "interval is 1.96 standard errors of the mean over examples.",
     "score": "How far the example's own prediction moves when it is left out: the sum of the "
     "absolute changes of its probabilities, or of its predicted values.",
-    "prediction error": "Of a classifier 1 minus the probability of the given label; otherwise the "
-    "distance of prediction and target.",
-    "prediction variance": "How far the outputs give way along the error: the norm of their "
-    "deviation over the norm of the residual.",
+    "prediction error": "How far the prediction is from the label when the example is left out: of "
+    "a classifier 1 minus the probability of the given label, else the distance to the target.",
+    "prediction variance": "The share of that error that the example takes away itself, by being "
+    "trained on: near 0 the others predict it, near 1 it is known by heart. In linear regression "
+    "it is the leverage. Error times variance is the score, up to a factor.",
     "memorised": "Right with the example in the training data, wrong without it.",
     "trust": "Good, caution or unreliable, from signals that need no retraining: leverages, "
     "convergence, and how consistent the posterior is with the example.",
@@ -92,11 +96,6 @@ def _columns(result: Result, classes: Sequence[str] | None) -> dict[str, Any]:
     likelihood = result.basis.likelihood
     if not isinstance(likelihood, Likelihood):
         return found
-    targets = likelihood.prepare(result.outputs, result.targets)
-    residual = likelihood.residual(result.outputs, targets)
-    if residual.shape == result.deviation.shape:
-        size = residual.norm(dim=1).clamp_min(SMALLEST_DIVISOR)
-        found["prediction_variance"] = result.deviation.norm(dim=1) / size
     try:
         labels = result.labels
     except LikelihoodError:
@@ -117,13 +116,15 @@ def _classification(
     contradicted = predicted != labels
     memorised = contradicted & (before.argmax(1) == labels)
     count = before.shape[1]
+    given = functional.one_hot(labels, count)
     return {
         "classes": [str(number) for number in range(count)] if classes is None else list(classes),
         "given": labels,
         "predicted": predicted,
         "probabilities": before,
         "loo_probabilities": without,
-        "prediction_error": 1 - before.gather(1, labels[:, None])[:, 0],
+        "prediction_error": 1 - without.gather(1, labels[:, None])[:, 0],
+        "prediction_variance": prediction_share(before, without, given),
         "flags": {CONTRADICTED: contradicted, MEMORISED: memorised, **flags},
     }
 
@@ -133,11 +134,26 @@ def _regression(result: Result, likelihood: Likelihood) -> dict[str, Any]:
     if observed is None:
         return {}
     means = likelihood.mean(result.outputs)
-    found: dict[str, Any] = {"prediction_error": (means - observed).abs().sum(1)}
+    without = means + result.prediction_deviation
+    found: dict[str, Any] = {
+        "prediction_error": (without - observed).abs().sum(1),
+        "prediction_variance": prediction_share(means, without, observed),
+    }
     if observed.shape[1] == 1:
-        found["given"] = observed[:, 0]
-        found["predicted"] = (means + result.prediction_deviation)[:, 0]
+        found["given"], found["predicted"] = observed[:, 0], without[:, 0]
     return found
+
+
+def prediction_share(before: Tensor, without: Tensor, target: Tensor) -> Tensor:
+    """The share of its left-out error that an example takes away itself, [N]; L1 norms over [N, K].
+
+    Example:
+        >>> import torch
+        >>> prediction_share(torch.tensor([[1.5]]), torch.tensor([[1.0]]), torch.tensor([[2.0]]))
+        tensor([0.5000])
+    """
+    error = (without - target).abs().sum(1).clamp_min(SMALLEST_DIVISOR)
+    return (without - before).abs().sum(1) / error
 
 
 def _headline(
@@ -199,7 +215,7 @@ def _sentence(examples: Examples, measure: str, values: tuple[float, float] | No
         against = int(examples.flags[CONTRADICTED].sum())
         return (
             f"Left out one at a time, {against:,} of {count:,} examples are contradicted by the "
-            f"others; on unseen data the model should be right {values[1]:.1%} of the time."
+            f"others; on unseen data the model should be right {100 * values[1]:.1f} % of the time."
         )
     known = "" if values is None else f"; {measure} on unseen data should be near {values[1]:.2f}"
     return f"Each of {count:,} examples left out in turn, from one trained model{known}."
@@ -207,15 +223,19 @@ def _sentence(examples: Examples, measure: str, values: tuple[float, float] | No
 
 def _alerts(examples: Examples) -> list[Alert]:
     words = {
-        CONTRADICTED: ("labels that the other examples contradict", "Wrong labels are among them."),
-        MEMORISED: ("memorised examples", "Right with them, wrong without: learned by heart."),
-        UNSURE: ("estimates not to lean on", "They stand out; their size is uncertain."),
+        CONTRADICTED: ("label{} that the others contradict", "Wrong labels are among them."),
+        MEMORISED: ("memorised example{}", "Right with it in the data, wrong without: by heart."),
+        UNSURE: ("estimate{} not to lean on", "That it stands out is sure, its size is not."),
     }
     counts = {name: int(np.count_nonzero(flag)) for name, flag in examples.flags.items()}
     return [
-        Alert(f"{counts[name]:,} {title}", text, flag=name)
-        for name, (title, text) in words.items()
-        if counts.get(name)
+        Alert(
+            f"{count:,} {words[name][0].format('' if count == 1 else 's')}",
+            words[name][1],
+            flag=name,
+        )
+        for name, count in counts.items()
+        if count and name in words
     ]
 
 

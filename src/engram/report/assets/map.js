@@ -3,9 +3,12 @@
 (() => {
   const { data, state, $, el } = engram;
   const charts = JSON.parse($("charts").textContent);
-  const { x: xName, y: yName, floor } = data.map;
-  const clamped = (column, low) => Float32Array.from(column, (value) => Math.max(value, low));
-  const x = clamped(data.numbers[xName], floor[0]), y = clamped(data.numbers[yName], floor[1]);
+  // logarithms, or of a share those of its odds: as Axis.place of memory_map.py
+  const placed = ({ column, odds, low, high }) => Float32Array.from(data.numbers[column], (value) => {
+    const kept = Math.min(Math.max(value, low), high);
+    return Math.log10(odds ? kept / (1 - kept) : kept);
+  });
+  const [x, y] = data.map.axes.map(placed);
   const score = data.numbers.score || data.numbers.loo_loss;
   // the most sensitive last: they are drawn over the others
   const drawn = Uint32Array.from(x.keys()).sort((a, b) => (score[a] || 0) - (score[b] || 0));
@@ -70,9 +73,9 @@
     for (const button of document.querySelectorAll("[data-tool]")) button.setAttribute("aria-pressed", String(button.dataset.tool === name));
   };
   const zoom = (factor) => map.ranges.forEach((range, axis) => {
-    const [low, high] = (factor === "reset" ? map.start[axis] : [range.start, range.end]).map(Math.log10);
+    const [low, high] = factor === "reset" ? map.start[axis] : [range.start, range.end];
     const middle = (low + high) / 2, half = ((high - low) / 2) * (factor === "reset" ? 1 : Number(factor));
-    range.setv({ start: 10 ** (middle - half), end: 10 ** (middle + half) });
+    range.setv({ start: middle - half, end: middle + half });
   });
   for (const button of document.querySelectorAll("[data-tool]"))
     button.addEventListener("click", () => map && useTool(button.getAttribute("aria-pressed") === "true" ? "" : button.dataset.tool));
