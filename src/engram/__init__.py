@@ -37,6 +37,7 @@ from engram.sensitivity.groups import ClassRemovals, Removal, remove, remove_cla
 from engram.sensitivity.influence import influence
 from engram.sensitivity.label_issues import label_issues
 from engram.sensitivity.leave_one_out import sensitivities
+from engram.sensitivity.perturbation import Perturbation, perturb
 from engram.sensitivity.result import Result
 from engram.sensitivity.scored import Scores, score
 from engram.sensitivity.variance import prediction_variance
@@ -67,6 +68,7 @@ __all__ = [
     "ClassRemovals",
     "Comparison",
     "EngramError",
+    "Perturbation",
     "Posterior",
     "Removal",
     "Result",
@@ -97,6 +99,7 @@ __all__ = [
     "load",
     "models",
     "optimizers",
+    "perturb",
     "posterior_of",
     "prediction_variance",
     "recipes",

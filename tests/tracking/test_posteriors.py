@@ -13,7 +13,7 @@ from engram.errors import ArgumentError
 from engram.likelihoods import Categorical
 from engram.problem import Opener
 from engram.tracking.moving_average import MovingAverageCurvature
-from engram.tracking.sampling import weights
+from engram.sensitivity.sampling import weights
 from streamed import NUM_DATA, backward, build, data
 
 DELTA = 0.7

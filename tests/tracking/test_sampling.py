@@ -101,7 +101,7 @@ def test_the_gradient_is_averaged_in_parts_of_any_size(monkeypatch: pytest.Monke
     optimizer.step()
     tracker = engram.Tracker(model, optimizer, data(), samples=2)
     whole = tracker.update()
-    monkeypatch.setattr("engram.tracking.sampling.GRADIENT_BYTES", 5 * 8 * 60)
+    monkeypatch.setattr("engram.sensitivity.sampling.GRADIENT_BYTES", 5 * 8 * 60)
     parts = tracker.update()
     assert whole is not None
     assert parts is not None

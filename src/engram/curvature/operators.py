@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -43,6 +43,13 @@ class Weighted:
 
     indices: Tensor
     weights: Tensor
+
+
+class Operator(Protocol):
+    """Products with a matrix over the parameters."""
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        """[M, P] -> [M, P]."""
 
 
 class CurvatureOperator(ABC):
@@ -193,6 +200,29 @@ class TangentGaussNewton(CurvatureOperator):
             rows.append(list(opened.pull_back(observed.batch, seed, parameters).values()))
         observed.trace.release()
         return [torch.stack(column) for column in zip(*rows, strict=True)]
+
+
+class Summed:
+    """The sum of operators over different data.
+
+    Args:
+        operators: over the same parameters.
+    """
+
+    def __init__(self, operators: Sequence[CurvatureOperator]) -> None:
+        self.operators = tuple(operators)
+
+    @property
+    def products(self) -> int:
+        """Vectors multiplied so far."""
+        return self.operators[0].products
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        """[M, P] -> [M, P]."""
+        total = self.operators[0] @ vectors
+        for operator in self.operators[1:]:
+            total = total + operator @ vectors
+        return total
 
 
 class Hessian(CurvatureOperator):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,9 +16,13 @@ from engram.core.state.model import outputs_at
 from engram.engine.gradient_accumulator import DiscardGradients
 from engram.engine.session import Observed, Session
 from engram.errors import NonFiniteError
+from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
-from engram.sensitivity.estimators.base import Setting
-from engram.sensitivity.estimators.paper import paper
+from engram.sensitivity.estimators.base import Estimator, Setting
+from engram.sensitivity.estimators.paper import ESTIMATOR
+
+#: Outputs of a batch without the group
+Move = Callable[[Observed], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +37,24 @@ class Effect:
     outputs_without: Tensor
     loss: Tensor
     loss_without: Tensor
+    likelihood: Likelihood = field(repr=False)
+
+    @property
+    def prediction_deviation(self) -> Tensor:
+        """Of the predictions, sigma(f + d) - sigma(f) with the deviation d of the outputs."""
+        mean = self.likelihood.mean
+        return mean(self.outputs_without) - mean(self.outputs)
+
+    @property
+    def linearised_prediction_deviation(self) -> Tensor:
+        r"""sigma'(f) d, elementwise.
+
+        With ``estimator="linear"`` and ``at="linearised"`` it is the paper's first approximation of
+        a group's deviation in its own predictions, :math:`\Lambda V_M e_M` with all cross terms;
+        with ``estimator="paper"`` the second, without them.
+        """
+        derivative = self.likelihood.mean_derivative(self.outputs)
+        return derivative * (self.outputs_without - self.outputs)
 
     @property
     def is_finite(self) -> bool:
@@ -51,31 +73,48 @@ def effect(
 ) -> Effect:
     """The effect of a change of the parameters, at the moved parameters or linearised."""
     moved = {n: p.detach() + delta[n] for n, p in trainable(opened.model).items() if n in delta}
+
+    def along_tangent(observed: Observed) -> Tensor:
+        return observed.outputs + observed.trace.tangent(delta)
+
+    def at_moved(observed: Observed) -> Tensor:
+        return outputs_at(opened.model, moved, observed.batch)
+
+    return effect_of(opened, source, num_rows, along_tangent if at == "linearised" else at_moved)
+
+
+def effect_of(opened: Session, source: Iterable[Batch], num_rows: int, move: Move) -> Effect:
+    """The effect of any move of the outputs."""
     collected = _Collected(opened, num_rows)
     length = -(-num_rows // opened.batches.batch_size)
     for batch in opened.parts(source, "effect", length):
         observed = opened.observe(batch)
-        if at == "linearised":
-            without = observed.outputs + observed.trace.tangent(delta)
-        else:
-            without = outputs_at(opened.model, moved, observed.batch)
-        collected.add(observed, without)
+        collected.add(observed, move(observed))
     return collected.effect()
 
 
 def paper_effect(
-    opened: Session, posterior: Posterior, chosen: Tensor, weights: Tensor
+    opened: Session,
+    posterior: Posterior,
+    chosen: Tensor,
+    weights: Tensor,
+    rule: Estimator = ESTIMATOR,
 ) -> tuple[Effect, bool]:
     """Each example moved by its own diag(V) e, as the authors' leave-one-class-out estimate.
 
     And whether some weight beyond 1 makes an example's curvature more than that of all data.
+
+    Args:
+        opened, posterior: model, data and their posterior.
+        chosen, weights: the group, [M].
+        rule: the paper's, or its expectation over samples.
     """
     weight_of = dict(zip(chosen.tolist(), weights.tolist(), strict=True))
-    setting = Setting(opened.likelihood, posterior, 0, DiscardGradients())
+    setting = Setting(opened.likelihood, posterior, 0, DiscardGradients(), opened=opened)
     collected, outweighs = _Collected(opened, len(chosen)), False
     for observed in opened.passes("paper's estimate", chosen):
         weight = [weight_of[int(i)] for i in observed.batch.indices]
-        found = paper(observed, setting)
+        found = rule(observed, setting)
         deviation = found.deviation
         weighted = torch.tensor(weight, dtype=torch.float64).to(deviation)[:, None] * deviation
         collected.add(observed, observed.outputs + weighted)
@@ -109,7 +148,7 @@ class _Collected:
         )
 
     def effect(self) -> Effect:
-        return Effect(**self.columns.complete())
+        return Effect(**self.columns.complete(), likelihood=self.likelihood)
 
 
 def _check_finite(batch: Batch, without: Tensor, loss: Tensor) -> None:

@@ -35,7 +35,7 @@ from engram.core.dtypes import wide
 from engram.core.memory import available_bytes
 from engram.core.parameters import Layout, Named, trainable
 from engram.core.state.model import device_of, outputs_at
-from engram.curvature.operators import CurvatureOperator, exact_curvature
+from engram.curvature.operators import Operator, exact_curvature
 from engram.curvature.per_example import (
     PerExampleCurvature,
     PerExampleGaussNewton,
@@ -70,7 +70,7 @@ def solve_without(
     own: ApplyTo,
     right: Tensor,
     limits: Limits,
-    whole: CurvatureOperator | None = None,
+    whole: Operator | None = None,
 ) -> Solution:
     """(W - H_m)^-1 b_m for every row of b.
 

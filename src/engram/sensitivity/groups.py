@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from engram.core.arguments import AUTO, is_auto, one_of
+from engram.core.arguments import AUTO, is_auto, one_of, positive
 from engram.core.data.batches import Batches, Data
 from engram.core.memory import backing_off
 from engram.core.parameters import Named
@@ -25,11 +25,15 @@ from engram.errors import ArgumentError, TargetError
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
 from engram.problem import Problem, opened_problem
-from engram.sensitivity.effects import Effect, effect, paper_effect
+from engram.sensitivity.effects import Effect, paper_effect
 from engram.sensitivity.estimators import default_estimator
-from engram.sensitivity.group_steps import STEPS, Matrix, group_step
+from engram.sensitivity.estimators.paper import ESTIMATOR
+from engram.sensitivity.group import Part
+from engram.sensitivity.group_effects import Audience, Way, group_effects
+from engram.sensitivity.group_steps import STEPS, Matrix
 from engram.sensitivity.removal_verdict import Grounds, removal_verdict
 from engram.sensitivity.replays import replayed_group
+from engram.sensitivity.sampling import AT_THE_MEAN, GRADIENT, Sampling
 from engram.sensitivity.step_signals import StepSignals, step_signals
 from engram.training.replay import Loss, Path, loss_of
 from engram.training.training import Training
@@ -124,6 +128,10 @@ def remove(
     progress: bool = True,
     training: Training | None = None,
     loss: str | Likelihood | Loss | None = None,
+    samples: int = 0,
+    expectation: str = GRADIENT,
+    step_size: float = 1.0,
+    seed: int = 0,
 ) -> Removal:
     """Estimate the effect of leaving out, or reweighting, a group of examples.
 
@@ -147,17 +155,28 @@ def remove(
             runs the model at the moved parameters.
         training: of ``engram.record(optimizer, model, replay=True)``, to be walked again.
         loss: of that training, as for :func:`engram.replay`; that of the posterior if not given.
+        samples: weights drawn from the posterior for the expectations of the equation, a pass each;
+            0 takes them at the mean.
+        expectation: what is averaged over them: the group's ``gradient``, and with ``corrected``
+            its curvature, as the equation has them; or the whole ``deviation`` of the outputs at
+            the sampled weights.
+        step_size: rho of the equation, which multiplies all weights.
+        seed: of the draws.
 
     Returns:
         The effect on the group and on ``evaluate_on``; ``matrix`` and ``why`` say which precision
         the step was taken with, ``verdict`` how far to believe it, why and what to do, from
         ``signals``, and ``passes`` what it took.
     """
-    _check_choices(estimator, at, evaluate_on)
+    check_choices(estimator, at, evaluate_on)
+    sampling = Sampling.checked(samples, expectation, seed)
+    estimator, rho = sampling.group_rule(estimator), positive("step_size", step_size)
     with opened_problem(model, data, posterior, batch_size, progress) as problem:
-        group = check_group(indices, weights, problem.num_data)
-        path = _path(problem, data, training, loss, estimator)
-        return _remove(problem, group, estimator, evaluate_on, at, path)
+        chosen, share = check_group(indices, weights, problem.num_data)
+        path = None
+        if not sampling.samples:
+            path = _path(problem, data, training, loss, estimator)
+        return _remove(problem, (chosen, rho * share), estimator, evaluate_on, at, path, sampling)
 
 
 class ClassRemovals(dict[int, Removal]):
@@ -201,7 +220,7 @@ def remove_classes(
     loss: str | Likelihood | Loss | None = None,
 ) -> ClassRemovals:
     """Estimate the effect of leaving out each class in turn; arguments as for :func:`remove`."""
-    _check_choices(estimator, at, evaluate_on)
+    check_choices(estimator, at, evaluate_on)
     with opened_problem(model, data, posterior, batch_size, progress) as problem:
         path = _path(problem, data, training, loss, estimator)
         labels = class_numbers(problem.batches)
@@ -228,7 +247,8 @@ def class_numbers(batches: Batches) -> Tensor:
     return labels.long()
 
 
-def _check_choices(estimator: str, at: str, evaluate_on: Data | None) -> None:
+def check_choices(estimator: str, at: str, evaluate_on: Data | None) -> None:
+    """ArgumentError for a rule or a place that there is none of."""
     one_of("estimator", estimator, (AUTO, *ESTIMATORS), 'use "auto"')
     one_of("at", at, PLACES, 'use "linearised"')
     if estimator == "paper" and evaluate_on is not None:
@@ -239,7 +259,7 @@ def _check_choices(estimator: str, at: str, evaluate_on: Data | None) -> None:
         )
 
 
-def _chosen_rule(estimator: str, posterior: Posterior, size: int) -> str:
+def chosen_rule(estimator: str, posterior: Posterior, size: int) -> str:
     """The one asked for; else that of single examples, completed where it fits no group.
 
     A low-rank Gauss-Newton matrix has too little in it to take a group out of.
@@ -260,23 +280,25 @@ def _remove(
     evaluate_on: Data | None,
     at: str,
     path: Path | None,
+    sampling: Sampling = AT_THE_MEAN,
 ) -> Removal:
     """The effect of a group, given as indices and weights [M]; ``path`` is for a replay."""
     opened, posterior = problem.session, problem.posterior
     chosen, weights = group
     if path is not None and estimator in (AUTO, REPLAY):
         return _replayed(problem, path, chosen, weights, evaluate_on)
-    rule = _chosen_rule(estimator, posterior, len(chosen))
+    rule = chosen_rule(estimator, posterior, len(chosen))
     if rule == "paper":
-        own, outweighs = paper_effect(opened, posterior, chosen, weights)
+        each = sampling.over(ESTIMATOR, posterior, opened.model)
+        own, outweighs = paper_effect(opened, posterior, chosen, weights, each)
         return Removal(chosen, weights, None, own, None, outweighs, rule, at, None)
-    step = group_step(opened, posterior, chosen, weights, rule)
-    own = effect(opened, opened.batches.subset(chosen), len(chosen), step.delta, at)
-    evaluation = None
+    audiences = [Audience(opened, chosen)]
     if evaluate_on is not None:
-        batches = Batches(evaluate_on, opened.batches.batch_size)
-        evaluation = effect(opened, batches, batches.num_data, step.delta, at)
-    signals = step_signals(opened, posterior, chosen, weights, step.delta)
+        audiences.append(Audience.of_data(opened, evaluate_on))
+    parts, way = [Part.of(opened, chosen, weights)], Way(rule, at, sampling)
+    step, (own, *others) = group_effects(opened, posterior, parts, way, audiences)
+    evaluation = others[0] if others else None
+    signals = step_signals(opened, posterior, parts, step.delta)
     facts = (step.flagged, rule, at, step.matrix, step.why, signals, step.passes)
     stopped = posterior.training is not None
     return Removal(chosen, weights, step.delta, own, evaluation, *facts, stopped=stopped)

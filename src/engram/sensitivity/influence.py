@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.core.arguments import AUTO, is_auto
+from engram.core.arguments import AUTO, is_auto, positive
 from engram.core.data.batches import Batches, Data
 from engram.core.data.columns import finite
 from engram.core.memory import backing_off, check_room
@@ -28,6 +28,7 @@ from engram.sensitivity.estimators import check_estimator
 from engram.sensitivity.estimators.base import Setting
 from engram.sensitivity.estimators.linear import ESTIMATOR as AT_THE_END
 from engram.sensitivity.estimators.trajectory import ESTIMATOR as ALONG_THE_RECORD
+from engram.sensitivity.sampling import Draws, Sampling, weights
 from engram.sensitivity.trajectory.influence import along_full, along_kronecker, gradient_rows
 
 WAYS = {AT_THE_END.name: AT_THE_END, ALONG_THE_RECORD.name: ALONG_THE_RECORD}
@@ -42,6 +43,9 @@ def influence(
     *,
     estimator: str = AUTO,
     batch_size: int | str = AUTO,
+    samples: int = 0,
+    step_size: float = 1.0,
+    seed: int = 0,
     progress: bool = True,
 ) -> Tensor:
     """Influence of every training example on the loss of every test example, [N_train, N_test].
@@ -55,29 +59,53 @@ def influence(
         estimator: ``linear``, at the present weights, or ``trajectory``, along the checkpoints of
             a recorded training: ``"auto"`` where there are some. That takes a pass over the
             training data for every checkpoint.
+        samples: weights drawn from the posterior for the expected gradient of every training
+            example, a pass each; 0 takes it at the mean. That of a test example is at the mean.
+        step_size: rho of the equation.
+        seed: of the draws.
     """
     check_estimator(estimator, (AUTO, *WAYS))
+    sampling = Sampling.checked(samples, seed=seed)
+    sampling.rule(estimator)
+    rho = positive("step_size", step_size)
     with opened_problem(model, train, posterior, batch_size, progress) as problem:
         opened = problem.session
         tested = replace(opened, batches=Batches(test, opened.batches.batch_size))
         _check_room(opened, tested.batches.num_data)
         if is_auto(estimator):
-            walks = ALONG_THE_RECORD.fits(problem.posterior)
+            walks = ALONG_THE_RECORD.fits(problem.posterior) and not sampling.samples
         else:
             walks = WAYS[estimator] is ALONG_THE_RECORD
-        found = (_along_the_record if walks else _at_the_end)(opened, problem.posterior, tested)
-        return finite("influences", found)
+        if walks:
+            found = _along_the_record(opened, problem.posterior, tested)
+        else:
+            found = _at_the_end(opened, problem.posterior, tested, sampling)
+        return finite("influences", found if rho == 1.0 else rho * found)
 
 
-def _at_the_end(opened: Session, posterior: Posterior, test: Session) -> Tensor:
+def _at_the_end(opened: Session, posterior: Posterior, test: Session, sampling: Sampling) -> Tensor:
     """By the posterior at the present weights; a pass over the training data a test batch."""
     covered = {n: p for n, p in trainable(opened.model).items() if n in posterior.block_of}
     layout, columns = Layout.of(covered), []
     for gradient in gradient_rows(test, layout):
         step = layout.flatten(posterior.solve(layout.unflatten(gradient)))
-        rows = [own @ step.mT for own in gradient_rows(opened, layout)]
-        columns.append(torch.cat(rows).cpu())
+        columns.append(_met(opened, layout, step, sampling.draws(posterior, opened.model)))
     return torch.cat(columns, dim=1)
+
+
+def _met(opened: Session, layout: Layout, step: Tensor, draws: Draws) -> Tensor:
+    """E[g_j]' u for every training example j and steps u [n, P], as [N_train, n]."""
+
+    def at_present() -> Tensor:
+        return torch.cat([own @ step.mT for own in gradient_rows(opened, layout)]).cpu()
+
+    if not draws.samples:
+        return at_present()
+    total = torch.zeros(())
+    for draw in draws:
+        with weights(opened.model, draw):
+            total = total + at_present() / draws.samples
+    return total
 
 
 def _along_the_record(opened: Session, posterior: Posterior, test: Session) -> Tensor:

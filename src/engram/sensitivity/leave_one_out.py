@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engram.core.arguments import AUTO, MANY, seed_number, truth, whole
+from engram.core.arguments import AUTO, MANY, positive, truth, whole
 from engram.core.data.batches import Data
 from engram.core.data.columns import Columns
 from engram.core.memory import backing_off
@@ -25,12 +26,14 @@ from engram.posteriors.laplace_torch import as_posterior
 from engram.problem import Opener, Problem
 from engram.sensitivity.basis import Basis
 from engram.sensitivity.diagnostics import diagnose, undiagnosed
-from engram.sensitivity.estimators import ESTIMATORS, check_estimator, chosen_estimator
+from engram.sensitivity.estimators import ESTIMATORS, check_estimator
 from engram.sensitivity.estimators.base import Estimator, Setting
 from engram.sensitivity.estimators.trajectory import level
 from engram.sensitivity.leverages import Leverages, sampled_leverages
 from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import Result
+from engram.sensitivity.sampling import AT_THE_MEAN, GRADIENT, Sampling
+from engram.sensitivity.step_size import with_step_size
 
 
 def sensitivities(
@@ -43,6 +46,9 @@ def sensitivities(
     across_ranks: bool = False,
     diagnostics: bool = True,
     batch_size: int | str = AUTO,
+    samples: int = 0,
+    expectation: str = GRADIENT,
+    step_size: float = 1.0,
     seed: int = 0,
     progress: bool = True,
 ) -> Result:
@@ -62,7 +68,13 @@ def sensitivities(
         diagnostics: compute leverages, of as many examples as take a quarter of the pass, and the
             gradient of the objective. Without them the verdict cannot judge, and says so.
         batch_size: most examples at a time; ``"auto"`` is what the free memory has room for.
-        seed: of the choice of examples whose leverage is computed.
+        samples: weights drawn from the posterior for the expectation in the equation, a pass each;
+            0 takes it at the mean. An expected gradient is that of no residual: ``linear`` or
+            ``paper``.
+        expectation: what is averaged over them: each example's ``gradient``, as the equation has
+            it, or its whole ``deviation`` at the sampled weights, with any estimator.
+        step_size: rho of the equation, the share of an example that is taken out.
+        seed: of the draws, and of the choice of examples whose leverage is computed.
         progress: show a bar when it takes longer than a few seconds.
 
     Example:
@@ -84,6 +96,9 @@ def sensitivities(
         across_ranks=across_ranks,
         diagnostics=diagnostics,
         batch_size=batch_size,
+        samples=samples,
+        expectation=expectation,
+        step_size=step_size,
         seed=seed,
         progress=progress,
     )
@@ -100,6 +115,9 @@ def sensitivities_again(
     across_ranks: bool = False,
     diagnostics: bool = True,
     batch_size: int | str = AUTO,
+    samples: int = 0,
+    expectation: str = GRADIENT,
+    step_size: float = 1.0,
     seed: int = 0,
     progress: bool = True,
 ) -> Result:
@@ -109,39 +127,47 @@ def sensitivities_again(
         opener: of the model with its data.
     """
     rounds = whole("number of rounds", rounds, 0, MANY, "use rounds=3")
-    seed = seed_number(seed)
     check_estimator(estimator)
+    sampling = Sampling.checked(samples, expectation, seed)
+    step_size = positive("step_size", step_size)
     diagnostics = truth("diagnostics", diagnostics)
+    asked = Asked(sampling.rule(estimator), rounds, sampling, step_size, diagnostics)
     peers = Processes.found(across_ranks)
     with opener.session(model, batch_size, progress) as opened:
-        return left_out(Problem(opened, posterior), estimator, rounds, seed, peers, diagnostics)
+        return left_out(Problem(opened, posterior), asked, peers)
 
 
-def left_out(
-    problem: Problem,
-    estimator: str = AUTO,
-    rounds: int = 3,
-    seed: int = 0,
-    peers: Processes | None = None,
-    diagnostics: bool = True,
-) -> Result:
-    """The sensitivities of an opened problem; arguments as for :func:`sensitivities`."""
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of the sensitivities of an opened problem, as for :func:`sensitivities`."""
+
+    estimator: str = AUTO
+    rounds: int = 3
+    sampling: Sampling = AT_THE_MEAN
+    step_size: float = 1.0
+    diagnostics: bool = True
+
+
+def left_out(problem: Problem, asked: Asked, peers: Processes | None = None) -> Result:
+    """The sensitivities of an opened problem."""
     opened, posterior = problem.session, problem.posterior
     peers = peers or Processes.found(False)
-    chosen = chosen_estimator(estimator, posterior)
+    stepped = with_step_size(posterior, asked.step_size)
+    chosen = asked.sampling.chosen(asked.estimator, stepped)
     total = GradientAccumulator()
     peers.meet(opened.model, opened.batches.num_data, buffers=True)
-    sink: GradientSink = total if diagnostics else DiscardGradients()
-    setting = Setting(opened.likelihood, posterior, rounds, sink, opened=opened)
-    tensors = _estimates(opened, ESTIMATORS[chosen], setting, peers)
+    sink: GradientSink = total if asked.diagnostics else DiscardGradients()
+    setting = Setting(opened.likelihood, stepped, asked.rounds, sink, opened=opened)
+    estimator = asked.sampling.over(ESTIMATORS[chosen], posterior, opened.model)
+    tensors = _estimates(opened, estimator, setting, peers)
     readouts = tensors.pop("readouts", None)
     if readouts is not None:
         tensors["loo_loss"] = level(readouts)
     eigenvalues = tensors.pop("eigenvalues", None)
     known = (opened.model, posterior, opened.engine.coverage, tensors["flagged"])
-    if diagnostics:
+    if asked.diagnostics:
         total.take_sums(peers.summed)
-        leverages = _leverages(problem, eigenvalues, tensors["outputs"], seed)
+        leverages = _leverages(problem, eigenvalues, tensors["outputs"], asked)
         leverage, figures = leverages.trace, diagnose(*known, total, leverages)
     else:
         leverage, figures = torch.full_like(tensors["score"], math.nan), undiagnosed(*known)
@@ -150,7 +176,7 @@ def left_out(
         leverage=leverage,
         diagnostics=figures,
         coverage=opened.engine.coverage.ways,
-        provenance=provenance(opened.model, _settings(problem, chosen, rounds, seed, peers)),
+        provenance=provenance(opened.model, _settings(problem, chosen, asked, peers)),
         basis=Basis.of(
             chosen,
             posterior,
@@ -162,29 +188,30 @@ def left_out(
 
 
 def _leverages(
-    problem: Problem, eigenvalues: Tensor | None, outputs: Tensor, seed: int
+    problem: Problem, eigenvalues: Tensor | None, outputs: Tensor, asked: Asked
 ) -> Leverages:
     """Of all examples where the estimator has given their eigenvalues, else of some."""
-    if eigenvalues is not None:
-        return Leverages.of_all(eigenvalues)
+    if eigenvalues is not None:  # with a step they are of rho V Lambda
+        return Leverages.of_all(eigenvalues / asked.step_size)
     kept = outputs if problem.likelihood.keeps_outputs else None
-    return sampled_leverages(problem.session, problem.posterior, kept, seed)
+    return sampled_leverages(problem.session, problem.posterior, kept, asked.sampling.seed)
 
 
-def _settings(
-    problem: Problem, estimator: str, rounds: int, seed: int, peers: Processes
-) -> dict[str, Any]:
+def _settings(problem: Problem, estimator: str, asked: Asked, peers: Processes) -> dict[str, Any]:
     """The settings that go into the result's provenance."""
-    posterior = problem.posterior
+    posterior, sampling = problem.posterior, asked.sampling
     return {
         "estimator": estimator,
-        "rounds": rounds if estimator == "iterated" else None,
+        "rounds": asked.rounds if estimator == "iterated" else None,
+        "samples": sampling.samples,
+        "expectation": sampling.expectation if sampling.samples else None,
+        "step_size": asked.step_size,
         "structure": posterior.structure,
         "posterior": dict(posterior.settings),
         "prior_precision": posterior.prior_precision,
         "likelihood": repr(problem.likelihood),
         "batch_size": problem.batches.batch_size,
-        "seed": seed,
+        "seed": sampling.seed,
         "num_data": problem.num_data,
         "ranks": peers.count,
     }

@@ -85,4 +85,4 @@ def _effect(opened: Session, other: nn.Module, batches: Batches, indices: Tensor
             }
         )
         observed.trace.release()
-    return Effect(**columns.complete())
+    return Effect(**columns.complete(), likelihood=opened.likelihood)

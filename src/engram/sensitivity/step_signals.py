@@ -11,6 +11,7 @@ where :math:`\nabla L' d` is what further training of the whole model would brin
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,7 @@ from engram.core.selection import spread
 from engram.core.state.model import outputs_at
 from engram.engine.session import Session
 from engram.posteriors.gaussian import Posterior
+from engram.sensitivity.group import Part
 
 SAMPLE = 1024  # examples of each part that are looked at: the mean of more hardly differs
 SURE = 2  # standard errors of a slope that are taken off it
@@ -61,15 +63,20 @@ class _Along:
     slope_error: float
 
 
+_NOTHING = _Along(0.0, 0.0, 0.0, 0.0)
+
+
 def step_signals(
-    opened: Session, posterior: Posterior, chosen: Tensor, weights: Tensor, delta: Named
+    opened: Session, posterior: Posterior, parts: Sequence[Part], delta: Named
 ) -> StepSignals:
-    """Signals of a step for a group, given as indices and weights [M]."""
+    """Signals of a step for a group of the training data, or of others that are put in."""
+    taken = [part for part in parts if part.opened is opened]
+    chosen = torch.cat([torch.zeros(0, dtype=torch.long), *(part.chosen for part in taken)])
     rest = remaining(opened.batches, chosen)
-    own = _along(opened, chosen, weights, delta)
+    own = _summed(_along(part, part.weights, delta) for part in parts)
     if not len(rest):
         return StepSignals(0.0)
-    others = _along(opened, rest, torch.ones(len(rest)), delta)
+    others = _along(Part(opened, rest, torch.ones(len(rest))), torch.ones(len(rest)), delta)
     known = {name: delta[name] for name in posterior.names}
     layout = posterior.layout
     flat = wide(layout.flatten(known))
@@ -79,13 +86,37 @@ def step_signals(
             float((wide(v).square() / wide(posterior.training.time[n])).sum()) * posterior.num_data
             for n, v in known.items()
         )
-    actual = others.change - (others.slope + own.slope) + pulled / 2
+    whole = len(taken) == len(parts) and all(bool((part.weights == 1).all()) for part in parts)
+    left = _NOTHING if whole else _left(opened, parts, delta)
+    slope = others.slope + left.slope + own.slope  # of all data: what is left in, and what is not
+    actual = others.change + left.change - slope + pulled / 2
     return StepSignals(
         others.change / len(rest),
         own.curvature / max(inner(known, posterior.multiply(known)), 1e-300),
         actual / min(-own.slope / 2, -1e-300),
-        _drift(posterior, own, others, flat) if bool((weights == 1).all()) else None,
+        _drift(posterior, own, others, flat) if whole else None,
     )
+
+
+def _left(opened: Session, parts: Sequence[Part], delta: Named) -> _Along:
+    """What is left in of the group's examples, and those that are put in."""
+    shares = [
+        (part, (1.0 if part.opened is opened else 0.0) - part.weights.double()) for part in parts
+    ]
+    return _summed(_along(part, share, delta) for part, share in shares if share.any())
+
+
+def _summed(found: Iterable[_Along]) -> _Along:
+    total = _NOTHING
+    for one in found:
+        error = (total.slope_error**2 + one.slope_error**2) ** 0.5
+        total = _Along(
+            total.change + one.change,
+            total.slope + one.slope,
+            total.curvature + one.curvature,
+            error,
+        )
+    return total
 
 
 def _drift(posterior: Posterior, own: _Along, others: _Along, flat: Tensor) -> float:
@@ -103,8 +134,9 @@ def remaining(batches: Batches, chosen: Tensor) -> Tensor:
     return kept.nonzero()[:, 0]
 
 
-def _along(opened: Session, indices: Tensor, weights: Tensor, delta: Named) -> _Along:
-    """Sums over all, from a sample that is spread over them."""
+def _along(part: Part, weights: Tensor, delta: Named) -> _Along:
+    """Sums over all examples of a part with weights [M], from a sample that is spread over them."""
+    opened, indices = part.opened, part.chosen
     places = spread(len(indices), SAMPLE)
     scale = len(indices) / len(places)
     weight_of = dict(zip(indices[places].tolist(), weights[places].tolist(), strict=True))

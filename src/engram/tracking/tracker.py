@@ -21,11 +21,12 @@ from engram.likelihoods import Likelihood, resolve
 from engram.posteriors.gaussian import Posterior
 from engram.problem import Opener
 from engram.sensitivity.estimators import check_estimator
+from engram.sensitivity.leave_one_out import sensitivities_again
 from engram.sensitivity.result import Result
+from engram.sensitivity.sampling import Sampling
 from engram.tracking.held_out import HeldOut, check_alone, check_given
 from engram.tracking.history import BoardWriter, History, Record
 from engram.tracking.index_check import Indexed, Indices, check_length
-from engram.tracking.sampling import Sampling, sampled_sensitivities
 from engram.tracking.saving import Resumable
 from engram.tracking.sources import SourceSettings, source_of, training_lost
 from engram.tracking.streaming import Epoch, Stream, check_streamable, ended, whole_epoch
@@ -167,9 +168,10 @@ class Tracker(Resumable):
         chosen: dict[str, Any] = {"estimator": self.estimator, "progress": False} | settings
         sampling = self.sampling.drawing(samples)
         sampling.rule(chosen["estimator"])  # complain before the posterior is made
+        chosen |= {"samples": sampling.samples, "expectation": sampling.expectation}
         try:
             posterior = self.posterior()
-            result = sampled_sensitivities(self.opener, self.model, posterior, sampling, **chosen)
+            result = sensitivities_again(self.opener, self.model, posterior, **chosen)
         except (NonFiniteError, PosteriorError) as error:
             if not training_lost(error, self.model, self.optimizer):
                 raise

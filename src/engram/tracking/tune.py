@@ -47,7 +47,7 @@ from engram.retraining.user_function import (
     training_copies,
 )
 from engram.sensitivity.estimators import check_estimator
-from engram.sensitivity.leave_one_out import left_out
+from engram.sensitivity.leave_one_out import Asked, left_out
 from engram.sensitivity.result import Result
 from engram.tracking.validation import mean_loss
 
@@ -324,4 +324,4 @@ def _estimate(
 ) -> Result:
     """Posterior and sensitivities of one trial, in one opening of the model."""
     with fit.opener.session(fit.model, batch_size, progress=False) as opened:
-        return left_out(Problem(opened, fit.posterior(opened, optimizer)), estimator)
+        return left_out(Problem(opened, fit.posterior(opened, optimizer)), Asked(estimator))

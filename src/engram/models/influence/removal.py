@@ -172,4 +172,5 @@ def _effect(fit: Fit, rows: Design, targets: Tensor, indices: Tensor, delta: Ten
     moved = outputs + rows.matrix @ delta.mT
     likelihood = Weighted(fit.likelihood, rows.weights, rows.precisions)
     without = torch.where(fit.likelihood.inside(moved), likelihood.loss(moved, targets), torch.inf)
-    return Effect(indices, outputs, moved, likelihood.loss(outputs, targets), without)
+    loss = likelihood.loss(outputs, targets)
+    return Effect(indices, outputs, moved, loss, without, fit.likelihood)
