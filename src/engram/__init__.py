@@ -33,11 +33,19 @@ from engram.retraining.result import Retraining
 from engram.retraining.retrain import retrain
 from engram.retraining.subset_truth import SubsetTruth
 from engram.sensitivity.comparison import Comparison, compare
+from engram.sensitivity.generalisation import (
+    MarginalLikelihood,
+    Sharpness,
+    marginal_likelihood,
+    sharpness,
+)
 from engram.sensitivity.groups import ClassRemovals, Removal, remove, remove_classes
 from engram.sensitivity.influence import influence
 from engram.sensitivity.label_issues import label_issues
 from engram.sensitivity.leave_one_out import sensitivities
+from engram.sensitivity.likelihood_factors import LikelihoodFactors, likelihood_factors
 from engram.sensitivity.perturbation import Perturbation, perturb
+from engram.sensitivity.posterior_without import Information, information, posterior_without
 from engram.sensitivity.result import Result
 from engram.sensitivity.scored import Scores, score
 from engram.sensitivity.variance import prediction_variance
@@ -68,12 +76,16 @@ __all__ = [
     "ClassRemovals",
     "Comparison",
     "EngramError",
+    "Information",
+    "LikelihoodFactors",
+    "MarginalLikelihood",
     "Perturbation",
     "Posterior",
     "Removal",
     "Result",
     "Retraining",
     "Scores",
+    "Sharpness",
     "SubsetTruth",
     "Tracker",
     "Training",
@@ -93,14 +105,18 @@ __all__ = [
     "families",
     "from_estimator",
     "influence",
+    "information",
     "label_issues",
     "laplace",
+    "likelihood_factors",
     "likelihoods",
     "load",
+    "marginal_likelihood",
     "models",
     "optimizers",
     "perturb",
     "posterior_of",
+    "posterior_without",
     "prediction_variance",
     "recipes",
     "record",
@@ -111,6 +127,7 @@ __all__ = [
     "retrain",
     "score",
     "sensitivities",
+    "sharpness",
     "tune",
     "verify",
 ]

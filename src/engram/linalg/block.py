@@ -21,6 +21,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from engram.core.dtypes import wide
 from engram.core.parameters import Layout, Named
 from engram.errors import PosteriorError
 from engram.linalg.cg import ApplyTo, Limits, Solution, conjugate_gradients
@@ -30,6 +31,7 @@ SMALLEST_SIDE = 64  # rows or columns of a matrix; in narrower ones there is lit
 # Tolerances that an error may have for vectors unlike the data's. Without a bound there, variances
 # of unlike inputs came out at a third; a tighter one merges less (docs/decisions.md).
 ANY_DIRECTION = 10.0
+UNIT_VECTORS = 256  # solved together for a trace, where a block has no shorter way
 LARGEST_RANK = 0.25  # terms over the shorter side of a table; more take longer than the table
 
 
@@ -126,6 +128,42 @@ class Block(ABC):
         """
         return self, 0.0
 
+    def outer_sum(self, vectors: Mapping[str, Tensor], weights: Tensor) -> Tensor:
+        """sum_j w_j v_j v_j' as far as its structure holds it, to be taken from S by :meth:`minus`.
+
+        Args:
+            vectors: [B, *shape] by name.
+            weights: w, [B].
+        """
+        raise self._holds_no_part()
+
+    def minus(self, taken: Tensor, floor: float) -> Block:
+        """S less what :meth:`outer_sum` gave.
+
+        Args:
+            taken: that, or a sum of several.
+            floor: the precision that stays in any direction in which S is known by itself.
+        """
+        raise self._holds_no_part()
+
+    def _holds_no_part(self) -> PosteriorError:
+        return PosteriorError(
+            "a precision that curvature can be taken out of",
+            f"a {type(self).__name__} over {', '.join(self.names)}",
+            'fit it with structure="full", "kronecker", "diagonal" or "last_layer"',
+        )
+
+    def trace_solve(self, other: Block) -> float:
+        """tr(S^-1 S') with the precision of another block over the same parameters."""
+        size, total = self.layout.num_params, 0.0
+        for start in range(0, size, UNIT_VECTORS):
+            count = min(UNIT_VECTORS, size - start)
+            rows = torch.zeros(count, size, dtype=torch.float64)
+            rows[torch.arange(count), start + torch.arange(count)] = 1
+            image = self.solve(other.multiply(self.layout.unflatten(rows)))
+            total += float((self.layout.flatten(image).cpu() * rows).sum())
+        return total
+
     def only_kept(self) -> Block:
         """The block with nothing that can move outside the directions in which it is exact."""
         return self
@@ -192,6 +230,23 @@ class MatrixBlock(Block):
         return self
 
     # the eigenbasis: S is diagonal there
+
+    precision: Tensor  # eigenvalues
+
+    @abstractmethod
+    def with_eigenvalues(self, precision: Tensor) -> MatrixBlock:
+        """The block with other eigenvalues in the same eigenbasis."""
+
+    def outer_sum(self, vectors: Mapping[str, Tensor], weights: Tensor) -> Tensor:
+        """Its diagonal in the eigenbasis, in the shape of the eigenvalues."""
+        turned = wide(self.coordinates({name: vectors[name] for name in self.names}))
+        return torch.tensordot(weights.to(turned), turned.square(), dims=1)
+
+    def minus(self, taken: Tensor, floor: float) -> MatrixBlock:
+        """In the eigenbasis; no eigenvalue falls below the floor, or itself where it is lower."""
+        whole = wide(self.precision)
+        left = torch.maximum(whole - taken.to(whole), whole.clamp(max=floor))
+        return self.with_eigenvalues(left.to(self.precision))
 
     @abstractmethod
     def coordinates(self, vectors: Mapping[str, Tensor]) -> Tensor:

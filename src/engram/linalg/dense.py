@@ -76,6 +76,26 @@ class DenseBlock(Block):
         """Twice the sum of the logarithms of C's diagonal."""
         return 2 * float(self.cholesky.diagonal().log().sum())
 
+    def outer_sum(self, vectors: Mapping[str, Tensor], weights: Tensor) -> Tensor:
+        """The matrix itself, [P, P]."""
+        rows = self.layout.flatten({name: vectors[name] for name in self.names})
+        rows = rows.to(self.cholesky)
+        return rows.mT @ (weights.to(rows)[:, None] * rows)
+
+    def minus(self, taken: Tensor, floor: float) -> DenseBlock:
+        """S less a matrix; PosteriorError where what is left is not positive definite."""
+        matrix = self.cholesky @ self.cholesky.mT
+        return DenseBlock.factorise(self.layout, matrix - taken.to(matrix))
+
+    def trace_solve(self, other: Block) -> float:
+        """By a triangular solve where both are matrices."""
+        if not isinstance(other, DenseBlock):
+            return super().trace_solve(other)
+        root = torch.linalg.solve_triangular(
+            self.cholesky, other.cholesky.to(self.cholesky), upper=False
+        )
+        return float(root.square().sum())
+
     def scaled(self, scale: float) -> DenseBlock:
         """The block times a number."""
         return DenseBlock(self.layout, self.cholesky * scale**0.5)

@@ -28,6 +28,7 @@ from engram.linalg.block import (
     ANY_DIRECTION,
     LARGEST_RANK,
     SMALLEST_SIDE,
+    Block,
     MatrixBlock,
     check_positive,
 )
@@ -122,6 +123,16 @@ class DiagonalBlock(MatrixBlock):
     def log_det(self) -> float:
         """The sum of the logarithms of s."""
         return float(wide(self.precision).log().sum())
+
+    def with_eigenvalues(self, precision: Tensor) -> DiagonalBlock:
+        """Another diagonal."""
+        return replace(self, precision=precision)
+
+    def trace_solve(self, other: Block) -> float:
+        """The sum of ratios where both are diagonal."""
+        if not isinstance(other, DiagonalBlock):
+            return super().trace_solve(other)
+        return float((wide(other.precision) / wide(self.precision)).sum())
 
     def scaled(self, scale: float) -> DiagonalBlock:
         """The block times a number."""

@@ -30,7 +30,7 @@ from torch import Tensor
 from engram.core.dtypes import eigh, in_double, wide
 from engram.core.parameters import Layout, Named
 from engram.core.storage.kinds import check_numbers, check_that
-from engram.linalg.block import GradientSum, MatrixBlock, check_positive
+from engram.linalg.block import Block, GradientSum, MatrixBlock, check_positive
 from engram.linalg.clustered import ClusteredSpectrum, merge, rotated
 from engram.linalg.eigenbases import Eigenbases, gain_factors
 
@@ -42,6 +42,14 @@ def _rotate(matrix: Tensor, basis: Tensor | None) -> Tensor:
     if basis.shape[0] == 1:
         return matrix @ basis[0]
     return matrix @ basis
+
+
+def _overlap(own: Tensor | None, other: Tensor | None, groups: int, size: int) -> Tensor:
+    """Squares of the inner products q_a'p_b of two bases, [G, n, n]; None is the identity."""
+    identity = torch.eye(size, dtype=torch.float64).expand(groups, size, size)
+    first = identity if own is None else in_double(own).expand(groups, size, size)
+    second = identity if other is None else in_double(other).expand(groups, size, size)
+    return (first.mT @ second.to(first)).square()
 
 
 @dataclass(frozen=True)
@@ -156,6 +164,20 @@ class KroneckerBlock(MatrixBlock):
     def log_det(self) -> float:
         """The sum of the logarithms of the eigenvalues."""
         return float(wide(self.precision).log().sum())
+
+    def with_eigenvalues(self, precision: Tensor) -> KroneckerBlock:
+        """Other eigenvalues; an input's part in them is no longer known."""
+        return KroneckerBlock(self.layout, precision, self.rows, self.columns)
+
+    def trace_solve(self, other: Block) -> float:
+        """By the squares of inner products of both sides' eigenvectors, where both have some."""
+        if not isinstance(other, KroneckerBlock) or other.precision.shape != self.precision.shape:
+            return super().trace_solve(other)
+        groups, rows, columns = self.precision.shape
+        left = _overlap(self.rows, other.rows, groups, rows)
+        right = _overlap(self.columns, other.columns, groups, columns)
+        projected = left @ in_double(other.precision) @ right.mT
+        return float((projected / in_double(self.precision)).sum())
 
     def scaled(self, scale: float) -> KroneckerBlock:
         """The block times a number; an input's part in it is no longer known."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from engram.core.arguments import positive
 from engram.core.identity.digests import joined, of_tensors
-from engram.core.parameters import Layout, Named, check_finite_weights, trainable
+from engram.core.parameters import Layout, Named, check_finite_weights, inner, trainable
 from engram.core.storage.kinds import Kind, check_that, checked, numbers, stored
 from engram.core.storage.values import ADDED_LATER, init_fields, taken_apart
 from engram.curvature.kinds import Curvature
@@ -132,6 +132,40 @@ class Posterior(Precision):
     def num_params(self) -> int:
         """P, entries of the covered parameters."""
         return sum(self.mean[name].numel() for name in self.names)
+
+    @property
+    def entropy(self) -> float:
+        r""":math:`\frac{P}{2} (1 + \log 2\pi) - \frac12 \log|S|`, in nats."""
+        return 0.5 * (self.num_params * (1 + math.log(2 * math.pi)) - self.log_det())
+
+    def kl(self, other: Posterior) -> float:
+        r"""KL(self || other) in nats, over the parameters that both cover.
+
+        .. math:: \frac12 \Bigl( \mathrm{tr}(S' S^{-1}) - P + \log|S| - \log|S'|
+            + (m' - m)^\top S' (m' - m) \Bigr)
+
+        Args:
+            other: a posterior over the same parameters with the same blocks, for instance the one
+                without some examples.
+        """
+        self._check_same_blocks(other)
+        pairs = [(block, other.block_of[block.names[0]]) for block in self.blocks]
+        trace = sum(own.trace_solve(theirs) for own, theirs in pairs)
+        step = {name: other.mean[name] - self.mean[name] for name in self.names}
+        moved = inner(step, other.multiply(step))
+        logs = self.log_det() - other.log_det()
+        return max(0.0, 0.5 * (trace - self.num_params + logs + moved))
+
+    def _check_same_blocks(self, other: Posterior) -> None:
+        def blocks(posterior: Posterior) -> set[tuple[str, ...]]:
+            return {block.names for block in posterior.blocks}
+
+        if not isinstance(other, Posterior) or blocks(self) != blocks(other):
+            raise ModelMismatchError(
+                f"another posterior over the same blocks of parameters, {self.structure}",
+                repr(other),
+                "compare posteriors of one model with one structure",
+            )
 
     def sample(self, num: int, generator: torch.Generator | None = None) -> Named:
         """Draws from the posterior, [num, *shape] per name; fixed parameters stay at the mean."""

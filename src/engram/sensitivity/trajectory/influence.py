@@ -33,7 +33,10 @@ def present_residual(observed: Observed) -> Tensor:
 
 
 def gradient_rows(
-    opened: Session, layout: Layout, residual: Residual = present_residual
+    opened: Session,
+    layout: Layout,
+    residual: Residual = present_residual,
+    chosen: Tensor | None = None,
 ) -> Iterator[Tensor]:
     """Flat per-example gradients J' e of the session's data, [b, P].
 
@@ -41,9 +44,10 @@ def gradient_rows(
         opened: the model with some data.
         layout: of the parameters.
         residual: e of a batch.
+        chosen: positions of the examples; all if not given.
     """
     names = set(layout.names)
-    for observed in opened.passes("influence"):
+    for observed in opened.passes("influence", chosen):
         given = residual(observed)
         arranged = observed.trace.arranged(given)  # no graph hangs on any of these
         for found in per_example_gradients(observed.trace.sites, arranged, names, GRADIENT_BYTES):
