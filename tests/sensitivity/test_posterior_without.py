@@ -155,7 +155,11 @@ def test_factors_and_prior_add_up_to_the_posterior() -> None:
     """The conjugate model of the paper's appendix, at a minimum."""
     model, data, _ = net("full")
     optimizer = torch.optim.LBFGS(
-        model.parameters(), max_iter=500, tolerance_grad=1e-12, line_search_fn="strong_wolfe"
+        model.parameters(),
+        max_iter=500,
+        tolerance_grad=1e-12,
+        tolerance_change=1e-16,
+        line_search_fn="strong_wolfe",
     )
 
     def objective() -> Tensor:
