@@ -15,7 +15,7 @@ from engram.core.parameters import Named, trainable
 from engram.core.state.model import outputs_at
 from engram.engine.gradient_accumulator import DiscardGradients
 from engram.engine.session import Observed, Session
-from engram.errors import NonFiniteError
+from engram.errors import LikelihoodError, NonFiniteError
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.estimators.base import Estimator, Setting
@@ -42,6 +42,7 @@ class Effect:
     @property
     def prediction_deviation(self) -> Tensor:
         """Of the predictions, sigma(f + d) - sigma(f) with the deviation d of the outputs."""
+        self._check_outputs()
         mean = self.likelihood.mean
         return mean(self.outputs_without) - mean(self.outputs)
 
@@ -53,8 +54,17 @@ class Effect:
         a group's deviation in its own predictions, :math:`\Lambda V_M e_M` with all cross terms;
         with ``estimator="paper"`` the second, without them.
         """
+        self._check_outputs()
         derivative = self.likelihood.mean_derivative(self.outputs)
         return derivative * (self.outputs_without - self.outputs)
+
+    def _check_outputs(self) -> None:
+        if not self.likelihood.keeps_outputs:
+            raise LikelihoodError(
+                "an effect with all outputs of an example",
+                f"one with {self.likelihood!r}, which keeps the losses alone",
+                "use loss_without - loss",
+            )
 
     @property
     def is_finite(self) -> bool:

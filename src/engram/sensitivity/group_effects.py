@@ -11,6 +11,7 @@ from torch import Tensor
 from engram.core.data.batches import Batch, Batches, Data
 from engram.core.parameters import Named
 from engram.engine.session import Observed, Session
+from engram.errors import LikelihoodError
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.effects import Effect, effect, effect_of
 from engram.sensitivity.group import Group, Part
@@ -93,10 +94,20 @@ def group_effects(
     """
     sampling = way.sampling
     if sampling.averages_deviations:
+        _check_outputs(opened)
         return _averaged(opened, posterior, parts, way, audiences)
     draws = sampling.draws(posterior, opened.model) if sampling.samples else None
     step = group_step(Group(opened, posterior, parts, draws), way.rule)
     return step, [audience.effect(step.delta, way.at) for audience in audiences]
+
+
+def _check_outputs(opened: Session) -> None:
+    if not opened.likelihood.keeps_outputs:
+        raise LikelihoodError(
+            "outputs of every example, whose deviations are averaged",
+            f"{opened.likelihood!r}, which keeps the losses alone",
+            'use expectation="gradient"',
+        )
 
 
 def _averaged(
