@@ -12,8 +12,8 @@ import engram
 from engram.errors import ArgumentError
 from engram.likelihoods import Categorical
 from engram.problem import Opener
-from engram.tracking.moving_average import MovingAverageCurvature
 from engram.sensitivity.sampling import weights
+from engram.tracking.moving_average import MovingAverageCurvature
 from streamed import NUM_DATA, backward, build, data
 
 DELTA = 0.7
