@@ -117,7 +117,7 @@ def test_leaving_a_class_out_equals_a_separate_training():
     assert (truth.evaluation_loss[0] - loss).abs().max() < 1e-5
 
 
-def descended(model, x, y, left_out, optimizer_of, rate, epochs, batch_size):
+def descended(model, x, y, left_out, optimizer_of, rate, epochs, batch_size, final=0.0):
     """One copy by torch's optimizer: the same batches, an example left out by a weight of 0."""
     trained = copy.deepcopy(model)
     optimizer = optimizer_of(trained.parameters())
@@ -128,7 +128,7 @@ def descended(model, x, y, left_out, optimizer_of, rate, epochs, batch_size):
     batches = [batch for order in orders for batch in order]
     for step, batch in enumerate(batches):
         for group in optimizer.param_groups:
-            group["lr"] = cosine(rate, step, len(batches))
+            group["lr"] = final + cosine(rate - final, step, len(batches))
         optimizer.zero_grad()
         losses = nn.functional.cross_entropy(trained(x[batch]), y[batch], reduction="none")
         (weights[batch] * losses).mean().backward()
@@ -159,6 +159,24 @@ def test_descent_equals_separate_trainings(name):
         assert (truth.deviation[row] - expected).abs().max() < 1e-9
     assert truth.noise_floor.repeated < 1e-12
     assert truth.noise_floor.reseeded > 0
+
+
+@pytest.mark.parametrize("final", [0.01, 0.05])
+def test_the_cosine_falls_to_the_final_rate(final):
+    model, x, y = classifier()
+    rate, recipe = 0.05, SGD(0.05, epochs=3, batch_size=10, final_learning_rate=final)
+    truth = engram.retrain(model, (x, y), [3], train=recipe, prior_precision=DELTA, progress=False)
+    given = (lambda p: torch.optim.SGD(p, rate, 0.9, weight_decay=DELTA / len(x)), rate, 3, 10)
+    baseline = descended(model, x, y, [], *given, final)
+    separate = descended(model, x, y, [3], *given, final)
+    expected = (separate(x[3:4]) - baseline(x[3:4]))[0]
+    assert (truth.deviation[0] - expected).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("final", [-0.1, 0.2, "low"])
+def test_a_final_rate_lies_below_the_first(final):
+    with pytest.raises(engram.EngramError, match="final_learning_rate from 0 to the learning"):
+        Adam(learning_rate=0.1, final_learning_rate=final)
 
 
 def closed_form(model, data):

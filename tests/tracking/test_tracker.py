@@ -148,6 +148,13 @@ def test_figures_show_the_history() -> None:
     labels = [line.get_label() for line in lines]
     assert {"training", "validation", "estimate"} <= set(labels)
     assert len(tracker.history.score_figure(groups=10).axes[0].get_lines()) == 3
+    chosen = tracker.history.score_figure(groups=4, steps=[1, 0]).axes[0].get_lines()
+    assert [line.get_label() for line in chosen] == ["step 0", "step 1"]
+    matrix = tracker.history.score_matrix()
+    sorted_by_last = matrix[0][matrix[1].argsort()].tensor_split(4)
+    assert list(chosen[0].get_ydata()) == [float(part.mean()) for part in sorted_by_last]
+    with pytest.raises(ArgumentError, match=r"steps of updates, from 0, 1, 2.*7"):
+        tracker.history.score_figure(steps=[0, 7])
 
 
 def test_bad_settings_say_what_to_do(tmp_path: Path) -> None:

@@ -139,6 +139,17 @@ def test_trainings_start_from_the_one_before_and_the_model_stays() -> None:
     assert tuning.figure().axes[0].get_xscale() == "log"
 
 
+def test_every_training_can_start_from_the_model() -> None:
+    data, starts = classification(), []
+    model = net()
+    engram.tune(model, data, by_adam(data, starts), [0.1, 1.0, 10.0], warm_start=False)
+    first = next(iter(model.parameters())).detach()
+    assert len(starts) == 3
+    assert all(torch.equal(start, first) for start in starts)
+    with pytest.raises(ArgumentError, match="warm_start"):
+        engram.tune(model, data, by_adam(data, []), [1.0], warm_start="no")
+
+
 def test_the_posterior_can_come_from_the_optimizer() -> None:
     data = classification()
     tuning = engram.tune(net(), data, by_adam(data, []), [0.1, 1.0], posterior="optimizer")

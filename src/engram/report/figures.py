@@ -7,6 +7,7 @@ then, so that nobody waits for matplotlib who draws nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pandas as pd
 import torch
@@ -15,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from engram.errors import DataError
+from engram.errors import ArgumentError, DataError
 from engram.evidence.correlation import Agreement
 from engram.evidence.verification import Verification
 from engram.report.training_page import check_updates
@@ -87,19 +88,18 @@ def _draw_losses(axes: Axes, frame: pd.DataFrame, best: float | None) -> None:
         axes.axvline(best, color=PALE, lw=0.8, ls=":")
 
 
-def score_figure(history: History, groups: int) -> Figure:
+def score_figure(history: History, groups: int, steps: Sequence[int] | None = None) -> Figure:
     """Mean score of groups of examples, sorted by the last update, at several updates."""
     check_updates(history)
-    known = [i for i, record in enumerate(history) if record.finite]
+    shown = _shown_updates(history, steps)
     matrix = history.score_matrix()
-    last = matrix[known[-1]]
+    last = matrix[shown[-1]]
     order = torch.where(last.isnan(), -1.0, last).argsort()
     figure, axes = _axes(
         "Evolution of sensitivities",
         "groups of examples, least to most sensitive at the end",
         "mean score",
     )
-    shown = sorted({known[round(i * (len(known) - 1) / 3)] for i in range(4)})
     for position, update in enumerate(shown):
         parts = matrix[update][order].tensor_split(min(groups, len(order)))
         shade = 0.25 + 0.75 * position / max(len(shown) - 1, 1)
@@ -111,6 +111,22 @@ def score_figure(history: History, groups: int) -> Figure:
         )
     _name_lines(figure)
     return figure
+
+
+def _shown_updates(history: History, steps: Sequence[int] | None) -> list[int]:
+    """Positions of the updates with these steps; of four over the training if none are given."""
+    known = {record.step: i for i, record in enumerate(history) if record.finite}
+    if steps is None:
+        all_known = list(known.values())
+        return sorted({all_known[round(i * (len(all_known) - 1) / 3)] for i in range(4)})
+    missing = [step for step in steps if step not in known]
+    if missing or not len(steps):
+        raise ArgumentError(
+            f"steps of updates, from {', '.join(str(step) for step in list(known)[:8])}",
+            ", ".join(str(step) for step in missing) or "none",
+            "choose among history.to_frame().index",
+        )
+    return sorted({known[step] for step in steps})
 
 
 def leverage_figure(history: History) -> Figure:

@@ -106,6 +106,7 @@ class SGD(Recipe):
     epochs: int = 50
     batch_size: int | None = 64
     momentum: float = 0.9
+    final_learning_rate: float = 0.0
     converges = False
 
     @property
@@ -116,6 +117,7 @@ class SGD(Recipe):
         _check_positive(self, learning_rate=self.learning_rate)
         _check_counts(self, epochs=self.epochs, batch_size=self.batch_size)
         _check_share("momentum", self.momentum)
+        _check_final(self)
 
     def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
         return _descend(self, objective, start, seed, _momentum_update(self.momentum), report)
@@ -126,9 +128,10 @@ class Adam(Recipe):
     """Adam on the mean objective, the regulariser in the gradient.
 
     Args:
-        learning_rate: at the start; it falls to zero along a cosine.
+        learning_rate: at the start; it falls along a cosine.
         epochs: passes over the data.
         batch_size: examples per step; None takes all of them.
+        final_learning_rate: that the cosine falls to.
     """
 
     learning_rate: float = 1e-3
@@ -136,6 +139,7 @@ class Adam(Recipe):
     batch_size: int | None = 64
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
+    final_learning_rate: float = 0.0
     converges = False
 
     @property
@@ -149,6 +153,7 @@ class Adam(Recipe):
             raise ArgumentError("two betas", shown(self.betas), "use betas=(0.9, 0.999)")
         for beta in self.betas:
             _check_share("beta", beta)
+        _check_final(self)
 
     def train(self, objective: Objective, start: Tensor, seed: int, report: Report) -> Trained:
         update = _adam_update(self.betas, self.epsilon)
@@ -262,6 +267,18 @@ def _check_positive(recipe: Recipe, **values: float) -> None:
         object.__setattr__(recipe, name, positive(name, value, f"check {recipe!r}"))
 
 
+def _check_final(recipe: SGD | Adam) -> None:
+    """The rate at the end is no higher than that at the start."""
+    final = recipe.final_learning_rate
+    if not is_number(final) or not 0 <= final <= recipe.learning_rate:
+        raise ArgumentError(
+            f"a final_learning_rate from 0 to the learning rate, {recipe.learning_rate:g}",
+            shown(final),
+            "use final_learning_rate=0.0",
+        )
+    object.__setattr__(recipe, "final_learning_rate", float(final))
+
+
 def _check_counts(recipe: Recipe, **values: int | None) -> None:
     """Whole numbers from 1 on, as Python's own in the recipe; no batch size says all."""
     for name, value in values.items():
@@ -329,11 +346,12 @@ def _steps(recipe: SGD | Adam, num_data: int, seed: int) -> Iterator[tuple[Tenso
     size = min(recipe.batch_size or num_data, num_data)
     generator = torch.Generator().manual_seed(seed)
     total, number = recipe.epochs * -(-num_data // size), 0
+    last, fall = recipe.final_learning_rate, recipe.learning_rate - recipe.final_learning_rate
     for _ in range(recipe.epochs):
         everything = torch.arange(num_data)
         order = everything if size == num_data else torch.randperm(num_data, generator=generator)
         for chosen in order.split(size):
-            yield chosen, 0.5 * recipe.learning_rate * (1 + math.cos(math.pi * number / total))
+            yield chosen, last + 0.5 * fall * (1 + math.cos(math.pi * number / total))
             number += 1
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,11 +155,17 @@ class History:
 
         return loss_figure(self)
 
-    def score_figure(self, groups: int = 60) -> Figure:
-        """How the sensitivities evolve: examples sorted by the last update, in groups."""
+    def score_figure(self, groups: int = 60, steps: Sequence[int] | None = None) -> Figure:
+        """How the sensitivities evolve: examples sorted by the last update, in groups.
+
+        Args:
+            groups: that the mean score is taken over.
+            steps: of the updates that are drawn, the last of them sorting the examples; four over
+                the whole training if not given.
+        """
         from engram.report.figures import score_figure
 
-        return score_figure(self, groups)
+        return score_figure(self, groups, steps)
 
     def leverage_figure(self) -> Figure:
         """Quantiles of the leverages against the step."""

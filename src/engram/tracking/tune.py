@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from engram.core.arguments import AUTO, one_of, shown
+from engram.core.arguments import AUTO, one_of, shown, truth
 from engram.core.data.batches import Data
 from engram.core.memory import backing_off
 from engram.core.parameters import check_module, trainable
@@ -133,6 +133,7 @@ def tune(
     posterior: str = "kronecker",
     estimator: str = AUTO,
     validation: Data | None = None,
+    warm_start: bool = True,
     progress: bool = True,
 ) -> Tuning:
     r"""Train at every strength of a grid and take the one with the lowest leave-one-out estimate.
@@ -140,8 +141,8 @@ def tune(
     .. math:: \hat\delta = \arg\min_\delta \tfrac{1}{N} \sum_i \ell_i(f_i + d_i)
 
     The weakest regulariser comes first, and each training starts from the weights of the one before
-    it: a net that a strong one has pressed to zero would stay there. The model that is passed stays
-    as it is. Each trial has the verdict on its estimate; it plays no part in the choice.
+    it, unless ``warm_start`` is off: a net that a strong one has pressed to zero would stay there.
+    The model that is passed stays as it is. Each trial has the verdict on its estimate; it plays no part in the choice.
 
     Args:
         model: where the first training starts.
@@ -156,6 +157,8 @@ def tune(
             optimizer that ``train`` returns.
         estimator: as in :func:`engram.sensitivities`, with the same default.
         validation: data whose loss is recorded beside the estimate; never used for the choice.
+        warm_start: start each training from the weights of the one before it; otherwise all start
+            from those of the model that is passed, as if each were the only one.
         progress: show a bar.
 
     Returns:
@@ -178,6 +181,7 @@ def tune(
     grid = _checked_grid(prior_precisions, posterior)
     _check_train(train)
     check_estimator(estimator)
+    warm_start = truth("warm_start", warm_start)
     chosen = resolve(likelihood)
     trials: list[Trial] = []
     best: tuple[Trial, nn.Module] | None = None
@@ -187,6 +191,8 @@ def tune(
         train = training_copies(train, model, private_copy(model))
         opener = Opener(data, chosen)
         for strength in progress_over(sorted(grid), "tune", progress):
+            if not warm_start:
+                learner = private_copy(model)
             start = private_copy(learner)
             watched = Watched.of(data) if steady else Watched.of()
             with torch.enable_grad():
