@@ -142,7 +142,8 @@ def tune(
 
     The weakest regulariser comes first, and each training starts from the weights of the one before
     it, unless ``warm_start`` is off: a net that a strong one has pressed to zero would stay there.
-    The model that is passed stays as it is. Each trial has the verdict on its estimate; it plays no part in the choice.
+    The model that is passed stays as it is. Each trial has the verdict on its
+    estimate; it plays no part in the choice.
 
     Args:
         model: where the first training starts.
