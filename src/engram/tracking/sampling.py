@@ -19,5 +19,5 @@ def sampled_sensitivities(
     opener: Opener, model: nn.Module, posterior: Posterior, sampling: Sampling, **settings: Any
 ) -> Result:
     """The sensitivities with the samples of a tracker; further arguments as there."""
-    drawn = {"samples": sampling.samples, "expectation": sampling.expectation}
+    drawn: dict[str, Any] = {"samples": sampling.samples, "expectation": sampling.expectation}
     return sensitivities_again(opener, model, posterior, **drawn, **settings)
