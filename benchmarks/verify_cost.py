@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 import engram
-from benchmarks.data import load
+from benchmarks.data import images
 from benchmarks.timing import environment
 
 IMAGES, BATCH, SEED = 10_000, 100, 0
@@ -55,8 +55,7 @@ def cnn() -> nn.Module:
 
 
 def trained(epochs: int) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], engram.Training]:
-    images, labels = load("fmnist", IMAGES)
-    data = images.view(-1, 1, 28, 28).float(), labels
+    data = images(IMAGES).first(IMAGES)
     torch.manual_seed(SEED)
     model = cnn()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=1e-2)

@@ -8,8 +8,10 @@ from torch import nn
 import engram
 from engram.engine.session import session
 from engram.errors import ArgumentError, ModelMismatchError, StorageError
+from engram.evidence.assess import _spent
 from engram.evidence.signals import Objective, displacement, second_steps, spectrum
 from engram.likelihoods import Gaussian
+from recorded_training import recorded
 from retraining_problems import PRIOR_PRECISION, RIDGE, ridge_problem
 from saved_folders import edit
 from trust_problems import DELTA, dense_hessian, judged, saddle, trained, untrained
@@ -137,6 +139,7 @@ def test_examples_saved_shown_and_model_unchanged(tmp_path):
         ({"sample": 2}, "a whole sample from 3 to 36"),
         ({"sample": 37}, "a whole sample from 3 to 36"),
         ({"iterations": 0}, "a whole number of iterations from 1"),
+        ({"budget": 9}, "a whole budget from 10"),
     ],
 )
 def test_bad_numbers(settings, message):
@@ -206,3 +209,28 @@ def test_damaged_assessments_are_refused(tmp_path):
     (tmp_path / "file").write_text("{}")
     with pytest.raises(StorageError, match=r"has saved.*assessment\.json.*Not a directory"):
         engram.load(tmp_path / "file")
+
+
+def test_a_budget_is_kept():
+    for budget in (10, 20, 40, 100, 260, 1000):
+        spent = _spent(budget, "auto", "auto")
+        assert spent.iterations * (spent.sample + 2) <= budget
+        assert spent.sample >= 3
+    assert _spent("auto", "auto", "auto").sample == 24
+    assert _spent(60, 10, "auto").iterations == 5
+    assert _spent("auto", "auto", 5).sample == 50
+
+
+def test_a_training_that_was_stopped_is_held_against_its_own_matrix():
+    """Gauss-Newton and training time, as in the posterior: a full one is exact, and said to be."""
+    model, data, training = recorded()
+    posterior = engram.laplace(
+        model, data, training=training, structure="full", curvature="ggn", progress=False
+    )
+    result = engram.sensitivities(model, data, posterior, progress=False)
+    found = engram.assess(model, data, result, posterior, budget=100, progress=False)
+    assert found.signals.smallest_curvature == pytest.approx(1, abs=0.05)
+    assert found.signals.largest_curvature == pytest.approx(1, abs=0.05)
+    assert found.signals.residual < 0.05
+    assert not any("minimum" in reason.remedy for reason in found.reasons)
+    assert len(found.signals.indices) == 14

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,10 +20,17 @@ from engram.posteriors.gaussian import Posterior
 from engram.problem import opened_problem
 from engram.sensitivity.result import Result, check_result
 from engram.trust import judge
-from engram.trust.thresholds import FACTOR, MEASURED_RULES, PRIOR
-from engram.trust.verdict import GOOD, UNRELIABLE, Verdict
+from engram.trust.thresholds import FACTOR, INDEFINITE, MEASURED_RULES, PRIOR
+from engram.trust.verdict import GOOD, UNRELIABLE, Rule, Verdict
 
-SAMPLE = 24  # examples by default: surer correlations against a pass over the data per iteration
+# Passes over the data: surer correlations against time. With 260 of them, 24 examples and 10 rounds
+PASSES = 260
+MOST_ITERATIONS = 10  # of conjugate gradients that such a budget has; scaled by its root
+FEWEST_ITERATIONS = 2
+OF_SPECTRUM = 2  # products a round, besides those of the sample
+FEWEST_PASSES = FEWEST_ITERATIONS * (SMALLEST_SAMPLE + OF_SPECTRUM)
+VERIFY = "Check some by engram.verify(model, data, result, train=training)."
+ENOUGH = "use budget=260, or fewer for a rougher answer"
 
 
 @backing_off
@@ -32,8 +40,9 @@ def assess(
     result: Result,
     posterior: Posterior | Any,
     *,
+    budget: int | str = AUTO,
     sample: int | str = AUTO,
-    iterations: int = 10,
+    iterations: int | str = AUTO,
     batch_size: int | str = AUTO,
     seed: int = 0,
     progress: bool = True,
@@ -50,9 +59,12 @@ def assess(
         data: its training data.
         result: from :func:`engram.sensitivities`.
         posterior: that the result was computed with.
-        sample: examples, spread evenly over the ranks of the score; ``"auto"`` is 24, or all.
-        iterations: of conjugate gradients; each costs one product with the Hessian per example of
-            the sample, about ``sample * iterations`` passes over the data in all.
+        budget: passes over the data that it may take, forward and backward through a product with
+            the Hessian each; ``"auto"`` is 260. Sample and iterations follow from it.
+        sample: examples, spread evenly over the ranks of the score, where they are not left to the
+            budget.
+        iterations: of conjugate gradients, likewise; each is one product per example of the
+            sample, and two for the spectrum.
         batch_size, seed, progress: as in :func:`engram.sensitivities`.
 
     Returns:
@@ -72,19 +84,50 @@ def assess(
         >>> assess(model, data, result, posterior).level
         'good'
     """
-    iterations = whole("number of iterations", iterations, 1, MANY, "use iterations=10")
     seed = seed_number(seed)
     check_result(result)
     with opened_problem(model, data, posterior, batch_size, progress) as problem:
         num_data, posterior = problem.num_data, problem.posterior
-        size = min(SAMPLE, num_data) if is_auto(sample) else sample
-        size = whole("sample", size, SMALLEST_SAMPLE, num_data, 'use sample="auto"')
+        if not is_auto(sample):
+            whole("sample", sample, SMALLEST_SAMPLE, num_data, 'use sample="auto"')
+        spent = _spent(budget, sample, iterations)
+        size = min(spent.sample, num_data)
         result.check_data(num_data)
         result.basis.check_posterior(posterior)
         check_outputs(result, problem.model, problem.batches)
         objective = Objective(problem.session, posterior, _prior_share(result, posterior))
-        signals = measure(objective, result, size, iterations, seed, progress)
+        signals = measure(objective, result, size, spent.iterations, seed, progress)
     return Assessment(refined_verdict(result, signals), signals)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What an assessment takes: ``iterations * (sample + 2)`` passes over the data."""
+
+    sample: int
+    iterations: int
+
+
+def _spent(budget: int | str, sample: int | str, iterations: int | str) -> Spent:
+    """Sample and iterations, as they are given or as the budget has room for.
+
+    Example:
+        >>> _spent("auto", "auto", "auto")
+        Spent(sample=24, iterations=10)
+        >>> _spent(40, "auto", "auto")
+        Spent(sample=8, iterations=4)
+    """
+    passes = PASSES if is_auto(budget) else whole("budget", budget, FEWEST_PASSES, MANY, ENOUGH)
+    if is_auto(iterations):
+        steps = round(MOST_ITERATIONS * math.sqrt(passes / PASSES))
+        rounds = min(MOST_ITERATIONS, max(FEWEST_ITERATIONS, steps))
+        if not is_auto(sample):
+            rounds = min(rounds, max(1, passes // (int(sample) + OF_SPECTRUM)))
+    else:
+        rounds = whole("number of iterations", iterations, 1, MANY, 'use iterations="auto"')
+    if not is_auto(sample):
+        return Spent(int(sample), rounds)
+    return Spent(max(SMALLEST_SAMPLE, passes // rounds - OF_SPECTRUM), rounds)
 
 
 def _prior_share(result: Result, posterior: Posterior) -> float:
@@ -129,8 +172,15 @@ def own_levels(result: Result, signals: Signals) -> Tensor:
     return levels
 
 
+def _measured_rules(result: Result) -> tuple[Rule, ...]:
+    """The rules; of a training that was stopped no minimum is asked for, and there is a check."""
+    if not result.basis.stopped:
+        return MEASURED_RULES
+    return tuple(replace(rule, remedy=VERIFY) for rule in MEASURED_RULES if rule is not INDEFINITE)
+
+
 def refined_verdict(result: Result, signals: Signals) -> Verdict:
     """The verdict from what the result carries and what was measured."""
     known = judge.signals(result) | measured(signals)
-    rules = (*judge.rules_of(result), *MEASURED_RULES)
+    rules = (*judge.rules_of(result), *_measured_rules(result))
     return judge.verdict_by(rules, known, own_levels(result, signals), result)

@@ -17,8 +17,12 @@ from torch import Tensor
 
 from engram.core.progress import Bar, progress_over
 from engram.core.storage.kinds import checked, numbers, positions
-from engram.curvature.operators import Hessian
-from engram.curvature.per_example import PerExampleHessian
+from engram.curvature.operators import GaussNewton, Hessian
+from engram.curvature.per_example import (
+    PerExampleCurvature,
+    PerExampleGaussNewton,
+    PerExampleHessian,
+)
 from engram.engine.session import Session
 from engram.evidence.correlation import agreement
 from engram.linalg.cg import Limits
@@ -37,14 +41,19 @@ class Objective:
     Args:
         opened: model, data and likelihood.
         posterior: gives S.
-        prior_share: times the posterior's delta, the delta of the training.
+        prior_share: times the posterior's delta, the delta of the training. Of a training that was
+            stopped its time counts instead, N / C, which holds the weights where they are; and
+            the Gauss-Newton matrix stands for H, which is rarely positive definite there.
     """
 
     def __init__(self, opened: Session, posterior: Posterior, prior_share: float = 1.0) -> None:
         self.opened, self.posterior = opened, posterior
         self.layout = posterior.layout
         prior = prior_share * posterior.prior_vector
-        self.hessian = Hessian(opened, self.layout, prior.to(posterior.mean[self.layout.names[0]]))
+        if posterior.training is not None:
+            prior = posterior.prior_with_time
+        kind = Hessian if posterior.training is None else GaussNewton
+        self.hessian = kind(opened, self.layout, prior.to(posterior.mean[self.layout.names[0]]))
 
     def solve(self, vectors: Tensor) -> Tensor:
         """S^-1 v for every row."""
@@ -177,7 +186,11 @@ def second_steps(objective: Objective, indices: Tensor, rounds: int, progress: b
     first = objective.solve(gradient)
     off = gradient - objective.hessian @ first
     left = _inner(off, objective.solve(off)) / _inner(gradient, first)
-    own = PerExampleHessian(opened, batch, torch.cat(targets), layout)
+    own: PerExampleCurvature
+    if objective.posterior.training is None:
+        own = PerExampleHessian(opened, batch, torch.cat(targets), layout)
+    else:
+        own = PerExampleGaussNewton(opened, opened.observe(batch), layout)
     bar = Bar(rounds, "second opinion", progress)
     limits = Limits(TOLERANCE, rounds, after_each=bar.update)
     found = solve_without(objective.posterior, own.of, gradient, limits, objective.hessian)

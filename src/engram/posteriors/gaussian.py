@@ -27,6 +27,7 @@ from engram.training.segments import NamedTraining
 # fields that the digest is taken over, besides the tensors and the likelihood
 FACTS = ("structure", "curvature", "exact", "scale", "prior_precision", "num_data", "prior_by_name")
 
+SHORTEST = 1e-30  # training time that is told from none
 SAME_PRIOR = 1e-6  # relative difference of two prior precisions that is rounding
 
 
@@ -116,6 +117,19 @@ class Posterior(Precision):
             for name, size in zip(layout.names, layout.sizes, strict=True)
         ]
         return torch.cat(parts)
+
+    @property
+    def prior_with_time(self) -> Tensor:
+        r"""delta + N / C of every entry, with the training time C where there is one, [P].
+
+        What holds the weights of a training that was stopped where they are.
+        """
+        if self.training is None:
+            return self.prior_vector
+        times = {name: self.training.time[name] for name in self.layout.names}
+        whole = {name: time.expand(self.mean[name].shape) for name, time in times.items()}
+        spent = self.layout.flatten(whole).double().cpu().clamp(min=SHORTEST)
+        return self.prior_vector + self.num_data / spent
 
     @property
     def is_dense(self) -> bool:

@@ -33,7 +33,6 @@ from engram.sensitivity.exact_steps import TOLERANCE as OWN_TOLERANCE
 from engram.sensitivity.exact_steps import own_limits, solve_without
 from engram.sensitivity.group import DOUBLE_TOLERANCE, LARGEST_ITERATION, TOLERANCE, Group
 
-SHORTEST = 1e-30  # training time that is told from none
 FEW_PRODUCTS = 5  # with the training time: more took longer and were not nearer to the truth
 OVERDRAWN = 1e-6  # negative eigenvalue of a factor over its largest: up to here it is rounding
 
@@ -122,12 +121,7 @@ def _stopped_gauss_newton(group: Group) -> Step:
     if posterior.training is None:
         return _gauss_newton(group, gradient, "")
     layout, right = group.layout, group.layout.flatten(gradient)[None]
-    times = {name: posterior.training.time[name] for name in layout.names}
-    whole = {name: time.expand(group.parameters[name].shape) for name, time in times.items()}
-    prior = posterior.prior_vector + posterior.num_data / layout.flatten(
-        whole
-    ).double().cpu().clamp(min=SHORTEST)
-    rest, examples = group.rest(prior, posterior.scale)
+    rest, examples = group.rest(posterior.prior_with_time, posterior.scale)
 
     def precondition(vectors: Tensor) -> Tensor:
         return posterior.solve_rows(vectors, layout)
