@@ -6,13 +6,14 @@ r"""``trajectory``: the difference of two trainings, with and without the exampl
 over the segments of a recorded training, each with the curvature A and the gradients at a
 checkpoint in its middle and its training time k. The residual e is that of the example's visits,
 where they were recorded. d is read out at every checkpoint and at the end; the loss without the
-example is the mean of the losses at all readouts, brought to the level of the last one: the noise
-of the last steps, which no example is to blame for, is averaged out.
+example is the geometric mean of the losses at all readouts, brought to the level of the last one:
+the noise of the last steps, which no example is to blame for, is averaged out.
 
 With full matrices the example's own curvature is taken out of A, and the loss is that at the end
-(:mod:`engram.sensitivity.trajectory.full`). Kronecker factors hold little of it, so that e is the
-present residual, as for the precision of the remaining data; letting it follow d doubles the loss
-of memorised nets (docs/decisions.md).
+(:mod:`engram.sensitivity.trajectory.full`). Kronecker factors hold little of it, and are scaled so
+that the mean leverage is that of examples which the curvature has not seen
+(:mod:`engram.sensitivity.trajectory.held_out`): A is that of the remaining data, with which e is
+the residual as the training had it. Letting it follow d as well counts the own curvature twice.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from engram.sensitivity.trajectory.stages import residual_at_visits, stages
 from engram.sensitivity.variance import DENSE_OUTPUTS
 
 STAGES = 4  # checkpoints: more cost a pass each and change little (docs/decisions.md)
+SMALLEST = 1e-6  # loss that counts as one in a geometric mean: below, readouts are rounding
 TOLD_FROM = 5000  # examples: with fewer the passes are over before the line is read
 CARRIED_BYTES = 64 * 2**20  # of displacements that are held at a time
 
@@ -104,13 +106,18 @@ def _prepared(setting: Setting) -> Setting:
 
 
 def level(readouts: Tensor) -> Tensor:
-    """The mean over readouts [N, R] of each row, times the last column's mean over all others'.
+    """The geometric mean of each row of readouts [N, R], at the mean level of the last column.
+
+    The mean itself where a loss is negative, as densities can have it.
 
     Example:
-        >>> level(torch.tensor([[1.0, 2.0], [3.0, 2.0]]))
-        tensor([1.5000, 2.5000])
+        >>> level(torch.tensor([[1.0, 1.0], [9.0, 1.0]]))
+        tensor([0.5000, 1.5000])
     """
-    mean = readouts.mean(1)
+    if bool((readouts < 0).any()):
+        mean = readouts.mean(1)
+    else:
+        mean = readouts.clamp(min=SMALLEST).log().mean(1).exp()
     fine = torch.isfinite(mean)
     return mean * (readouts[fine, -1].mean() / mean[fine].mean())
 

@@ -2,38 +2,49 @@ r"""The stages of a training: a model at each checkpoint, with the drift of its 
 
 All stages share one eigenbasis for every block, so that displacements never have to be turned from
 one into another. It comes from the Kronecker factors of all checkpoints together; the eigenvalues
-are each checkpoint's own: the mean squared gradients there, in that basis (as in EK-FAC).
+are each checkpoint's own: the mean squared gradients there, in that basis (as in EK-FAC), times the
+factor that gives them the leverage of all layers together (:mod:`.held_out`).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from engram.core.data.batches import call
-from engram.core.dtypes import eigh, wide
-from engram.core.parameters import Layout, Named
+from engram.core.dtypes import wide
+from engram.core.parameters import Named
 from engram.curvature.kfac import KroneckerFactors
 from engram.curvature.kinds import ggn_roots
-from engram.curvature.moments import OuterMoments, SquareMoments
+from engram.curvature.moments import SquareMoments
 from engram.engine.displacements import Drift, Drifts
 from engram.engine.dropout import dropping
 from engram.engine.session import Observed, Session
 from engram.likelihoods import Likelihood
 from engram.linalg.block import MatrixBlock
 from engram.linalg.diagonal import DiagonalBlock
-from engram.linalg.kronecker import KroneckerBlock
 from engram.linalg.precision import Precision
+from engram.sensitivity.trajectory.held_out import (
+    FEWEST_HELD,
+    HELD_OUT,
+    Gradients,
+    curvature_scale,
+    examples_held,
+    gram_of,
+    held_out_leverage,
+)
 from engram.training.segments import NamedTraining, Segment
+
+BlockNames = tuple[str, ...]
 
 FIT_PASSES = 1.0  # over the data, all checkpoints together, that curvature is measured with, twice
 FEWEST_EXAMPLES = 500  # at each checkpoint, where there are so many: fewer make noisy eigenvalues
-EXACT_GRADIENTS = 5000  # of all outputs at a checkpoint, up to which no labels are sampled
-LARGEST_MATRIX = 1500  # entries of a weight whose own matrix is taken: a second each
+EXACT_GRADIENTS = 1000  # of all outputs at a checkpoint, up to which no labels are sampled
 FIXED_PRIOR = 1.0  # of factors that only give a basis: any positive number
 SHORTEST = 1e-12  # training time of an entry: one that never had a step moves nowhere
 STATISTICS_BATCHES = 20  # that BatchNorm's statistics are estimated from, where none were recorded
@@ -62,6 +73,7 @@ class Stage:
         bases: of all drifts.
         first_half: the drift from the segment's start to its checkpoint.
         whole: over the whole segment.
+        scale: that the factors' curvature was multiplied by.
     """
 
     session: Session
@@ -69,6 +81,7 @@ class Stage:
     bases: Bases = field(repr=False)
     first_half: Drifts = field(repr=False)
     whole: Drifts = field(repr=False)
+    scale: float = 1.0
 
     def filtered(self, vectors: Named) -> Named:
         """(1 - exp(-k A)) / (A N) v of the whole segment, for vectors by name, [..., *shape]."""
@@ -115,8 +128,7 @@ def at_checkpoint(opened: Session, segment: Segment) -> Session:
         for name, value in (checkpoint.weights | checkpoint.buffers).items():
             places[name].copy_(value)
     session = replace(opened, engine=opened.engine.moved_to(model))
-    if not checkpoint.has_buffers:
-        estimate_statistics(session)
+    estimate_statistics(session)
     return session
 
 
@@ -169,9 +181,7 @@ def _parts(opened: Session, count: int, seed: int) -> list[Tensor]:
     return [repeated[size * k : size * (k + 1)].sort().values for k in range(count)]
 
 
-def _observed(
-    session: Session, part: Tensor, seed: int
-) -> Iterator[tuple[Observed, list[list[Tensor | None]]]]:
+def _observed(session: Session, part: Tensor, seed: int) -> Iterator[Gradients]:
     """Batches with the gradients of the roots of the Gauss-Newton matrix, or of sampled labels.
 
     The whole matrix takes a backward pass for every output, and with many examples makes no
@@ -192,27 +202,17 @@ def _observed(
 def _bases(
     sessions: Sequence[Session], parts: Sequence[Tensor], fixed: set[str], seed: int
 ) -> Bases:
-    """Eigenbases from all checkpoints together.
-
-    Small weights that act at many positions have the eigenvectors of their own Gauss-Newton matrix,
-    where Kronecker factors are furthest from it; others those of their factors; the rest none.
-    """
+    """Eigenbases of Kronecker factors from all checkpoints together; other weights have none."""
     parameters = sessions[-1].engine.parameters
-    factors, whole = KroneckerFactors(fixed), dict[str, OuterMoments]()
+    factors = KroneckerFactors(fixed)
     for session, part in zip(sessions, parts, strict=True):
         for observed, gradients in _observed(session, part, seed):
-            whole = whole or _whole_matrices(observed, fixed)
             factors.update_columns(observed.trace)
-            for moments in whole.values():
-                moments.update(observed.trace, gradients)
             for one in gradients:
                 factors.update_rows(observed.trace, one)
     factors.drop_unused()
-    blocks: list[MatrixBlock] = [_whole_block(m, parameters) for m in whole.values()]
     dtype = next(iter(parameters.values())).dtype
-    for factor in factors.layers.values():
-        if not whole.keys() & set(factor.layout.names):
-            blocks.append(factor.block(FIXED_PRIOR, dtype))
+    blocks: list[MatrixBlock] = [f.block(FIXED_PRIOR, dtype) for f in factors.layers.values()]
     covered = {name for block in blocks for name in block.names} | fixed
     rest = {n: p.detach() for n, p in parameters.items() if n not in covered}
     blocks += [DiagonalBlock.of(name, torch.ones_like(p)) for name, p in rest.items()]
@@ -220,45 +220,71 @@ def _bases(
     return Bases(tuple(blocks), counts)
 
 
-def _whole_matrices(observed: Observed, fixed: set[str]) -> dict[str, OuterMoments]:
-    """Empty sums for the small weights of layers that act at several positions."""
-    found = {}
-    for site in observed.trace.sites:
-        rule, name = site.rule.as_matrix, site.roles.get("weight", "")
-        if rule is None or name in fixed or not name or rule.is_rank_one(site.call):
-            continue
-        shape = site.call.shapes["weight"]
-        if shape.numel() <= LARGEST_MATRIX:
-            found[name] = OuterMoments(Layout((name,), (shape,)), observed.outputs.device)
-    return found
-
-
-def _whole_block(moments: OuterMoments, parameters: Mapping[str, Tensor]) -> MatrixBlock:
-    """A weight as one row, in the eigenbasis of its matrix."""
-    values, vectors = eigh(moments.matrix)
-    dtype = parameters[moments.layout.names[0]].dtype
-    precision = (values.clamp(min=0) + FIXED_PRIOR).to(dtype)
-    return KroneckerBlock(moments.layout, precision[None, None], columns=vectors[None].to(dtype))
-
-
 def _stage(session: Session, segment: Segment, bases: Bases, part: Tensor, seed: int) -> Stage:
-    moments = SquareMoments(bases.blocks)
-    names = set(bases.block_of)
-    for observed, gradients in _observed(session, part, seed):
-        for one in gradients:
-            moments.update(observed.trace, one, names)
     number, dtype = session.batches.num_data, next(session.model.parameters()).dtype
-    first_half: dict[tuple[str, ...], Drift] = {}
-    whole: dict[tuple[str, ...], Drift] = {}
+    squares = _squares(_observed(session, part, seed), bases)
+    curvatures, rates, priors = {}, {}, {}
     for block in bases.blocks:
-        rate, prior = _rates(segment, block)
-        squares = wide(moments.of_block(block))
+        own = squares[block.names] / len(part)
         if block.names[0] in bases.counts:
-            squares = _by_tokens(squares, bases.counts[block.names[0]], len(part) / number)
-        curvature = squares / len(part) + prior
-        for drift, share in ((first_half, 0.5), (whole, 1.0)):
-            drift[block.names] = Drift.over(share / rate, curvature, number).to(dtype)
-    return Stage(session, segment, bases, first_half, whole)
+            own = _by_tokens(own, bases.counts[block.names[0]], len(part) / number)
+        curvatures[block.names] = own
+        rates[block.names], priors[block.names] = _rates(segment, block)
+    scale = _scale(session, segment, bases, curvatures, part, seed)
+    halves = []
+    for share in (0.5, 1.0):
+        drifts = {}
+        for names, curvature in curvatures.items():
+            whole = scale * curvature + priors[names]
+            drifts[names] = Drift.over(share / rates[names], whole, number).to(dtype)
+        halves.append(drifts)
+    return Stage(session, segment, bases, *halves, scale=scale)
+
+
+def _squares(observed: Iterable[Gradients], bases: Bases) -> dict[BlockNames, Tensor]:
+    """Sums of squared gradients in the eigenbases."""
+    moments, names = SquareMoments(bases.blocks), set(bases.block_of)
+    for batch, gradients in observed:
+        for one in gradients:
+            moments.update(batch.trace, one, names)
+    return {block.names: wide(moments.of_block(block)) for block in bases.blocks}
+
+
+def _scale(
+    session: Session,
+    segment: Segment,
+    bases: Bases,
+    curvatures: Mapping[BlockNames, Tensor],
+    part: Tensor,
+    seed: int,
+) -> float:
+    """The factor of the curvature with which the mean leverage is that of all layers together.
+
+    1 where the gradients of too few examples fit into memory.
+    """
+    parameters, number = session.engine.parameters, session.batches.num_data
+    times = {
+        name: segment.time[name].clamp(min=SHORTEST).expand(parameters[name].shape)
+        for name in bases.block_of
+    }
+    count = min(examples_held(sum(time.numel() for time in times.values())), len(part))
+    if count < FEWEST_HELD:
+        return 1.0
+    out = count // HELD_OUT
+    order = part[torch.randperm(len(part), generator=torch.Generator().manual_seed(seed))[:count]]
+    seen, held = order[out:].sort().values, order[:out].sort().values
+    gram = gram_of(
+        itertools.chain(_observed(session, seen, seed), _observed(session, held, seed)), times
+    )
+    energies, rates = [], []
+    for block, own in zip(
+        bases.blocks, _squares(_observed(session, held, seed), bases).values(), strict=True
+    ):
+        rate, _ = _rates(segment, block)
+        energies.append((own / out / rate).flatten())
+        rates.append((curvatures[block.names] / rate).flatten())
+    wanted = held_out_leverage(gram, out, number, seed)
+    return curvature_scale(torch.cat(rates), torch.cat(energies), wanted)
 
 
 def _by_tokens(squares: Tensor, counts: Tensor, share: float) -> Tensor:

@@ -1,0 +1,108 @@
+"""Leverages of held-out examples against dense filters, and the factor of the curvature."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import engram
+from engram.core.parameters import Named
+from engram.engine.session import session
+from engram.sensitivity.trajectory.held_out import (
+    curvature_scale,
+    followed,
+    gram_of,
+    held_out_leverage,
+)
+from engram.sensitivity.trajectory.stages import _observed, stages
+from engram.training.training import Training
+
+
+def filtered(curvature: Tensor) -> Tensor:
+    """(1 - e^-A) / A of a dense matrix."""
+    values, vectors = torch.linalg.eigh(curvature)
+    safe = values.clamp(min=1e-12)
+    return vectors @ (-torch.expm1(-safe) / safe).diag() @ vectors.mT
+
+
+@pytest.mark.parametrize("roots", [1, 3])
+def test_leverages_are_those_of_the_dense_filter(roots: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(40, roots, 6, dtype=torch.float64, generator=generator)
+    flat = rows.flatten(0, 1)
+    gram = (flat @ flat.mT).reshape(40, roots, 40, roots)
+    seen, held = rows[:30], rows[30:]
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
+    found = []
+    for size in (7, 15, 30):
+        part = seen[order[:size]].flatten(0, 1)
+        dense = filtered(part.mT @ part / size)
+        found.append(float(sum(g @ dense @ g for g in held.flatten(0, 1))) / 10)
+    wanted = followed(found, torch.log2(torch.tensor(100 / 30)).item())
+    assert held_out_leverage(gram, 10, 100, seed=0) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_learning_curve_that_has_ended_goes_on_so() -> None:
+    assert followed([3.0, 2.0, 2.0], 5.0) == pytest.approx(2.0)
+    assert followed([5.0, 5.0, 5.0], 5.0) == pytest.approx(5.0)
+    assert followed([8.0, 4.0, 2.0 * 2**0.5], 60.0) == pytest.approx(2.0, rel=1e-3)
+
+
+def test_the_scale_gives_the_leverage_that_is_wanted() -> None:
+    rates, energies = torch.rand(20).double() * 5, torch.rand(20).double()
+    scale = curvature_scale(rates, energies, 3.0)
+    reached = (energies * -torch.expm1(-scale * rates) / (scale * rates)).sum()
+    assert float(reached) == pytest.approx(3.0, rel=1e-6)
+
+
+class Repeated(nn.Module):
+    """A linear model whose weight is the sum of several, in as many layers."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 2, bias=False) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([layer(x) for layer in self.layers]).sum(0)
+
+
+def trained(layers: int, steps: int) -> tuple[nn.Module, tuple[Tensor, Tensor], Training]:
+    torch.manual_seed(0)
+    model = Repeated(layers).double()
+    inputs = torch.randn(300, 4).double()
+    targets = inputs @ torch.randn(4, 2).double() + torch.randn(300, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    training = engram.record(optimizer, model)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (0.5 * (model(inputs) - targets).square().sum(1)).mean().backward()
+        optimizer.step()
+    return model, (inputs, targets), training
+
+
+@pytest.mark.parametrize("layers", [1, 6])
+def test_layers_that_move_the_same_outputs_share_their_curvature(layers: int) -> None:
+    """L equal layers are one whose weight has L times the training time: kA is L times as large."""
+    model, data, training = trained(layers, steps=400)
+    with session(model, data, "gaussian", progress=False) as opened:
+        walk = stages(opened, training.of(model), 2, seed=0)
+    for stage in walk:
+        assert stage.scale == pytest.approx(layers, rel=0.15)
+
+
+def test_products_of_gradients_with_the_root_of_their_times() -> None:
+    model, data, training = trained(2, steps=20)
+    named = training.of(model)
+    times: Named = {name: torch.rand(2, 4).double() for name in named.time}
+    part = torch.arange(0, 300, 30)
+    with session(model, data, "gaussian", progress=False) as opened:
+        gram = gram_of(_observed(opened, part, 0), times)
+    inputs = data[0][part]
+    # roots of the identity: the gradient of output r is x in row r
+    wanted = torch.zeros(10, 2, 10, 2, dtype=torch.float64)
+    for time in times.values():
+        for r in range(2):
+            own = inputs * time[r].sqrt()
+            wanted[:, r, :, r] += own @ own.mT
+    torch.testing.assert_close(gram.abs(), wanted.abs(), rtol=1e-8, atol=1e-10)
