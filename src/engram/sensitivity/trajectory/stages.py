@@ -231,14 +231,16 @@ def _stage(session: Session, segment: Segment, bases: Bases, part: Tensor, seed:
         curvatures[block.names] = own
         rates[block.names], priors[block.names] = _rates(segment, block)
     scale = _scale(session, segment, bases, curvatures, part, seed)
-    halves = []
-    for share in (0.5, 1.0):
-        drifts = {}
-        for names, curvature in curvatures.items():
-            whole = scale * curvature + priors[names]
-            drifts[names] = Drift.over(share / rates[names], whole, number).to(dtype)
-        halves.append(drifts)
-    return Stage(session, segment, bases, *halves, scale=scale)
+
+    def over(share: float) -> Drifts:
+        return {
+            names: Drift.over(share / rates[names], scale * curvature + priors[names], number).to(
+                dtype
+            )
+            for names, curvature in curvatures.items()
+        }
+
+    return Stage(session, segment, bases, over(0.5), over(1.0), scale)
 
 
 def _squares(observed: Iterable[Gradients], bases: Bases) -> dict[BlockNames, Tensor]:
