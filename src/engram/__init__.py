@@ -44,6 +44,7 @@ from engram.sensitivity.influence import influence
 from engram.sensitivity.label_issues import label_issues
 from engram.sensitivity.leave_one_out import sensitivities
 from engram.sensitivity.likelihood_factors import LikelihoodFactors, likelihood_factors
+from engram.sensitivity.loss_covariances import LossCovariances, loss_covariances
 from engram.sensitivity.perturbation import Perturbation, perturb
 from engram.sensitivity.posterior_without import Information, information, posterior_without
 from engram.sensitivity.result import Result
@@ -78,6 +79,7 @@ __all__ = [
     "EngramError",
     "Information",
     "LikelihoodFactors",
+    "LossCovariances",
     "MarginalLikelihood",
     "Perturbation",
     "Posterior",
@@ -111,6 +113,7 @@ __all__ = [
     "likelihood_factors",
     "likelihoods",
     "load",
+    "loss_covariances",
     "marginal_likelihood",
     "models",
     "optimizers",

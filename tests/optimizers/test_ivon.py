@@ -177,3 +177,41 @@ def test_the_other_traps_that_the_docs_name_are_there() -> None:
         backward(model)
     fresh.step()
     assert model[0].weight.norm() < before.norm()
+
+
+def test_without_its_corrections_it_is_the_printed_update() -> None:
+    """The paper's iBLR, in the notation of its appendix, from the draws that IVON made."""
+    model = network()
+    rate, beta1, beta2, delta, initial = 0.05, 0.9, 0.9, 0.2, 0.5
+    optimizer = ivon.IVON(
+        model.parameters(),
+        lr=rate,
+        ess=NUM_DATA,
+        hess_init=initial,
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=delta,
+        debias=False,
+        rescale_lr=False,
+    )
+    m = torch.cat([p.detach().flatten() for p in model.parameters()])
+    g, h = torch.zeros_like(m), torch.full_like(m, initial)
+    torch.manual_seed(3)
+    for _ in range(6):
+        with sampled(optimizer):
+            backward(model)
+            theta = torch.cat([p.detach().flatten() for p in model.parameters()])
+            slope = torch.cat([p.grad.flatten() for p in model.parameters()])
+        optimizer.step()
+        variance = 1 / (NUM_DATA * (h + delta))
+        curve = slope * (theta - m) / variance
+        g = beta1 * g + (1 - beta1) * slope
+        h = (
+            beta2 * h
+            + (1 - beta2) * curve
+            + 0.5 * (1 - beta2) ** 2 * (h - curve).square() / (h + delta)
+        )
+        m = m - rate * (g + delta * m) / (h + delta)
+        found = torch.cat([p.detach().flatten() for p in model.parameters()])
+        torch.testing.assert_close(found, m, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(optimizer.param_groups[0]["hess"], h, rtol=1e-4, atol=1e-6)

@@ -7,7 +7,13 @@ its ``structure`` and default curvature in ``newton`` or ``von``, its equation a
 name it here. ``ivon`` guards the one that another package has.
 """
 
-from engram.optimizers.curvatures import GaussNewton, Hessian, Hutchinson, Reparameterised
+from engram.optimizers.curvatures import (
+    GaussNewton,
+    Hessian,
+    Hutchinson,
+    Reparameterised,
+    ScoreFunction,
+)
 from engram.optimizers.newton import DiagonalOnlineNewton, Newton, OnlineNewton
 from engram.optimizers.von import VON, DiagonalVON
 
@@ -21,4 +27,5 @@ __all__ = [
     "Newton",
     "OnlineNewton",
     "Reparameterised",
+    "ScoreFunction",
 ]

@@ -26,7 +26,7 @@ from engram.core.parameters import Layout
 from engram.core.state.process import plain_attention
 from engram.errors import ArgumentError
 from engram.linalg.block import Block
-from engram.optimizers.curvatures import CurvatureSource, Draw, Measured
+from engram.optimizers.curvatures import CurvatureSource, Draw, Measured, loss_value
 from engram.optimizers.structures import FLAT, SHARED, Structure
 
 Closure = Callable[[], Any]
@@ -115,8 +115,12 @@ class BayesianOptimizer(Optimizer, ABC):
         """Loss, gradient and curvature wherever the closure is run; the weights come back."""
         mean = torch.cat([p.detach().flatten() for p in parameters])
 
+        baseline = None
+        if self.num_samples and getattr(self.curvature, "needs_baseline", False):
+            baseline = loss_value(called(closure))
+
         def measured(offset: Tensor | None) -> Measured:
-            draw = Draw(generator, offset, precision)
+            draw = Draw(generator, offset, precision, baseline)
             return self.structure.measure(self.curvature, called(closure), parameters, draw)
 
         if not self.num_samples:

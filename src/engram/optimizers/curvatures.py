@@ -35,11 +35,13 @@ class Draw:
         generator: of the optimizer.
         offset: theta - m, [P]; None at the mean.
         precision: S of the distribution that theta was drawn from.
+        baseline: the loss at the mean, where the curvature asks for it.
     """
 
     generator: torch.Generator
     offset: Tensor | None
     precision: Tensor
+    baseline: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -87,10 +89,28 @@ CurvatureSource = MatrixCurvature | DiagonalCurvature
 class Hessian:
     """The exact Hessian, row by row; the closure returns the mean loss.
 
-    It need not be positive definite away from a minimum.
+    It need not be positive definite away from a minimum. A diagonal optimizer takes its exact
+    diagonal, which costs as many backward passes as there are parameters: for small models, and to
+    judge :class:`Hutchinson` by.
     """
 
     kind: ClassVar[Curvature] = Curvature.HESSIAN
+
+    def diagonal(self, returned: Any, parameters: Parameters, draw: Draw) -> Measured:
+        """Gradient and the exact diagonal of the Hessian of the mean loss."""
+        loss = mean_loss(returned)
+        gradient = curved_gradient(loss, parameters)
+        entries = torch.zeros_like(gradient, requires_grad=False)
+        if gradient.requires_grad:
+            for start in range(0, len(gradient), ROWS_AT_ONCE):
+                count = min(ROWS_AT_ONCE, len(gradient) - start)
+                unit = gradient.new_zeros(count, len(gradient))
+                places = torch.arange(count, device=unit.device)
+                unit[places, start + places] = 1
+                found = many_gradients([gradient], parameters, [unit], count)
+                rows = torch.cat([g.reshape(count, -1) for g in found], dim=1)
+                entries[start : start + count] = rows[places, start + places]
+        return Measured(loss.detach(), gradient.detach(), entries)
 
     def matrix(self, returned: Any, parameters: Parameters, draw: Draw) -> Measured:
         """Gradient and Hessian of the mean loss."""
@@ -214,6 +234,47 @@ class Reparameterised:
         return Measured(loss.detach(), gradient, gradient * draw.precision * draw.offset)
 
 
+@dataclass(frozen=True)
+class ScoreFunction:
+    r"""Gradient and curvature from values of the loss alone, for losses without derivatives.
+
+    .. math:: \nabla_m E_q[\ell] = E_q[(\ell - b)\, u], \qquad
+        2 \nabla_\Sigma E_q[\ell] = E_q[(\ell - b)(u u' - S)], \qquad u = S(\theta - m)
+
+    the derivative outside of the expectation, with the loss at the mean as the baseline b. For
+    :class:`engram.optimizers.VON` and :class:`engram.optimizers.DiagonalVON`. Its noise grows with
+    the number of parameters: take many samples, a small ``lr`` and a smaller ``precision_lr``. The
+    closure returns the mean loss, which need not have a graph.
+    """
+
+    kind: ClassVar[Curvature] = Curvature.HESSIAN
+    needs_baseline: ClassVar[bool] = True
+
+    def matrix(self, returned: Any, parameters: Parameters, draw: Draw) -> Measured:
+        """Gradient and curvature [P, P] of the expected loss, from one sample."""
+        excess, offset, loss = self._excess(returned, draw)
+        pull = draw.precision @ offset
+        curvature = excess * (torch.outer(pull, pull) - draw.precision)
+        return Measured(loss, (excess * pull).to(loss), curvature)
+
+    def diagonal(self, returned: Any, parameters: Parameters, draw: Draw) -> Measured:
+        """The same with a diagonal precision, [P]."""
+        excess, offset, loss = self._excess(returned, draw)
+        pull = draw.precision * offset
+        return Measured(loss, (excess * pull).to(loss), excess * (pull.square() - draw.precision))
+
+    def _excess(self, returned: Any, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss less baseline, theta - m, and the loss."""
+        if draw.offset is None or draw.baseline is None:
+            raise ArgumentError(
+                "an optimizer that draws samples, with ScoreFunction()",
+                "one that stays at the mean",
+                "use VON or DiagonalVON",
+            )
+        loss = loss_value(returned)
+        return (loss - draw.baseline).to(draw.precision), draw.offset, loss
+
+
 def signs(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Random +1 and -1."""
     return 2.0 * torch.randint(2, tuple(shape), generator=generator) - 1.0
@@ -223,8 +284,18 @@ def _check_probes(probes: int) -> None:
     whole("number of probes", probes, 1, MANY, remedy="use probes=1 or more")
 
 
+def loss_value(returned: Any) -> Tensor:
+    """The scalar loss that a closure returned, which needs no graph, without one."""
+    found = torch.as_tensor(returned) if isinstance(returned, float | int) else returned
+    return _finite(_one_number(found)).detach()
+
+
 def mean_loss(returned: Any) -> Tensor:
     """The scalar loss that a closure returned."""
+    return _checked(_one_number(returned))
+
+
+def _one_number(returned: Any) -> Tensor:
     if not isinstance(returned, Tensor) or returned.numel() != 1:
         got = type(returned).__name__
         if isinstance(returned, Tensor):
@@ -234,7 +305,7 @@ def mean_loss(returned: Any) -> Tensor:
             got,
             "return the loss; (outputs, targets) are for curvature=GaussNewton(likelihood)",
         )
-    return _checked(returned.reshape(()))
+    return returned.reshape(())
 
 
 def outputs_and_targets(returned: Any, likelihood: Likelihood) -> tuple[Tensor, Tensor, Tensor]:
@@ -265,6 +336,10 @@ def _checked(loss: Tensor) -> Tensor:
             "one without a graph",
             "return the loss itself: no .item(), no detach(), no torch.no_grad()",
         )
+    return _finite(loss)
+
+
+def _finite(loss: Tensor) -> Tensor:
     if not torch.isfinite(loss):
         raise NonFiniteError(
             "a finite loss",

@@ -138,8 +138,9 @@ class DiagonalOnlineNewton(_Online):
         prior_precision: delta of the regulariser delta/2 |theta|^2 on the sum of the losses.
         lr: rho, the step size of the mean.
         precision_lr: rho_S, the step size of the precision; the paper has both equal.
-        curvature: ``Hutchinson(probes)`` or ``GaussNewton(likelihood, probes)``; the first may
-            turn negative far from a minimum, which is an error, the second cannot.
+        curvature: ``Hutchinson(probes)``, ``Hessian()`` for the exact diagonal at as many backward
+            passes as there are parameters, or ``GaussNewton(likelihood, probes)``; the first two
+            may turn negative far from a minimum, which is an error, the last cannot.
         initial_precision: s_0; N + delta if not given.
         seed: of the probes.
 

@@ -159,7 +159,8 @@ class Diagonal(Structure):
             raise ArgumentError(
                 "a curvature with a diagonal",
                 repr(curvature),
-                "use Hutchinson(), GaussNewton() or, with DiagonalVON, Reparameterised()",
+                "use Hutchinson(), Hessian(), GaussNewton() or, with DiagonalVON, "
+                "Reparameterised() or ScoreFunction()",
             )
 
     def check_size(self, parameters: Parameters) -> None:

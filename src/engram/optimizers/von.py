@@ -51,7 +51,8 @@ class VON(_Variational):
         prior_precision: delta of the regulariser delta/2 |theta|^2 on the sum of the losses.
         lr: rho, the step size of the mean.
         precision_lr: rho_S, the step size of the precision.
-        curvature: ``Hessian()`` or ``GaussNewton(likelihood)``.
+        curvature: ``Hessian()``, ``GaussNewton(likelihood)``, or ``ScoreFunction()`` for losses
+            without derivatives.
         initial_precision: S_0 as a multiple of the identity; N + delta if not given.
         samples: draws from q a step.
         seed: of the draws.
@@ -92,8 +93,9 @@ class DiagonalVON(_Variational):
         prior_precision: delta of the regulariser delta/2 |theta|^2 on the sum of the losses.
         lr: rho, the step size of the mean.
         precision_lr: rho_S, the step size of the precision.
-        curvature: ``Hutchinson(probes)``, ``GaussNewton(likelihood, probes)`` or
-            ``Reparameterised()``; with the first and the last a precision may turn negative,
+        curvature: ``Hutchinson(probes)``, ``Hessian()``, ``GaussNewton(likelihood, probes)``,
+            ``Reparameterised()``, also for losses with kinks, or ``ScoreFunction()``, for losses
+            without derivatives; with all but the Gauss-Newton matrix a precision may turn negative,
             which is an error.
         initial_precision: s_0; N + delta if not given.
         samples: draws from q a step.
