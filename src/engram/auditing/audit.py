@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +17,21 @@ from engram.auditing.columns import Wanted
 from engram.auditing.duplicates import find_duplicates, without_copies
 from engram.auditing.estimating import estimated
 from engram.auditing.examples import Examples
-from engram.auditing.fitting import Fit, Schedule, fit
-from engram.auditing.group_effects import COLUMNS, Trained, group_effects
-from engram.auditing.issues import issue_table, label_losses
-from engram.auditing.label_noise import LabelNoise, label_noise
+from engram.auditing.fitting import Fit, Schedule
+from engram.auditing.group_effects import Trained, group_effects, no_groups
+from engram.auditing.issues import Judged, issue_table, judged
 from engram.auditing.outcome import Audit, Findings, shown_of
+from engram.auditing.own_model import Own
 from engram.auditing.provenance import provenance
 from engram.auditing.readers import read_examples
+from engram.auditing.run_lock import RunInProgress, in_progress
 from engram.auditing.stock import stock_of
+from engram.auditing.stock.base import Stock
 from engram.auditing.tasks import Classes
 from engram.core.arguments import AUTO, path_of, seed_number, truth, whole
+from engram.core.identity.digests import bytes_of, joined
 from engram.core.state.process import kept_surroundings
 from engram.errors import DataError
-from engram.sensitivity.result import Result
-from engram.training.memorisation import memorisation, prequential
 
 
 def audit(
@@ -43,6 +46,9 @@ def audit(
     test: Any = None,
     task: str = AUTO,
     sample: int | None = None,
+    model: str | Callable[..., Any] | None = None,
+    weights: str | Path | None = None,
+    train: str | Callable[..., Any] | None = None,
     epochs: int | None = None,
     optimizer: str = "adamw",
     seed: int = 0,
@@ -51,13 +57,15 @@ def audit(
 ) -> Audit:
     """Which labels look wrong, what a model leans on, and how well it will do on unseen data.
 
-    A stock model is trained on the data, its training recorded, and every example left out by the
-    memory-perturbation equation, near copies together.
+    A stock model is trained on the data, or your own, its training recorded, and every example left
+    out by the memory-perturbation equation, near copies together.
 
     Args:
-        data: a file (CSV, TSV, Parquet, JSON lines, npz), a folder, a ``DataFrame``, or a tuple of
-            inputs and labels.
-        output: folder of the run, with a table, arrays and a page; nothing is written without one.
+        data: a file (CSV, TSV, Parquet, JSON lines, npz, lines of label and text), a folder (of
+            images by class, or a data set in Arrow files), a ``DataFrame``, or a tuple of inputs
+            and labels.
+        output: folder of the run, with a table, arrays and a page. After Ctrl-C or a kill the same
+            call goes on. Without one nothing is written.
         label: the label column, or several 0/1 columns of a multi-label task.
         text, image: the column to predict from, where it is text or names image files.
         group_by: column (source, annotator, day) by whose values examples are left out together.
@@ -65,6 +73,11 @@ def audit(
         test: further data of the same form; effects of groups are then seen on it.
         task: ``classes`` or ``regression``, where the label column does not say.
         sample: most examples to read, drawn at random.
+        model: your own model in place of the stock one, a function or ``package.module:function``;
+            called with the examples where it takes an argument, it returns the module.
+        weights: file with the model's weights, which is then not trained.
+        train: your own training, called with the model and (inputs, targets); it may return the
+            record of :func:`engram.record`, or its optimizer.
         epochs: of the training; without it as many as our own estimate, or the recipe, asks for.
         optimizer: ``adamw``, ``adam`` or ``sgd``.
         seed: of first weights, order and draws.
@@ -83,27 +96,36 @@ def audit(
         >>> int(found.issues["label_score"].idxmin())
         7
     """
-    wanted = Wanted(label, text, image, group_by, id, task, sample, seed_number(seed))
-    schedule = Schedule(None if epochs is None else whole("epochs", epochs), optimizer, seed)
-    minimal, progress = truth("minimal", minimal), truth("progress", progress)
-    settings = {
-        "data": str(data) if isinstance(data, str | Path) else type(data).__name__,
-        **{name: getattr(wanted, name) for name in ("label", "text", "image", "group_by", "id")},
-        "test": str(test) if isinstance(test, str | Path) else None,
-        "task": task,
-        "sample": sample,
-        "epochs": epochs,
-        "optimizer": optimizer,
-        "seed": seed,
-        "minimal": minimal,
-    }
+    given = {name: value for name, value in locals().items() if name not in ("output", "progress")}
+    wanted = Wanted(label, text, image, group_by, id, task, _count(sample), seed_number(seed))
+    plan = _Plan(
+        Own(model, weights, train),
+        Schedule(None if epochs is None else whole("epochs", epochs), optimizer, seed),
+        truth("minimal", minimal),
+        truth("progress", progress),
+        {name: _told(value) for name, value in given.items()},
+    )
     examples = read_examples(data, wanted)
     others = None if test is None else _same_task(read_examples(test, wanted), examples)
     with kept_surroundings():
-        found = _audited(examples, others, schedule, minimal, progress, settings)
-    if output is not None:
-        found.save(path_of("folder", output))
-    return found
+        return plan.run(examples, others, None if output is None else path_of("folder", output))
+
+
+def _count(sample: int | None) -> int | None:
+    return None if sample is None else whole("sample", sample, 2, remedy="use sample=100_000")
+
+
+def _told(value: Any) -> Any:
+    """A setting as ``run.json`` has it: plain, or the name of what cannot be written."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
+        return list(value)
+    if callable(value) and not isinstance(value, type) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}:{value.__qualname__}"
+    return f"a {type(value).__name__} in memory"
 
 
 def _same_task(test: Examples, examples: Examples) -> Examples:
@@ -124,79 +146,109 @@ def _same_task(test: Examples, examples: Examples) -> Examples:
     return replace(test, task=examples.task, targets=targets)
 
 
-def _audited(
-    examples: Examples,
-    others: Examples | None,
-    schedule: Schedule,
-    minimal: bool,
-    progress: bool,
-    settings: dict[str, Any],
-) -> Audit:
-    begun = time.monotonic()
-    stock, task = stock_of(examples), examples.task
-    data = (stock.inputs, examples.targets)
-    trained = fit(stock, examples.targets, task, schedule, progress)
-    after = time.monotonic()
-    plain, posterior = estimated(trained.model, data, task, trained.training, minimal, progress)
-    copies = find_duplicates(stock.inputs)
-    result = without_copies(plain, copies)
-    heard = prequential(trained.training, examples.targets)
-    losses = label_losses(result, heard)
-    noise = _noise(result)
-    known = memorisation(trained.training, examples.targets, result.loss).memorised
-    issues = issue_table(task, examples.ids, result, noise, losses, known, copies)
-    test = None if others is None else (stock.encode(others.inputs), others.targets)
-    groups = _no_groups()
-    if examples.groups is not None:
-        issues["group"] = list(examples.groups)
-        issues["group"] = issues["group"].astype("string")
-        if not minimal:
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """How examples are audited.
+
+    Args:
+        own: the user's model.
+        schedule: of the training.
+        minimal: without what takes longest.
+        progress: show bars.
+        settings: as they were given, for the record.
+    """
+
+    own: Own
+    schedule: Schedule
+    minimal: bool
+    progress: bool
+    settings: dict[str, Any] = field(repr=False)
+
+    def run(self, examples: Examples, others: Examples | None, output: Path | None) -> Audit:
+        """The audit, in a folder where one was given."""
+        stock = self.own.stock(examples, stock_of)
+        fingerprint = self._fingerprint(stock, examples)
+        folder: AbstractContextManager[RunInProgress | None] = nullcontext()
+        if output is not None:
+            folder = in_progress(output, fingerprint)
+        with folder as kept:
+            before: Audit | None = None if kept is None else kept.finished()
+            if before is not None:
+                return before
+            trained = self.own.fit(stock, examples, self.schedule, self.progress, kept)
+            found = self._found(stock, trained, examples, others, fingerprint)
+            if kept is not None:
+                found.save(kept.folder)
+                kept.clear()
+        return found
+
+    def _fingerprint(self, stock: Stock, examples: Examples) -> str:
+        """Of everything that the numbers depend on."""
+        settings = json.dumps(self.settings, sort_keys=True, default=str)
+        words = json.dumps([examples.ids, examples.groups])
+        parts = (settings, words, bytes_of(stock.inputs), bytes_of(examples.targets))
+        return joined("audit", *parts).hex()
+
+    def _found(
+        self,
+        stock: Stock,
+        trained: Fit,
+        examples: Examples,
+        others: Examples | None,
+        fingerprint: str,
+    ) -> Audit:
+        begun = time.monotonic()
+        data, how = (stock.inputs, examples.targets), stock.recipe.estimate
+        how = replace(how, estimator="linear") if self.minimal else how
+        plain, posterior = estimated(
+            trained.model, data, examples.task, trained.training, how, self.progress
+        )
+        copies = find_duplicates(stock.inputs)
+        result = without_copies(plain, copies)
+        labels = judged(result, trained.training, examples.targets)
+        issues = issue_table(examples, result, labels, copies)
+        test = None if others is None else (stock.encode(others.inputs), others.targets)
+        groups = no_groups()
+        if examples.groups is not None and not self.minimal:
             about = Trained(trained.model, data, posterior, trained.training, result, test)
-            groups = group_effects(about, examples.groups, progress)
+            groups = group_effects(about, examples.groups, self.progress)
             issues["group_harm"] = issues["group"].map(groups["harm"]).astype(float)
-    findings = Findings(
+        facts = {
+            **provenance(),
+            "source": examples.source,
+            "model": stock.name,
+            "epochs_trained": len(trained.curve),
+            "stopped": trained.stopped,
+            "seconds_estimating": round(time.monotonic() - begun, 2),
+            "groups_on": "the other examples" if others is None else "the test data",
+            "skipped": list(examples.skipped),
+            "fingerprint": fingerprint,
+        }
+        first = labels.losses.argsort(descending=True).numpy()
+        return Audit(
+            shown_of(examples, first),
+            result,
+            issues,
+            _findings(examples, labels, copies.count),
+            groups,
+            tuple(trained.curve),
+            self.settings,
+            facts,
+            _notes(examples, stock.notes),
+            {} if test is None else _test_losses(trained, test, examples),
+        )
+
+
+def _findings(examples: Examples, labels: Judged, copies: int) -> Findings:
+    return Findings(
         len(examples),
-        noise.count,
-        noise.precision,
-        noise.rate,
-        int(known.sum()),
-        copies.count,
+        labels.noise.count,
+        labels.noise.precision,
+        labels.noise.rate,
+        0 if labels.memorised is None else int(labels.memorised.sum()),
+        copies,
         len(examples.skipped),
     )
-    facts = {
-        **provenance(),
-        "source": examples.source,
-        "model": stock.name,
-        "epochs_trained": len(trained.curve),
-        "stopped": trained.stopped,
-        "seconds_training": round(after - begun, 2),
-        "seconds_estimating": round(time.monotonic() - after, 2),
-        "groups_on": "the other examples" if others is None else "the test data",
-        "skipped": list(examples.skipped),
-    }
-    first = losses.argsort(descending=True).numpy()
-    return Audit(
-        shown_of(examples, first),
-        result,
-        issues,
-        findings,
-        groups,
-        trained.curve,
-        settings,
-        facts,
-        _notes(examples, stock.notes),
-        {} if test is None else _test_losses(trained, test, examples),
-    )
-
-
-def _noise(result: Result) -> LabelNoise:
-    return label_noise(result.loo_probabilities, result.labels)
-
-
-def _no_groups() -> Any:
-    import pandas as pd
-
-    return pd.DataFrame(columns=list(COLUMNS)).rename_axis("group")
 
 
 def _notes(examples: Examples, more: tuple[str, ...]) -> tuple[str, ...]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor, nn
 
+from engram.auditing.stock.base import Estimate
 from engram.auditing.tasks import Task
+from engram.errors import PosteriorError
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import laplace
 from engram.sensitivity.leave_one_out import sensitivities
 from engram.sensitivity.result import Result
 from engram.training.training import Training
+
+# Of weights that nobody has said anything about, and that no regulariser fits: weak, as most are
+UNKNOWN_PRIOR = 1.0
 
 
 def estimated(
@@ -17,7 +24,7 @@ def estimated(
     data: tuple[Tensor, Tensor],
     task: Task,
     training: Training | None,
-    minimal: bool,
+    how: Estimate,
     progress: bool,
 ) -> tuple[Result, Posterior]:
     """Sensitivities of a trained model.
@@ -27,20 +34,22 @@ def estimated(
         data: inputs and targets.
         task: for the likelihood.
         training: its record, or a guess; None where nothing is known of it.
-        minimal: at the last weights alone, without the walk along the training.
+        how: structure and rule.
         progress: show bars.
     """
-    posterior = laplace(
+    fit = partial(
+        laplace,
         model,
         data,
         likelihood=task.likelihood,
-        structure="kronecker",
-        curvature="fisher" if len(data[1]) * task.num_outputs > EXACT else "ggn",
+        structure=how.structure,
         progress=progress,
-        training=training,
     )
-    rule = "linear" if minimal else "auto"
-    return sensitivities(model, data, posterior, estimator=rule, progress=progress), posterior
-
-
-EXACT = 20_000  # outputs of all examples up to which no label is sampled for the curvature
+    try:
+        posterior = fit(training=training)
+    except PosteriorError:
+        if training is not None:
+            raise
+        posterior = fit(prior_precision=UNKNOWN_PRIOR)
+    result = sensitivities(model, data, posterior, estimator=how.estimator, progress=progress)
+    return result, posterior

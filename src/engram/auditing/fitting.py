@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,26 +62,52 @@ class Fit:
 
     Args:
         model: in eval mode.
-        training: the record.
-        curve: for every look at it: epoch, training loss, and the leave-one-out estimate.
+        training: the record; None where nobody recorded it.
+        curve: for every epoch its number, the training loss, and the leave-one-out estimate.
         stopped: the epoch after which the estimate got no better; None where it ran to the end.
     """
 
     model: nn.Module
-    training: Training
+    training: Training | None
     curve: list[dict[str, float]] = field(default_factory=list)
     stopped: int | None = None
 
 
-def fit(stock: Stock, targets: Tensor, task: Task, schedule: Schedule, progress: bool) -> Fit:
-    """Train a stock model; the caller keeps the random state."""
+Keep = Callable[[Callable[[], Mapping[str, Any]]], None]
+
+
+def fit(
+    stock: Stock,
+    targets: Tensor,
+    task: Task,
+    schedule: Schedule,
+    progress: bool,
+    state: Mapping[str, Any] | None = None,
+    keep: Keep | None = None,
+) -> Fit:
+    """Train a stock model; the caller keeps the random state.
+
+    Args:
+        stock: untrained.
+        targets: of its inputs.
+        task: for the loss.
+        schedule: what the user wants.
+        progress: show a bar.
+        state: that an earlier call has given to ``keep``, to go on from.
+        keep: called after every epoch with a function that gives the state.
+    """
     torch.manual_seed(schedule.seed)
     _reset(stock.model)
     loop = _Loop(stock, targets, task, schedule)
+    if state is not None:
+        loop.load_state(state)
     with Bar(loop.recipe.epochs, f"training the {stock.name}", progress) as bar:
+        bar.update(loop.done)
         while not loop.is_done:
             loop.epoch()
             bar.update()
+            if keep is not None:
+                keep(loop.state)
     return loop.finished()
 
 
@@ -106,6 +132,27 @@ class _Loop:
         )
         self.fit = Fit(stock.model, self.training)
         self.done = 0
+
+    def state(self) -> dict[str, Any]:
+        """Everything that the next epoch depends on."""
+        return {
+            "done": self.done,
+            "stopped": self.fit.stopped,
+            "curve": self.fit.curve,
+            "model": self.stock.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "training": self.training.state_dict(),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state` gave."""
+        self.stock.model.load_state_dict(state["model"])
+        kept = dict(state["optimizer"])
+        kept["state"] = {int(number): value for number, value in kept["state"].items()}
+        self.optimizer.load_state_dict(kept)
+        self.training.load_state_dict(state["training"])
+        self.fit.curve.extend(dict(point) for point in state["curve"])
+        self.done, self.fit.stopped = state["done"], state["stopped"]
 
     @property
     def is_done(self) -> bool:
@@ -138,12 +185,10 @@ class _Loop:
         self._look(mean)
 
     def _set_rate(self, epoch: float) -> None:
-        """A cosine to 0; with early stopping constant, as nobody knows the end."""
-        share = (
-            1.0
-            if self.recipe.stops_early
-            else 0.5 * (1 + math.cos(math.pi * epoch / self.recipe.epochs))
-        )
+        """A cosine to 0, where the recipe has one."""
+        if not self.recipe.anneals:
+            return
+        share = 0.5 * (1 + math.cos(math.pi * epoch / self.recipe.epochs))
         for group in self.optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
             group["lr"] = group["initial_lr"] * share

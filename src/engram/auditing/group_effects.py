@@ -80,6 +80,13 @@ def group_effects(trained: Trained, groups: Sequence[str], progress: bool) -> pd
     return frame.rename_axis("group")
 
 
+def no_groups() -> pd.DataFrame:
+    """The table of data without groups."""
+    import pandas as pd
+
+    return pd.DataFrame(columns=list(COLUMNS)).rename_axis("group")
+
+
 def _replayable(trained: Trained, count: int) -> Training | None:
     """The record, where walking it again for every group is affordable."""
     training = trained.training

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,9 +10,13 @@ import torch
 from torch import Tensor
 
 from engram.auditing.duplicates import Duplicates
-from engram.auditing.label_noise import LabelNoise
-from engram.auditing.tasks import Task
+from engram.auditing.examples import Examples
+from engram.auditing.label_noise import LabelNoise, blended, label_noise
+from engram.auditing.outliers import wrong_numbers
+from engram.errors import LikelihoodError
 from engram.sensitivity.result import Result
+from engram.training.memorisation import memorisation, prequential
+from engram.training.training import Training
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,51 +38,77 @@ COLUMNS = {  # name of a column: what it says
 }
 
 
-def label_losses(result: Result, heard: Tensor | None) -> Tensor:
-    """The loss that labels are ranked by, [N]: without the example, and before each look at it.
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """What is thought of the labels.
 
     Args:
-        result: leave-one-out losses.
-        heard: prequential losses, where the training has named its examples.
+        losses: by which they are ranked, [N]: without the example, and before each look at it.
+        noise: which are likely wrong.
+        memorised: examples that were learned by heart, [N]; None where no visit was recorded.
+        predicted: probabilities or numbers without the example, [N, K].
     """
-    left_out = result.loo_loss.double()
-    if heard is None:
-        return left_out
-    return torch.where(heard.isfinite(), 0.5 * (left_out + heard.double()), left_out)
+
+    losses: Tensor
+    noise: LabelNoise
+    memorised: Tensor | None
+    predicted: Tensor
+
+
+def judged(result: Result, training: Training | None, targets: Tensor) -> Judged:
+    """The labels, by leave-one-out and by what the training said before each look at them.
+
+    Args:
+        result: leave-one-out.
+        training: the record; None where there is none.
+        targets: of the training.
+    """
+    heard = None if training is None else prequential(training, targets)
+    losses = result.loo_loss.double()
+    if heard is not None:
+        losses = torch.where(heard.isfinite(), 0.5 * (losses + heard.double()), losses)
+    left_out = result.basis.known_likelihood.mean(result.outputs) + result.prediction_deviation
+    known = None
+    if training is not None and heard is not None:
+        known = memorisation(training, targets, result.loss).memorised
+    try:
+        labels = result.labels
+    except LikelihoodError:
+        return Judged(losses, wrong_numbers(result, left_out), known, left_out)
+    at_visits = None
+    if training is not None and heard is not None and training.visits is not None:
+        at_visits, _ = training.visits.mean_predictions(torch.arange(len(targets)))
+    probabilities = blended(result.loo_probabilities, at_visits)
+    return Judged(losses, label_noise(probabilities, labels), known, probabilities)
 
 
 def issue_table(
-    task: Task,
-    ids: tuple[str, ...],
-    result: Result,
-    noise: LabelNoise,
-    losses: Tensor,
-    memorised: Tensor | None,
-    duplicates: Duplicates,
+    examples: Examples, result: Result, labels: Judged, duplicates: Duplicates
 ) -> pd.DataFrame:
-    """One row an example, by its position in the data; groups are added where there are some."""
+    """One row an example, by its position in the data."""
     import pandas as pd
 
-    means = result.basis.known_likelihood.mean(result.outputs) + result.prediction_deviation
+    count = len(examples)
     nearest = pd.array(duplicates.nearest.numpy(), dtype="Int64")
     nearest[duplicates.nearest.numpy() < 0] = pd.NA
-    known = np.full(len(ids), False) if memorised is None else memorised.numpy()
+    nothing = np.full(count, False)
+    groups = [None] * count if examples.groups is None else list(examples.groups)
     return pd.DataFrame(
         {
-            "id": list(ids),
-            "is_label_issue": noise.is_issue.numpy(),
-            "label_score": (-losses).exp().numpy(),
-            "given_label": task.words(result.targets),
-            "predicted_label": task.predicted(means),
-            "chance_wrong": noise.chance.numpy(),
+            "id": list(examples.ids),
+            "is_label_issue": labels.noise.is_issue.numpy(),
+            "label_score": (-labels.losses).exp().clamp(max=1).numpy(),
+            "given_label": examples.task.words(result.targets),
+            "predicted_label": examples.task.predicted(labels.predicted),
+            "chance_wrong": labels.noise.chance.numpy(),
             "loss": result.loss.numpy(),
             "loo_loss": result.loo_loss.numpy(),
-            "memorised": known,
+            "memorised": nothing if labels.memorised is None else labels.memorised.numpy(),
             "score": result.score.numpy(),
             "duplicate_of": nearest,
-            "group": pd.array([None] * len(ids), dtype="string"),
+            "group": pd.array(groups, dtype="string"),
             "group_harm": np.nan,
             "trust": result.verdict.level_names,
         },
-        index=pd.RangeIndex(len(ids), name="example"),
+        index=pd.RangeIndex(count, name="example"),
     )

@@ -73,8 +73,8 @@ def read_json_lines(path: Path, wanted: Wanted) -> Examples:
     def parsed() -> pd.DataFrame:
         if wanted.sample is None:
             check_size(path, path.stat().st_size)
-            return pd.read_json(path, lines=True, dtype=False, convert_dates=False)
-        chunks = pd.read_json(path, lines=True, dtype=False, convert_dates=False, chunksize=CHUNK)
+            return pd.read_json(path, lines=True, dtype=False)
+        chunks = pd.read_json(path, lines=True, dtype=False, chunksize=CHUNK)
         return _sampled(chunks, wanted.sample, wanted.seed)
 
     return from_frame(_read(path, parsed), wanted, path.name, path.parent)

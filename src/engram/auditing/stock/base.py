@@ -8,9 +8,23 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from engram.auditing.examples import Inputs
+from engram.core.arguments import AUTO
 
 Encode = Callable[[Inputs], Tensor]
 Augment = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """How examples are left out of a trained model.
+
+    Args:
+        structure: of the posterior.
+        estimator: the rule; ``"auto"`` goes along the recorded training.
+    """
+
+    structure: str = "kronecker"
+    estimator: str = AUTO
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,18 +34,22 @@ class Recipe:
     Args:
         epochs: most of them.
         batch_size: of a step.
-        learning_rate: highest; it falls to 0 along a cosine, where training does not stop early.
+        learning_rate: at the start.
         weight_decay: of AdamW.
+        anneals: whether the learning rate falls to 0 along a cosine.
         stops_early: whether our own estimate decides when it has been trained enough.
         augment: random views of a batch; None trains on the examples as they are.
+        estimate: how examples are left out afterwards.
     """
 
     epochs: int
     batch_size: int
     learning_rate: float
     weight_decay: float
+    anneals: bool = True
     stops_early: bool = False
     augment: Augment | None = None
+    estimate: Estimate = Estimate()
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,7 +37,7 @@ def small_mlp(examples: Examples) -> Stock:
         nn.Linear(HIDDEN[1], examples.task.num_outputs),
     )
     batch_size = 32 if len(examples) < 5000 else 128
-    recipe = Recipe(60, batch_size, 2e-3, 1e-2, stops_early=True)
+    recipe = Recipe(60, batch_size, 2e-3, 1e-2, anneals=False, stops_early=True)
     name = f"MLP {width}-{HIDDEN[0]}-{HIDDEN[1]}-{examples.task.num_outputs}"
     return Stock(model, encoder, inputs, recipe, name, encoder.notes)
 

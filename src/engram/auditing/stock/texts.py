@@ -31,7 +31,7 @@ def tfidf_head(examples: Examples) -> Stock:
         ),
         encoder,
         inputs,
-        Recipe(40, 64, 2e-3, 1e-2, stops_early=True),
+        Recipe(40, 64, 2e-3, 1e-2, anneals=False, stops_early=True),
         f"TF-IDF in {inputs.shape[1]} directions, MLP with {HIDDEN} hidden units",
     )
 

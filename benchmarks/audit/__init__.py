@@ -1,0 +1,1 @@
+"""Audits of data with wrong labels put in, beside cleanlab with five-fold probabilities."""

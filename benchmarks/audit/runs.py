@@ -1,0 +1,105 @@
+"""One run: an audit, five folds of the same model, and what is kept of both, in a file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from sklearn.model_selection import StratifiedKFold
+
+from benchmarks.audit.data import Pair, with_wrong_labels
+from engram.auditing.columns import Wanted
+from engram.auditing.estimating import estimated
+from engram.auditing.examples import Examples
+from engram.auditing.fitting import Schedule, fit
+from engram.auditing.readers import read_examples
+from engram.auditing.stock import stock_of
+from engram.training.memorisation import prequential
+
+FOLDS = 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A data set with wrong labels.
+
+    Args:
+        name: of the data set.
+        noise: ``symmetric``, ``dependent`` or ``none``.
+        seed: of the wrong labels and of the training.
+    """
+
+    name: str
+    noise: str
+    seed: int
+
+    @property
+    def file(self) -> str:
+        """Where it is kept."""
+        return f"{self.name}-{self.noise}-{self.seed}.npz"
+
+
+def run(case: Case, read: Callable[[], Pair], folder: Path, folds: bool) -> Path:
+    """The arrays of a case, computed unless they are there."""
+    path = folder / case.file
+    if path.exists():
+        return path
+    inputs, right = read()
+    given, wrong = with_wrong_labels(right, case.noise, case.seed)
+    examples = read_examples((inputs, given), Wanted())
+    found = _audit(examples, case.seed)
+    if folds:
+        found |= _folds(examples, int(found["epochs"]), case.seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(path, given=given, right=right, wrong=wrong, **found)
+    return path
+
+
+def _audit(examples: Examples, seed: int) -> dict[str, np.ndarray]:
+    torch.manual_seed(seed)
+    stock = stock_of(examples)
+    begun = time.process_time()
+    trained = fit(stock, examples.targets, examples.task, Schedule(seed=seed), False)
+    middle = time.process_time()
+    data = (stock.inputs, examples.targets)
+    result, _ = estimated(
+        trained.model, data, examples.task, trained.training, stock.recipe.estimate, False
+    )
+    end = time.process_time()
+    heard = prequential(trained.training, examples.targets)
+    assert heard is not None
+    assert trained.training.visits is not None
+    visits, _ = trained.training.visits.mean_predictions(torch.arange(len(examples)))
+    return {
+        "loo_probabilities": result.loo_probabilities.numpy(),
+        "loo_loss": result.loo_loss.numpy(),
+        "loss": result.loss.numpy(),
+        "heard": heard.numpy(),
+        "visits": visits.numpy(),
+        "epochs": np.array(len(trained.curve)),
+        "train_seconds": np.array(middle - begun),
+        "estimate_seconds": np.array(end - middle),
+    }
+
+
+def _folds(examples: Examples, epochs: int, seed: int) -> dict[str, np.ndarray]:
+    """Out-of-sample probabilities of the same model, trained for as long; encoders fold by fold."""
+    found = np.zeros((len(examples), examples.task.num_outputs), np.float32)
+    labels = examples.targets.numpy()
+    split = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
+    seconds = 0.0
+    for number, (inside, outside) in enumerate(split.split(np.zeros(len(labels)), labels)):
+        stock = stock_of(examples.subset(inside))
+        stock = replace(stock, recipe=replace(stock.recipe, stops_early=False, epochs=epochs))
+        begun = time.process_time()
+        schedule = Schedule(seed=FOLDS * seed + number + 1)
+        trained = fit(stock, examples.targets[inside], examples.task, schedule, False)
+        with torch.no_grad():
+            encoded = stock.encode(examples.subset(outside).inputs)
+            found[outside] = trained.model(encoded).softmax(1).numpy()
+        seconds += time.process_time() - begun
+    return {"folds": found, "fold_seconds": np.array(seconds)}
