@@ -1,0 +1,149 @@
+"""Leave-one-out losses over the strength of the regulariser, each net trained from the start."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from matplotlib.figure import Figure
+
+import engram
+from experiments import plotting
+from experiments.measures import agreement, mean_distance
+from experiments.models import make
+from experiments.panel import Outcome, Panel, Scale, smoke
+from experiments.training import Training, figures_on, fit
+from experiments.workplace import Data, Workplace
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Data, net, training, the grid's ends and how many neighbours a curve is smoothed over."""
+
+    data: str
+    model: str
+    training: Training
+    strengths: tuple[float, float]
+    window: int
+
+
+def _at(settings: Settings, delta: float, data: Data, scale: Scale, place: Workplace) -> Outcome:
+    training = replace(settings.training, prior_precision=delta)
+    model = fit(
+        make(settings.model, place.seed),
+        data.train,
+        training,
+        scale.epochs,
+        seed=place.seed,
+        progress=place.progress,
+        words=f"delta {delta:.3g}",
+    )
+    posterior = engram.laplace(
+        model, data.train, structure="kronecker", prior_precision=delta, progress=False
+    )
+    result = engram.sensitivities(
+        model, data.train, posterior, estimator="linear", diagnostics=False, progress=False
+    )
+    test = figures_on(model, data.test)
+    return Outcome(
+        {
+            "delta": delta,
+            "train": result.train_nll,
+            "loo": result.loo_nll,
+            "test": test["nll"],
+            "error": test["error"],
+        }
+    )
+
+
+def run(settings: Settings, scale: Scale, place: Workplace) -> Outcome:
+    data = place.data(settings.data, scale)
+    first, last = (math.log10(value) for value in settings.strengths)
+    grid = torch.logspace(first, last, scale.count, dtype=torch.float64).tolist()
+    rows = [
+        place.stage(
+            f"delta-{number:03d}", lambda d=delta: _at(settings, d, data, scale, place)
+        ).numbers
+        for number, delta in enumerate(grid)
+    ]
+    columns = {
+        name: [row[name] for row in rows] for name in ("delta", "train", "loo", "test", "error")
+    }
+    numbers = {
+        "agreement": agreement(columns["test"], columns["loo"]),
+        "mean distance": mean_distance(columns["loo"], columns["test"]),
+        "best by estimate": columns["delta"][columns["loo"].index(min(columns["loo"]))],
+        "best by test": columns["delta"][columns["test"].index(min(columns["test"]))],
+        "test loss at the estimate's best": columns["test"][
+            columns["loo"].index(min(columns["loo"]))
+        ],
+        "best test loss": min(columns["test"]),
+    }
+    return Outcome(numbers, {name: torch.tensor(values) for name, values in columns.items()})
+
+
+def draw(settings: Settings, outcome: Outcome) -> Figure:
+    figure, axes = plotting.panel(f"{settings.model} on {settings.data}")
+    columns = {name: values.tolist() for name, values in outcome.arrays.items()}
+    lines = {
+        "test loss": plotting.smoothed(columns["test"], settings.window),
+        "leave-one-out estimate": plotting.smoothed(columns["loo"], settings.window),
+        "training loss": plotting.smoothed(columns["train"], settings.window),
+    }
+    plotting.curves(axes, columns["delta"], lines, "regulariser $\\delta$", "nats per example")
+    axes.set_xscale("log")
+    beside = axes.twinx()
+    beside.plot(columns["delta"], columns["error"], color=plotting.RED, linewidth=0.8, alpha=0.6)
+    beside.set_ylabel("test error (red)", fontsize=8)
+    return figure
+
+
+def held(outcome: Outcome) -> tuple[str, str]:
+    found = outcome.numbers
+    lost = found["test loss at the estimate's best"] / found["best test loss"] - 1
+    correlated = found["agreement"]["spearman"]
+    words = f"test loss {lost:.1%} above the best, rank correlation {correlated:.2f}"
+    if lost <= 0.03 and correlated >= 0.7:
+        return "reproduced", words
+    return ("partly" if lost <= 0.1 else "not reproduced"), words
+
+
+FINDING = "The estimate nearly lies on the test loss over three orders of magnitude."
+
+
+def _panel(letter: str, settings: Settings, paper: Scale, small: Scale) -> Panel:
+    title = f"{settings.model} on {settings.data}: leave-one-out over the regulariser, with errors"
+    return Panel(
+        f"fig4{letter}",
+        f"4 ({letter}), 7 ({letter})",
+        title,
+        FINDING,
+        settings,
+        {"smoke": smoke(settings.model, epochs=2, count=2), "cpu": small, "paper": paper},
+        run,
+        draw,
+        held,
+    )
+
+
+PANELS = [
+    _panel(
+        "a",
+        Settings("mnist", "mlp_500_300", Training("sgd", (1e-2, 1e-3), 256, 1.0), (1.0, 1000.0), 3),
+        Scale(None, None, 500, count=96),
+        Scale(3000, 5000, 40, count=12),
+    ),
+    _panel(
+        "b",
+        Settings("fmnist", "lenet5", Training("adam", (1e-3, 1e-5), 256, 1.0), (10.0, 1000.0), 5),
+        Scale(None, None, 300, count=96),
+        Scale(3000, 5000, 30, count=12),
+    ),
+    _panel(
+        "c",
+        Settings("cifar10", "cnn", Training("adamw", (1e-3, 1e-5), 512, 1.0), (10.0, 1000.0), 3),
+        Scale(None, None, 150, count=30),
+        Scale(2000, 2000, 15, count=8, data="cifar10_10k"),
+    ),
+]

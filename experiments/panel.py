@@ -1,0 +1,78 @@
+"""What an experiment is: a panel of a figure, its settings, its scales, and how it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from matplotlib.figure import Figure
+from torch import Tensor
+
+SCALES = ("smoke", "cpu", "paper")
+LARGE = ("cnn", "resnet20")  # nets of which the smallest scale takes fewer images
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of an experiment is run.
+
+    Args:
+        num_train, num_test: images; None for all.
+        epochs: of training.
+        count: how many are left out, tuned over or looked at, where the figure has such a number.
+        again: epochs of training again.
+        rate: first learning rate of training again, where so few epochs ask for a larger one.
+        every: epochs between two looks.
+        data: another data set in place of the paper's.
+    """
+
+    num_train: int | None
+    num_test: int | None
+    epochs: int
+    count: int = 0
+    again: int = 0
+    rate: float | None = None
+    every: int = 1
+    data: str | None = None
+
+
+def smoke(model: str, **settings: Any) -> Scale:
+    """The smallest scale: whether it runs at all, on data that scikit-learn carries."""
+    images = (24, 12) if model in LARGE else (120, 60)
+    return Scale(*images, data="digits", **settings)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out: numbers for the page, and arrays that the picture is drawn from."""
+
+    numbers: Mapping[str, Any]
+    arrays: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel of a figure.
+
+    Args:
+        name: by which it is asked for.
+        figure: which one it is in the paper.
+        title: what is shown.
+        finding: what the paper finds in it.
+        settings: the paper's.
+        scales: how much of it, by name.
+        run: from the settings, a scale and a workplace to the outcome.
+        draw: the picture of an outcome.
+        held: from an outcome to whether the finding holds, with the reason.
+    """
+
+    name: str
+    figure: str
+    title: str
+    finding: str
+    settings: Any
+    scales: Mapping[str, Scale]
+    run: Callable[[Any, Scale, Any], Outcome]
+    draw: Callable[[Any, Outcome], Figure]
+    held: Callable[[Outcome], tuple[str, str]]

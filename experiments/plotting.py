@@ -1,0 +1,72 @@
+"""The pictures: points against a diagonal, curves over training, images in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+SIZE = (5.2, 3.8)  # inches of a panel
+GREY, BLACK, BLUE, RED = "0.6", "black", "#1f6fb4", "#c0392b"
+
+
+def panel(title: str, width: float = SIZE[0], height: float = SIZE[1]) -> tuple[Figure, Axes]:
+    """An empty panel with its title."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(title, fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def scatter(axes: Axes, true: Tensor, estimates: Mapping[str, Tensor], what: str) -> None:
+    """Estimates against the truth, with the diagonal."""
+    for (name, values), colour in zip(estimates.items(), (GREY, BLUE, RED), strict=False):
+        axes.scatter(true, values, s=12, alpha=0.7, label=name, color=colour)
+    largest = float(true.max()) if len(true) else 1.0
+    axes.plot([0, largest], [0, largest], color=BLACK, linewidth=0.8, linestyle=":")
+    axes.set_xlabel(f"true {what}")
+    axes.set_ylabel(f"estimated {what}")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def curves(
+    axes: Axes, steps: Sequence[float], lines: Mapping[str, Sequence[float]], x: str, y: str
+) -> None:
+    """Lines over a common axis; the first one is the truth, in grey."""
+    colours = (GREY, BLACK, BLUE, RED, "#2e8b57", "#8e44ad")
+    for place, (name, values) in enumerate(lines.items()):
+        axes.plot(
+            steps,
+            values,
+            label=name,
+            color=colours[place % len(colours)],
+            linewidth=2.5 if place == 0 else 1.2,
+            marker=None if place == 0 else "o",
+            markersize=3,
+        )
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def smoothed(values: Sequence[float], window: int) -> list[float]:
+    """Running mean over a window that shrinks at the ends."""
+    half, found = window // 2, []
+    for place in range(len(values)):
+        some = values[max(0, place - half) : place + half + 1]
+        found.append(float(np.mean(some)))
+    return found
+
+
+def pictures(figure: Figure, images: Tensor, words: Sequence[str], place: float) -> None:
+    """Images in a row at a height of the figure."""
+    count = len(images)
+    for number, image in enumerate(images):
+        axes = figure.add_axes((0.05 + 0.9 * number / count, place, 0.85 / count, 0.16))
+        axes.imshow(image.permute(1, 2, 0).clamp(0, 1).squeeze(), cmap="gray")
+        axes.set_title(words[number], fontsize=6)
+        axes.axis("off")
