@@ -106,3 +106,22 @@ def test_products_of_gradients_with_the_root_of_their_times() -> None:
             own = inputs * time[r].sqrt()
             wanted[:, r, :, r] += own @ own.mT
     torch.testing.assert_close(gram.abs(), wanted.abs(), rtol=1e-8, atol=1e-10)
+
+
+def test_examples_held_out_have_the_roots_of_the_others(monkeypatch):
+    """Few enough for every output by themselves, too many together with the others."""
+    from engram.sensitivity.trajectory import stages
+
+    monkeypatch.setattr(stages, "EXACT_GRADIENTS", 400)
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(600, 4, generator=generator), torch.arange(600) % 3
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = engram.record(optimizer, model)
+    for batch in torch.arange(600).split(50):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+        optimizer.step()
+    posterior = engram.laplace(model, (x, y), training=training, structure="kronecker")
+    result = engram.sensitivities(model, (x, y), posterior, estimator="trajectory")
+    assert result.loo_loss.isfinite().all()

@@ -181,15 +181,24 @@ def _parts(opened: Session, count: int, seed: int) -> list[Tensor]:
     return [repeated[size * k : size * (k + 1)].sort().values for k in range(count)]
 
 
-def _observed(session: Session, part: Tensor, seed: int) -> Iterator[Gradients]:
+def _observed(
+    session: Session, part: Tensor, seed: int, of: int | None = None
+) -> Iterator[Gradients]:
     """Batches with the gradients of the roots of the Gauss-Newton matrix, or of sampled labels.
 
     The whole matrix takes a backward pass for every output, and with many examples makes no
     difference that could be measured (docs/decisions.md).
+
+    Args:
+        session: at a checkpoint.
+        part: examples.
+        seed: of sampled labels.
+        of: how many examples there are in all, where they are asked for in parts.
     """
+    count = len(part) if of is None else of
     with dropping(session.model, seed):
         for observed in session.passes("curvature along the training", part):
-            few = len(part) * observed.outputs.shape[1] <= EXACT_GRADIENTS
+            few = count * observed.outputs.shape[1] <= EXACT_GRADIENTS
             roots = ggn_roots(observed, session.likelihood, "ggn" if few else "fisher", seed)
             with torch.no_grad():
                 gradients = [
@@ -276,11 +285,11 @@ def _scale(
     order = part[torch.randperm(len(part), generator=torch.Generator().manual_seed(seed))[:count]]
     seen, held = order[out:].sort().values, order[:out].sort().values
     gram = gram_of(
-        itertools.chain(_observed(session, seen, seed), _observed(session, held, seed)), times
+        itertools.chain(*(_observed(session, some, seed, count) for some in (seen, held))), times
     )
     energies, rates = [], []
     for block, own in zip(
-        bases.blocks, _squares(_observed(session, held, seed), bases).values(), strict=True
+        bases.blocks, _squares(_observed(session, held, seed, count), bases).values(), strict=True
     ):
         rate, _ = _rates(segment, block)
         energies.append((own / out / rate).flatten())
