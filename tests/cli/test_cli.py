@@ -64,6 +64,15 @@ def test_the_demonstration_writes_a_picture_and_a_result(demonstration):
     assert engram.load(folder).num_data == 200
 
 
+def test_the_demonstration_ends_with_its_page(demonstration):
+    folder, text = demonstration
+    page = folder / "report.html"
+    assert "".join(text.splitlines()[-1].split()) == f"Page{page}"
+    shown = page.read_text()
+    for part in ("chart-effects-0", "chart-losses", "chart-comparison-1", '"neighbours":{'):
+        assert part in shown
+
+
 def test_the_demonstration_is_fixed_by_its_seed(demonstration, tmp_path):
     folder, _ = demonstration
     before = torch.get_rng_state()

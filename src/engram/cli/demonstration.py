@@ -28,8 +28,12 @@ from engram.demo.findings import (
     estimate_classes,
     flips_found,
     follow,
+    suspects_neighbours,
     tracker_of,
 )
+from engram.demo.page import demo_page
+from engram.report.html import write_page
+from engram.sensitivity.groups import ClassRemovals
 
 DRAWN = 12  # suspect examples; what follows divides it into whole rows
 COLUMNS = (6, 4, 3, 2)  # of them in a row, the first that fits the terminal
@@ -43,21 +47,22 @@ def run(settings: Settings, out: Path, console: Console) -> None:
     start = time.perf_counter()
     with single_thread():
         data = digits(settings)
-        model = _train(settings, data, out, console)
-        result = _sensitivities(settings, data, model, console)
+        tracker = _train(settings, data, console)
+        model, history = tracker.model, tracker.history
+        posterior, result = _sensitivities(settings, data, model, console)
         _losses(compare_losses(model, data, result, settings), settings, console)
         _suspects(data, result, console)
         _flips(data, flips_found(data, result), console)
-        _classes(settings, data, model, console)
+        classes = _classes(settings, data, model, console)
+        near = suspects_neighbours(model, data, posterior, result)
     out.mkdir(parents=True, exist_ok=True)
     draw(data, result, out / "demo.png")
     result.save(out)
-    result.report(out / "report.html")
+    page = write_page(demo_page(data, result, history, *classes, near), out / "report.html")
     console.print(f"\nPicture  {out / 'demo.png'}", highlight=False, soft_wrap=True)
     console.print(f"Result   engram show {out}", highlight=False, soft_wrap=True)
-    pages = f"{out / 'training.html'}, {out / 'report.html'}"
-    console.print(f"Pages    {pages}", highlight=False, soft_wrap=True)
     console.print(f"Time     {time.perf_counter() - start:.0f} s", highlight=False)
+    console.print(f"Page     {page}", highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -86,7 +91,7 @@ def _heading(console: Console, text: str) -> None:
     console.print(f"\n[bold]{text}[/bold]", highlight=False)
 
 
-def _train(settings: Settings, data: Digits, out: Path, console: Console) -> nn.Module:
+def _train(settings: Settings, data: Digits, console: Console) -> engram.Tracker:
     model = network(settings)
     parameters = sum(p.numel() for p in model.parameters())
     _heading(
@@ -113,13 +118,12 @@ def _train(settings: Settings, data: Digits, out: Path, console: Console) -> nn.
         f"Lowest estimate at epoch {tracker.best_step}.",
         highlight=False,
     )
-    tracker.report(out / "training.html")
-    return model
+    return tracker
 
 
 def _sensitivities(
     settings: Settings, data: Digits, model: nn.Module, console: Console
-) -> engram.Result:
+) -> tuple[engram.Posterior, engram.Result]:
     start = time.perf_counter()
     posterior = engram.laplace(
         model,
@@ -135,7 +139,7 @@ def _sensitivities(
         f"2. Each of the {result.num_data:,} left out in turn: estimated in {seconds:.2f} s",
     )
     console.print(str(result), highlight=False, soft_wrap=True)
-    return result
+    return posterior, result
 
 
 def _losses(losses: LossComparison, settings: Settings, console: Console) -> None:
@@ -205,7 +209,9 @@ def _flips(data: Digits, found: dict[str, float], console: Console) -> None:
     )
 
 
-def _classes(settings: Settings, data: Digits, model: nn.Module, console: Console) -> None:
+def _classes(
+    settings: Settings, data: Digits, model: nn.Module, console: Console
+) -> tuple[ClassRemovals, list[ClassEffect]]:
     start = time.perf_counter()
     removals = estimate_classes(model, data, settings)
     seconds = time.perf_counter() - start
@@ -228,6 +234,7 @@ def _classes(settings: Settings, data: Digits, model: nn.Module, console: Consol
     )
     if any(effect.flagged for effect in effects):
         console.print("* The precision without the class is not positive definite.")
+    return removals, effects
 
 
 def _class_row(effect: ClassEffect) -> tuple[str, ...]:

@@ -20,8 +20,10 @@ from torch import Tensor, nn
 import engram
 from engram.core.storage.files import replacing
 from engram.demo.digits import NUM_CLASSES, Digits, Settings, adam, mean_loss, outputs, train
+from engram.report.page import Neighbours
 from engram.sensitivity.groups import ClassRemovals
 
+SUSPECTS = 100  # labels whose neighbours are on the page
 COLUMNS = 12  # images in a row of the picture: at 100 dots an inch each is about 90 pixels wide
 TITLES = (  # of its rows
     "highest leave-one-out loss: the labels that the other examples contradict most",
@@ -89,6 +91,16 @@ def flips_found(data: Digits, result: engram.Result) -> dict[str, float]:
         for name, values in rankings.items()
     }
     return found | {"chance": count * count / len(data.labels)}
+
+
+def suspects_neighbours(
+    model: nn.Module, data: Digits, posterior: engram.Posterior, result: engram.Result
+) -> Neighbours:
+    """Which digits speak for and against the labels that the others contradict most."""
+    suspects = result.loo_loss.argsort(descending=True)[:SUSPECTS]
+    chosen = data.inputs[suspects], data.labels[suspects]
+    influence = engram.influence(model, data.train, chosen, posterior, progress=False)
+    return Neighbours.of_influence(influence, suspects)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from bokeh.models import ColumnDataSource, FactorRange, NumeralTickFormatter, Ra
 from bokeh.models.annotations import Span, Whisker
 from bokeh.plotting import figure
 
-from engram.report.page import Array, Comparison, Curves, Effect
+from engram.report.examples import Array
+from engram.report.page import Comparison, Curves, Effect
 
 Figure = Any  # bokeh's figure is typed by its properties, which mypy does not see
 HEIGHT = 300  # pixels
@@ -25,7 +26,7 @@ GROUPS = 60  # of examples in the evolution of scores, each a point of a line
 EVOLUTIONS = 4  # lines of it, evenly spread over the training
 
 
-def forest_figure(effects: Sequence[Effect], on: str, unit: str) -> Figure:
+def forest_figure(effects: Sequence[Effect], unit: str) -> Figure:
     """The change of a loss by leaving each class or group out, with intervals."""
     ordered = sorted(effects, key=lambda effect: -abs(effect.change))[:MOST_EFFECTS]
     ordered = sorted(ordered, key=lambda effect: effect.change)
@@ -51,7 +52,7 @@ def forest_figure(effects: Sequence[Effect], on: str, unit: str) -> Figure:
             )
         )  # fmt: skip
         plot.scatter("x", "y", source=source, size=9, marker="circle", tags=[role, "solid"])
-    plot.xaxis.axis_label = f"change of the loss on {on} without it, {unit}"
+    plot.xaxis.axis_label = f"change of the loss, {unit} per example"
     plot.ygrid.grid_line_color = None
     return plot
 
@@ -111,7 +112,6 @@ def evolution_figure(curves: Curves) -> Figure:
             np.linspace(0, 100, len(means)), means, line_width=2, line_alpha=strength,
             legend_label=label, tags=["cool"],
         )  # fmt: skip
-    plot.legend.location = "top_left"
     return _labelled(plot, "examples, % from least to most sensitive at the end", "mean score")
 
 
@@ -148,7 +148,6 @@ def calibration_figure(bins: dict[str, tuple[Array, Array, Array]]) -> Figure:
         plot.line(confidence, accuracy, line_width=2, legend_label=name, tags=[role])
         size = 4 + 14 * np.sqrt(share / share.max())
         plot.scatter(confidence, accuracy, size=size, fill_alpha=0.85, tags=[role, "solid"])
-    plot.legend.location = "top_left"
     for axis in (plot.xaxis, plot.yaxis):
         axis.formatter = NumeralTickFormatter(format="0 %")
     return _labelled(plot, "how sure the prediction is", "how often it is right")
@@ -193,8 +192,15 @@ def base_figure(height: int, **settings: Any) -> Figure:
 def _labelled(plot: Figure, x: str, y: str) -> Figure:
     plot.xaxis.axis_label, plot.yaxis.axis_label = x, y
     if plot.legend:
-        plot.legend.background_fill_alpha = 0
-        plot.legend.border_line_color = None
+        plot.legend.update(
+            orientation="horizontal",
+            background_fill_alpha=0,
+            border_line_color=None,
+            margin=0,
+            padding=4,
+            spacing=14,
+        )
+        plot.add_layout(plot.legend[0], "above")  # where no line can be
     return plot
 
 

@@ -67,6 +67,7 @@ def html_of(data: PageData, top: int = 20) -> str:
         ),
         charts=set(drawn),
         map_text=_map_text(data),
+        factors=data.examples.prediction_variance is not None,
         map_label="Every example on a map; the table of examples has the same numbers",
         table=tables.example_table(data.examples, top),
         effects=list(_effects(data)),
@@ -103,7 +104,7 @@ def _charts(data: PageData) -> Iterator[tuple[str, charts.Figure]]:
     unit, curves = data.headline.unit, data.curves
     for number, kind in enumerate(_kinds(data)):
         chosen = [effect for effect in data.effects if effect.kind == kind]
-        yield f"chart-effects-{number}", charts.forest_figure(chosen, data.effects_on, unit)
+        yield f"chart-effects-{number}", charts.forest_figure(chosen, unit)
     if curves is not None:
         yield "chart-losses", charts.loss_figure(curves, unit)
         if curves.scores is not None:

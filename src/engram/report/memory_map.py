@@ -28,7 +28,7 @@ from bokeh.models import (
 
 from engram.core.dtypes import SMALLEST_DIVISOR
 from engram.report.charts import Figure, base_figure
-from engram.report.page import Array, Examples
+from engram.report.examples import Array, Examples
 
 MAP_HEIGHT = 470  # pixels
 SMALL, MANY, VERY_MANY = 500, 5_000, 12_000  # examples from which marks are drawn smaller
@@ -41,8 +41,8 @@ PALETTE = ["#d3d9de"] * 2  # of the map, until theme.js has painted it
 NAMES = {
     "loss": "loss with it",
     "loo_loss": "loss without it",
-    "prediction_error": "the others predict it  ←  prediction error  →  the others contradict it",
-    "prediction_variance": "prediction variance  →  by heart",
+    "prediction_error": "prediction error, left out",
+    "prediction_variance": "prediction variance: share that is memory",
 }
 COLOURED = (0.05, 0.999)  # quantiles of the scores between which colours change
 
@@ -106,6 +106,7 @@ def map_figure(examples: Examples) -> Figure:
     (left, right), (bottom, top) = (axis.ends(getattr(examples, axis.column)) for axis in axes)
     plot = base_figure(
         MAP_HEIGHT,
+        tags=["card"],
         x_range=Range1d(start=left, end=right, name="x"),
         y_range=Range1d(start=bottom, end=top, name="y"),
     )

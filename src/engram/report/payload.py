@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from engram.core.printable import printable
-from engram.report.page import NUMBERS, Array, Examples, Neighbours
+from engram.report.examples import NUMBERS, Array, Examples, Neighbours
 from engram.report.shown import shown_positions
 from engram.report.sprite import sprite
 

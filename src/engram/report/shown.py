@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engram.report.page import Array, Examples, Neighbours
+from engram.report.examples import Array, Examples, Neighbours
 
 SHOWN = 2000  # examples; each costs about a kilobyte of the file
 SEED = 0  # of the sample that stands for the others

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from engram.errors import DataError
-from engram.report.page import Array
+from engram.report.examples import Array
 
 SIZES = (160, 128, 96, 80, 64, 48, 32)  # pixels of a side, the largest that fits is taken
 SPRITE_BYTES = 2_400_000  # of the encoded sprite; with base64 a third more in the file

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from engram.report.page import Array, Curves, Effect, Examples, PageData
+from engram.report.examples import Array, Examples
+from engram.report.page import Curves, Effect, PageData
 
 MOST_CLASSES = 30  # of a confusion that is shown as a table; beyond, the pairs that are most often
 PAIRS = 20  # of classes that are listed then

@@ -52,7 +52,7 @@ def training_data(
         data = _without_result(history, latest, shown)
     data = _with_suspects(data, history)
     headline = _headline(history, data.headline)
-    return replace(data, headline=headline, curves=_curves(history, held_out))
+    return replace(data, headline=headline, curves=history_curves(history, held_out))
 
 
 def _with_suspects(data: PageData, history: History) -> PageData:
@@ -72,7 +72,8 @@ def _with_suspects(data: PageData, history: History) -> PageData:
     return replace(data, examples=examples, alerts=[alert, *data.alerts])
 
 
-def _curves(history: History, held_out: HeldOut | None) -> Curves:
+def history_curves(history: History, held_out: HeldOut | None = None) -> Curves:
+    """Losses, scores and leverages over the updates."""
     frame, best = history.to_frame(), history.best
     assert best is not None
     has_leverage = all(record.leverage for record in history)

@@ -2,6 +2,8 @@
 // Which examples are asked for, and in which order. Listeners hear of every change.
 (() => {
   const { data } = engram;
+  const NARROW = 700, FEW = 8; // pixels; cards at first on a phone, where one fills the window
+  if (innerWidth < NARROW) data.cards = Math.min(data.cards, FEW);
   const fresh = () => ({ query: "", given: -1, predicted: -1, trust: -1, groups: {}, flag: "", mark: "", picked: null });
   const state = { ...fresh(), sort: "", limit: data.cards, mask: new Uint8Array(data.count), order: [], filtered: false };
   const listeners = [];

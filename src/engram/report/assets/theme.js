@@ -24,7 +24,10 @@
     if (/Axis$/.test(model.type))
       model.setv({ axis_line_color: colour("line"), major_label_text_color: colour("muted"), axis_label_text_color: colour("muted"),
         major_label_text_font: font, axis_label_text_font: font, major_label_text_font_size: "12px", axis_label_text_font_size: "12.5px" });
-    else if (model.type === "Grid") model.setv({ grid_line_color: colour("hair") });
+    else if (model.type === "Figure") { // painted, since bokeh does not clear what is transparent
+      const ground = colour(model.tags.includes("card") ? "card" : "paper");
+      model.setv({ background_fill_color: ground, border_fill_color: ground });
+    } else if (model.type === "Grid") model.setv({ grid_line_color: colour("hair") });
     else if (model.type === "Legend") model.setv({ label_text_color: colour("muted"), label_text_font: font, label_text_font_size: "12px" });
     else if (model.type === "LogColorMapper") model.setv({ palette: scale });
     else if (tagged) {

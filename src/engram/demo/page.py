@@ -1,0 +1,80 @@
+"""The demonstration's page: everything it found, with the digits themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+import engram
+from engram.demo.digits import Digits
+from engram.demo.findings import ClassEffect
+from engram.report.page import Comparison, Effect, Neighbours, PageData
+from engram.report.result_page import loss_interval, result_data
+from engram.report.training_page import history_curves
+from engram.sensitivity.groups import ClassRemovals
+from engram.tracking.history import History
+
+COMMAND = "make demo"
+
+
+def demo_page(
+    data: Digits,
+    result: engram.Result,
+    history: History,
+    removals: ClassRemovals,
+    effects: Sequence[ClassEffect],
+    near: Neighbours,
+) -> PageData:
+    """The result with pictures, the training, and the classes beside what retraining gave."""
+    page = result_data(result, ids=_ids(data), classes=_classes(), images=data.inputs.numpy())
+    return replace(
+        page,
+        examples=replace(page.examples, neighbours=near),
+        effects=[_effect(label, removals) for label in removals],
+        effects_on="the test data",
+        curves=replace(history_curves(history), step_name="epoch"),
+        comparisons=_comparisons(effects),
+        making=replace(page.making, command=COMMAND),
+    )
+
+
+def _ids(data: Digits) -> list[str]:
+    return [f"digit {number}" for number in range(len(data.labels))]
+
+
+def _classes() -> list[str]:
+    names = "zero one two three four five six seven eight nine"
+    return names.split()
+
+
+def _effect(label: int, removals: ClassRemovals) -> Effect:
+    removal = removals[label]
+    evaluation = removal.evaluation
+    assert evaluation is not None
+    change = evaluation.loss_without - evaluation.loss
+    low, high = loss_interval(change, torch.ones(len(change)))
+    level = removal.verdict.level
+    return Effect(
+        _classes()[label], "class", len(removal.indices), evaluation.change, low, high, level
+    )
+
+
+def _comparisons(effects: Sequence[ClassEffect]) -> list[Comparison]:
+    """Of every class that was left out, on its own examples and on the test data."""
+    names = [_classes()[effect.label] for effect in effects]
+    return [
+        Comparison(
+            "change of the class's own loss",
+            [effect.own_estimated for effect in effects],
+            [effect.own_retrained for effect in effects],
+            names=names,
+        ),
+        Comparison(
+            "change of the test loss",
+            [effect.test_estimated for effect in effects],
+            [effect.test_retrained for effect in effects],
+            names=names,
+        ),
+    ]
