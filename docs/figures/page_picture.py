@@ -1,7 +1,7 @@
 """The picture of a page at the top of the README.
 
-``python -m docs.figures.page_picture run/demo/report.html`` after ``make demo``; it needs playwright
-and a Chromium.
+``python -m docs.figures.page_picture run/demo/report.html`` after ``make demo``; it needs
+playwright and a Chromium.
 """
 
 from __future__ import annotations

@@ -29,10 +29,13 @@
     if (matchMedia("(pointer: coarse)").matches) useTool(""); // a finger on the map scrolls the page
     engram.paint();
     filterMap();
+    await frame();
+    performance.mark("map"); // drawn: what a person waits for
     for (const id of Object.keys(charts)) if (id !== "chart-map") { await idle(); await embed(id); }
     engram.paint();
     document.body.dataset.ready = "charts";
   };
+  const frame = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
   const idle = () => new Promise((done) => (window.requestIdleCallback || setTimeout)(done));
 
   let picking = false;

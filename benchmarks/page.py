@@ -1,0 +1,221 @@
+"""The page in a browser: its size, when it is there, and how it moves; two chart libraries compared.
+
+``python -m benchmarks.page`` needs playwright and a Chromium, and plotly for its side of the
+comparison. Without a graphics card WebGL is computed by the processor, as on many servers and in
+virtual machines.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.records import RESULTS, conditions, table, write
+from benchmarks.timing import environment
+from engram.report.html import write_page
+from engram.report.page import Examples, Headline, PageData
+
+COUNT = 60_000  # points
+CLASSES = 10
+PICTURES = 2500  # different pictures of noise, which no encoder makes small
+SIDE = 32  # pixels of one
+MOVES = 6  # of the mouse in a drag: few, since without a graphics card one takes seconds
+SEED = 0
+FRAMES = """() => { window.frames_ = []; let last = performance.now();
+    const frame = () => { const now = performance.now(); frames_.push(now - last); last = now;
+        requestAnimationFrame(frame); }; requestAnimationFrame(frame); }"""
+
+
+def examples() -> Examples:
+    """Made-up examples with everything that takes room: ids, probabilities, groups, pictures."""
+    random = np.random.default_rng(SEED)
+    given = random.integers(0, CLASSES, COUNT)
+    logits = random.normal(size=(COUNT, CLASSES))
+    logits[np.arange(COUNT), given] += random.gamma(2.0, 2.0, COUNT)
+    moved = logits + random.normal(size=logits.shape) * random.gamma(1.0, 0.5, (COUNT, 1))
+    before, after = (np.exp(x) / np.exp(x).sum(1, keepdims=True) for x in (logits, moved))
+    own = np.arange(COUNT), given
+    pictures = random.integers(0, 255, (PICTURES, SIDE, SIDE, 3)).astype(np.uint8)
+    return Examples(
+        [f"train/{number:05d}.png" for number in range(COUNT)],
+        loss=-np.log(before[own]),
+        loo_loss=-np.log(after[own]),
+        score=np.abs(after - before).sum(1),
+        prediction_error=1 - after[own],
+        prediction_variance=random.beta(1.0, 6.0, COUNT),
+        classes=[f"class {number}" for number in range(CLASSES)],
+        given=given,
+        predicted=after.argmax(1),
+        probabilities=before,
+        loo_probabilities=after,
+        trust=random.integers(0, 3, COUNT),
+        flags={"likely wrong label": after.argmax(1) != given},
+        groups={"source": [f"camera {number}" for number in random.integers(0, 5, COUNT)]},
+        label_score=after[own],
+        images=[pictures[number % PICTURES] for number in range(COUNT)],
+    )
+
+
+def by_bokeh(backend: str, marker: str, decimated: bool) -> Callable[[Path], None]:
+    """A page with a bare chart of bokeh; decimated ones draw a tenth of the points while moved."""
+
+    def make(path: Path) -> None:
+        from bokeh.embed import file_html
+        from bokeh.plotting import figure
+        from bokeh.resources import INLINE
+
+        plot = figure(
+            width=900,
+            height=560,
+            tools="pan",
+            output_backend=backend,
+            lod_threshold=2000 if decimated else None,
+        )
+        plot.scatter(*points(), size=4, marker=marker, line_color=None, fill_alpha=0.7)
+        path.write_text(file_html(plot, INLINE))
+
+    return make
+
+
+def by_plotly(path: Path) -> None:
+    """A page with a bare chart of plotly, by WebGL: without it so many points take minutes."""
+    import plotly.graph_objects as graph
+
+    x, y = points()
+    figure = graph.Figure(graph.Scattergl(x=x, y=y, mode="markers", marker={"size": 4}))
+    figure.update_layout(width=900, height=560, dragmode="pan")
+    figure.write_html(path, include_plotlyjs="inline")
+
+
+def points() -> tuple[Any, Any]:
+    """Where the points of a bare chart lie."""
+    x, y = np.random.default_rng(SEED).normal(size=(2, COUNT)).astype(np.float32)
+    return x, y
+
+
+LIBRARIES = {
+    "bokeh, canvas, squares, a tenth while moved (the page)": by_bokeh("canvas", "square", True),
+    "bokeh, canvas, circles, all of them": by_bokeh("canvas", "circle", False),
+    "bokeh, WebGL": by_bokeh("webgl", "circle", False),
+    "plotly, WebGL": by_plotly,
+}
+
+
+def measured_library(browser: Any, make: Callable[[Path], None], path: Path) -> dict[str, float]:
+    """Size in MB, seconds until the chart is there, seconds of a drag, its longest frame."""
+    make(path)
+    page = browser.new_page(viewport={"width": 1000, "height": 700})
+    page.set_default_timeout(300_000)
+    page.goto(path.as_uri())
+    page.wait_for_selector(".bk-Figure, .main-svg")
+    page.evaluate("() => new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(r)))")
+    there = page.evaluate("performance.now()") / 1000
+    seconds, longest = dragged(page, 400, 300)
+    page.close()
+    size = path.stat().st_size / 1e6
+    return {"megabytes": size, "there": there, "drag": seconds, "longest_frame": longest}
+
+
+def dragged(page: Any, x: float, y: float) -> tuple[float, float]:
+    """Seconds that a drag takes, and the longest frame in it."""
+    page.evaluate(FRAMES)
+    start = page.evaluate("performance.now()")
+    page.mouse.move(x, y)
+    page.mouse.down()
+    for step in range(MOVES):
+        page.mouse.move(x + 8 * step, y + 4 * step)
+    page.mouse.up()
+    page.wait_for_timeout(300)
+    seconds = (page.evaluate("performance.now()") - start) / 1000 - 0.3
+    return seconds, max(page.evaluate("frames_")) / 1000
+
+
+def measured_page(browser: Any, path: Path) -> dict[str, float]:
+    """Our page: size, first picture, map, a filter, and a drag of the map."""
+    headline = Headline("60,000 examples", "All of them.", 0.2, 0.4, verdict="good")
+    write_page(PageData(headline, examples()), path)
+    page = browser.new_page(viewport={"width": 1200, "height": 900})
+    page.set_default_timeout(300_000)
+    page.goto(path.as_uri())
+    page.wait_for_selector("body[data-ready=charts]")
+    found = {
+        "megabytes": path.stat().st_size / 1e6,
+        "first_picture": page.evaluate(
+            "performance.getEntriesByName('first-contentful-paint')[0].startTime / 1000"
+        ),
+        "map": page.evaluate("performance.getEntriesByName('map')[0].startTime / 1000"),
+        "filter": page.evaluate(
+            "(() => { const start = performance.now(); document.querySelector('#issues button')"
+            ".click(); return (performance.now() - start) / 1000; })()"
+        ),
+    }
+    page.evaluate("engram.reset()")
+    page.get_by_role("button", name="Move").click()
+    page.locator("#chart-map").scroll_into_view_if_needed()
+    box = page.locator("#chart-map").bounding_box()
+    seconds, longest = dragged(page, box["x"] + 300, box["y"] + 200)
+    page.close()
+    return found | {"drag": seconds, "longest_frame": longest}
+
+
+def measure() -> dict[str, Any]:
+    """All of it, in one browser."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"),
+            args=["--headless", "--no-sandbox", "--disable-gpu"],
+        )
+        path = Path(folder) / "page.html"
+        found: dict[str, Any] = {"page": measured_page(browser, path), "libraries": {}}
+        for name, make in LIBRARIES.items():
+            found["libraries"][name] = measured_library(browser, make, path)
+            print(name, json.dumps(found["libraries"][name]), flush=True)
+        found["browser"] = browser.version
+        browser.close()
+    return found
+
+
+def document(record: dict[str, Any]) -> str:
+    """The Markdown page."""
+    page = record["page"]
+    names = {
+        "megabytes": "size of the file, MB",
+        "first_picture": "first picture, s",
+        "map": "map drawn, s",
+        "filter": "a filter by issue, s",
+        "drag": f"a drag of the map in {MOVES} moves, s",
+        "longest_frame": "longest frame in it, s",
+    }
+    rows = [[words, f"{page[key]:.2f}"] for key, words in names.items()]
+    libraries = [
+        [name, *(f"{found[key]:.2f}" for key in ("megabytes", "there", "drag", "longest_frame"))]
+        for name, found in record["libraries"].items()
+    ]
+    header = ["chart of 60,000 points", "MB", "there, s", "drag, s", "longest frame, s"]
+    return f"""# The page in a browser
+
+`python -m benchmarks.page`: 60,000 examples of ten classes with ids, probabilities and a grouping, and 2,000 thumbnails in colour, of noise.
+Chromium {record["browser"]} without a graphics card. {conditions(record["environment"])} Other work had the cores too, so the
+seconds are upper bounds; those of one run can be compared.
+
+{table(["our page", ""], rows)}
+
+## The library of the charts
+
+A page with nothing but a scatter plot that can be dragged; WebGL by the processor.
+
+{table(header, libraries)}
+"""
+
+
+if __name__ == "__main__":
+    record = {"environment": environment(SEED), **measure()}
+    write(RESULTS, "page", record, document(record))
