@@ -1,4 +1,4 @@
-"""The page in a browser: its size, when it is there, and how it moves; two chart libraries compared.
+"""The page in a browser: its size, when it is there, how it moves; chart libraries compared.
 
 ``python -m benchmarks.page`` needs playwright and a Chromium, and plotly for its side of the
 comparison. Without a graphics card WebGL is computed by the processor, as on many servers and in
@@ -202,9 +202,10 @@ def document(record: dict[str, Any]) -> str:
     header = ["chart of 60,000 points", "MB", "there, s", "drag, s", "longest frame, s"]
     return f"""# The page in a browser
 
-`python -m benchmarks.page`: 60,000 examples of ten classes with ids, probabilities and a grouping, and 2,000 thumbnails in colour, of noise.
-Chromium {record["browser"]} without a graphics card. {conditions(record["environment"])} Other work had the cores too, so the
-seconds are upper bounds; those of one run can be compared.
+`python -m benchmarks.page`: 60,000 examples of ten classes with ids, probabilities and a grouping,
+and 2,000 thumbnails in colour, of noise. Chromium {record["browser"]} without a graphics card.
+{conditions(record["environment"])}
+Other work had the cores too, so the seconds are upper bounds; those of one run can be compared.
 
 {table(["our page", ""], rows)}
 
