@@ -214,7 +214,7 @@ class Verdict:
         examples = ", ".join(f"{count:,} {name}" for name, count in self.counts.items() if count)
         lines = [
             f"verdict               {self.level}" + (f"; examples: {examples}" * bool(examples)),
-            f"                      {self.line}",
+            f"  {self.line}",
         ]
         for reason in self.reasons:
             lines += wrap(str(reason), 79, initial_indent="  ", subsequent_indent="    ")
