@@ -37,6 +37,7 @@ EXACT_STEPS = 16  # first steps, at each of which it is read
 SHARE_OF_MEMORY = 0.02  # of the steps that an average of squares remembers
 MOST_STEPS = 64  # at most so many, however long an average's memory is
 LONG = 1000  # steps after which a momentum is as good as stationary
+ROUNDING = 1e-9  # of a logarithm: 0.02 / (1 - 0.99) is a little below 2
 SAME = 1e-9  # relative difference of two ratios of decay to time that are one
 
 
@@ -315,7 +316,7 @@ class Clock:
         forgetting = max(self.metric.forgotten(group) for group in self.optimizer.param_groups)
         memory = SHARE_OF_MEMORY / forgetting if forgetting > 0 else MOST_STEPS
         longest = steps / SHARE_OF_STEPS if steps >= EXACT_STEPS else 1
-        return 2 ** int(math.log2(max(1, min(longest, memory, MOST_STEPS))))
+        return 2 ** int(math.log2(max(1, min(longest, memory, MOST_STEPS))) + ROUNDING)
 
     def root(self, step: Step) -> Tensor | float:
         """What the step divides by; TrainingError where the state does not have it."""
