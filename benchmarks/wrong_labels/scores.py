@@ -46,8 +46,9 @@ def losses(model: nn.Module, split: Split) -> Tensor:
     return functional.cross_entropy(outputs, split.given, reduction="none")
 
 
-def cross_validated(setting: Setting, split: Split, seed: int) -> Tensor:
+def cross_validated(setting: Setting, seed: int) -> dict[str, Any]:
     """Probabilities of every example under a net that was trained on four fifths without it."""
+    split, began = setting.split(), time.process_time()
     order = torch.randperm(len(split.given), generator=torch.Generator().manual_seed(seed))
     found = torch.zeros(len(split.given), int(split.given.max()) + 1)
     for number, fold in enumerate(order.chunk(FOLDS)):
@@ -57,7 +58,7 @@ def cross_validated(setting: Setting, split: Split, seed: int) -> Tensor:
         model = setting.fit(setting.net(), (split.inputs[rest], split.given[rest]))
         with torch.no_grad():
             found[fold] = model(split.inputs[fold]).softmax(1)
-    return found
+    return {"probabilities": found, "seconds": time.process_time() - began}
 
 
 def quality(labels: Tensor, probabilities: Tensor, method: str) -> Tensor:
@@ -86,9 +87,6 @@ def scores(setting: Setting, seed: int) -> dict[str, Any]:
     posterior = engram.laplace(model, split.data, curvature="fisher", **given)
     end = engram.sensitivities(model, split.data, posterior, estimator="linear", progress=False)
     seconds["end"] = time.process_time() - began
-    began = time.process_time()
-    folds = cross_validated(setting, split, seed)
-    seconds["folds"] = time.process_time() - began
     assert watched.training.visits is not None
     return {
         "wrong": split.wrong,
@@ -101,15 +99,19 @@ def scores(setting: Setting, seed: int) -> dict[str, Any]:
         "walk probabilities": result.loo_probabilities,
         "end": end.loo_loss,
         "end probabilities": end.loo_probabilities,
-        "folds": folds,
     }
 
 
 def kept(name: str, setting: Setting, seed: int, folder: Path) -> dict[str, Any]:
-    """The scores, computed where they are not on disk."""
-    path = folder / f"{name}-{seed}.pt"
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(scores(setting, seed), path)
-    found: dict[str, Any] = torch.load(path, weights_only=True)
-    return found
+    """The scores and folds, computed where they are not on disk."""
+    found = {}
+    for part, made in (("scores", scores), ("folds", cross_validated)):
+        path = folder / f"{name}-{seed}-{part}.pt"
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(made(setting, seed), path)
+        found[part] = torch.load(path, weights_only=True)
+    folds: dict[str, Any] = found["folds"]
+    whole: dict[str, Any] = found["scores"]
+    whole["folds"], whole["seconds"]["folds"] = folds["probabilities"], folds["seconds"]
+    return whole

@@ -61,21 +61,21 @@ def radam(model: nn.Module) -> optim.Optimizer:
 
 FASHION, CIFAR = partial(nets.fashion_cnn, 0.3), partial(nets.cifar_cnn, 0.3)
 SETTINGS: dict[str, Setting] = {
-    "fmnist-uniform": cnn(partial(data.fashion, 4000, data.uniform), FASHION),
-    "fmnist-classes": cnn(partial(data.fashion, 4000, like_clothes), FASHION),
+    "fmnist-uniform": cnn(partial(data.fashion, 3000, data.uniform), FASHION),
+    "fmnist-classes": cnn(partial(data.fashion, 3000, like_clothes), FASHION),
     "cifar-uniform": Setting(
-        split=partial(data.cifar, 4000, data.uniform),
+        split=partial(data.cifar, 3000, data.uniform),
         net=CIFAR,
         optimizer=sgd(0.05, 5e-4),
-        epochs=12,
+        epochs=10,
         cosine=True,
         augment=flipped,
     ),
     "cifar-classes": Setting(
-        split=partial(data.cifar, 4000, data.class_dependent),
+        split=partial(data.cifar, 3000, data.class_dependent),
         net=CIFAR,
         optimizer=adamw(2e-3, 1e-2),
-        epochs=12,
+        epochs=10,
         augment=flipped,
     ),
     "fmnist-memorised": cnn(

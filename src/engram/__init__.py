@@ -22,6 +22,7 @@ from engram.evidence.certificate import Certificate
 from engram.evidence.certify import certify
 from engram.evidence.check_training import TrainingCheck, check_training
 from engram.evidence.refine import refine
+from engram.evidence.replayed_level import ReplayedLevel, replayed_level
 from engram.evidence.verification import Verification
 from engram.evidence.verify import verify
 from engram.posteriors.calibration import calibrate
@@ -84,6 +85,7 @@ __all__ = [
     "Perturbation",
     "Posterior",
     "Removal",
+    "ReplayedLevel",
     "Result",
     "Retraining",
     "Scores",
@@ -127,6 +129,7 @@ __all__ = [
     "remove",
     "remove_classes",
     "replay",
+    "replayed_level",
     "retrain",
     "score",
     "sensitivities",

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import engram
 from engram.errors import ArgumentError, DataError
-from engram.tracking.held_out import increase_of_all
+from engram.evidence.regression_estimator import increase_of_all
 
 
 def digits(start: int, stop: int) -> tuple[Tensor, Tensor]:

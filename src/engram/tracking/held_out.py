@@ -21,6 +21,7 @@ from engram.core.arguments import whole
 from engram.core.processes import Processes
 from engram.core.storage.values import objects, typed, wrong
 from engram.errors import ArgumentError, DataError
+from engram.evidence.regression_estimator import increase_of_all
 from engram.tracking.held_out_twin import HeldOutTwin
 from engram.tracking.history import Record
 from engram.tracking.training_steps import Training, TrainingStep
@@ -37,7 +38,8 @@ class HeldOut:
         d_i = \ell_i(\theta') - \ell_i(\theta)
 
     with :math:`\theta'` the twin's weights, bars for means over the held-out examples, and the last
-    term for how easy these happen to be; see :func:`increase_of_all`.
+    term for how easy these happen to be; see
+    :func:`engram.evidence.regression_estimator.increase_of_all`.
 
     Args:
         training: that the twin runs beside; make it before the first step.
@@ -158,32 +160,6 @@ class HeldOut:
         if not bool(((given >= 0) & (given < len(self.kept))).all()):
             raise wrong(HELD_OUT, "examples of the data", given)
         return found
-
-
-def increase_of_all(increase: Tensor, difficulty: Tensor, difficulty_of_all: float) -> float:
-    r"""The mean increase over all data, from that of a few examples.
-
-    .. math:: \bar d + \beta\, (\bar h_{\mathrm{all}} - \bar h), \qquad
-        \beta = \mathrm{cov}(d_i, h_i) / \mathrm{var}(h_i)
-
-    The regression estimator of survey sampling: an example that took long to learn is one that is
-    got wrong when it is left out. So by how much the few happen to be easier than all data, whose
-    mean is known, can be taken out.
-
-    Args:
-        increase: d of the few, [m].
-        difficulty: h of the few, [m]: the mean of an example's loss over the training so far.
-        difficulty_of_all: its mean over all data.
-
-    Example:
-        >>> difficulty = torch.tensor([0.1, 0.3, 0.5])
-        >>> round(increase_of_all(2 * difficulty, difficulty, 0.4), 6)
-        0.8
-    """
-    centred = difficulty - difficulty.mean()
-    spread = float(centred.square().sum())
-    slope = float((increase * centred).sum()) / spread if spread > 0 else 0.0
-    return float(increase.mean()) + slope * (difficulty_of_all - float(difficulty.mean()))
 
 
 def _check_count(count: int, num_data: int) -> int:
