@@ -10,7 +10,7 @@ from torch import Tensor, nn, optim
 
 from benchmarks.data import data_file
 from benchmarks.practical import data, nets
-from benchmarks.practical.loop import Setting, flipped
+from benchmarks.practical.loop import Setting, cosine, flipped
 from benchmarks.practical.settings import adamw, sgd
 
 # the class of Fashion-MNIST that each is taken for: T-shirt, trousers, pullover, dress, coat,
@@ -68,7 +68,7 @@ SETTINGS: dict[str, Setting] = {
         net=CIFAR,
         optimizer=sgd(0.05, 5e-4),
         epochs=10,
-        cosine=True,
+        schedule=cosine,
         augment=flipped,
     ),
     "cifar-classes": Setting(

@@ -4,11 +4,37 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
 from engram.core.arguments import whole
 from engram.sensitivity.result import Result, check_result
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+def suspicion(loo_loss: Tensor, prequential: Tensor) -> Tensor:
+    r"""How far the others contradict an example's label, in nats, [N].
+
+    .. math:: \tfrac12 \bigl( \ell_i(f_i + \hat d_i) + \bar\ell_i \bigr)
+
+    The first is the leave-one-out loss at the end, an estimate. The second is the mean of what the
+    training itself found just before each of its steps with the example: measured, but at weights
+    of the past, the later of which had seen the example before. Their errors are of different
+    kinds, so that the mean ranks about as well as the better one (docs/results/wrong-labels.md).
+    Where nothing was recorded, it is the first alone.
+
+    Args:
+        loo_loss: of every example, [N].
+        prequential: the other, NaN where it is not known, [N].
+
+    Example:
+        >>> import torch
+        >>> suspicion(torch.tensor([1.0, 3.0]), torch.tensor([2.0, torch.nan]))
+        tensor([1.5000, 3.0000])
+    """
+    return torch.where(prequential.isfinite(), (loo_loss + prequential) / 2, loo_loss)
 
 
 def label_issues(result: Result, count: int | None = None) -> pd.DataFrame:
@@ -17,17 +43,19 @@ def label_issues(result: Result, count: int | None = None) -> pd.DataFrame:
     .. math:: \ell_i(f_i + \hat d_i) = -\log p_{\setminus i}(y_i)
 
     is an example's loss under the model without it: its own label no longer speaks for itself.
+    Where the training was recorded with its visits, the mean of this and of the loss just before
+    each visit ranks the examples (:func:`suspicion`).
 
     Args:
         result: of a classifier.
         count: how many rows; all examples if not given.
 
     Returns:
-        One row per example, indexed by its position in the data and sorted by ``loo_loss``:
+        One row per example, indexed by its position in the data and sorted by ``suspicion``:
         ``given``, the label; ``predicted``, the likeliest class under leave-one-out;
         ``loo_probability``, that of the given label; ``contradicted``, whether the two differ;
-        ``loss`` and ``loo_loss``. With weights of classes or examples in the loss, sort by
-        ``loo_probability`` to compare labels of different weight.
+        ``loss``, ``loo_loss``, and ``prequential`` where it was recorded. With weights of classes
+        or examples in the loss, sort by ``loo_probability`` to compare labels of different weight.
 
     Example:
         >>> import torch
@@ -49,7 +77,7 @@ def label_issues(result: Result, count: int | None = None) -> pd.DataFrame:
     check_result(result)
     labels, left_out = result.labels, result.loo_probabilities
     given = left_out.gather(1, labels[:, None])[:, 0]
-    predicted = left_out.argmax(1)
+    predicted, before = left_out.argmax(1), result.prequential.to(result.loo_loss.dtype)
     frame = pd.DataFrame(
         {
             "given": labels.numpy(),
@@ -58,7 +86,9 @@ def label_issues(result: Result, count: int | None = None) -> pd.DataFrame:
             "loo_probability": given.numpy(),
             "loss": result.loss.numpy(),
             "loo_loss": result.loo_loss.numpy(),
+            **({"prequential": before.numpy()} if bool(before.isfinite().any()) else {}),
+            "suspicion": suspicion(result.loo_loss, before).numpy(),
         },
         index=pd.Index(result.indices.numpy(), name="example"),
-    ).sort_values("loo_loss", ascending=False, kind="stable")
+    ).sort_values("suspicion", ascending=False, kind="stable")
     return frame if count is None else frame.head(whole("count", count, remedy="use count=20"))

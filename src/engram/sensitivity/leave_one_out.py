@@ -22,6 +22,7 @@ from engram.engine.gradient_accumulator import (
 )
 from engram.engine.prepare import not_estimated
 from engram.engine.session import Session
+from engram.errors import LikelihoodError
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace_torch import as_posterior
 from engram.problem import Opener, Problem
@@ -35,6 +36,7 @@ from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import Result
 from engram.sensitivity.sampling import AT_THE_MEAN, GRADIENT, Sampling
 from engram.sensitivity.step_size import with_step_size
+from engram.training.memorisation import prequential
 
 RECORD_MISSING = (
     "this posterior comes from a file without the record of its training: the estimate is that of "
@@ -181,6 +183,7 @@ def left_out(problem: Problem, asked: Asked, peers: Processes | None = None) -> 
         leverage, figures = torch.full_like(tensors["score"], math.nan), undiagnosed(*known)
     return Result(
         **tensors,
+        prequential=_prequential(problem, tensors["targets"]),
         leverage=leverage,
         diagnostics=figures,
         coverage=opened.engine.coverage.ways,
@@ -193,6 +196,18 @@ def left_out(problem: Problem, asked: Asked, peers: Processes | None = None) -> 
             not_estimated=not_estimated(opened.model),
         ),
     )
+
+
+def _prequential(problem: Problem, targets: Tensor) -> Tensor:
+    """The mean loss of every example before its visits; empty where they were not recorded."""
+    training = problem.posterior.training
+    if training is None or training.visits is None or training.visits.num_data != len(targets):
+        return torch.zeros(0)
+    try:
+        found = prequential(training, targets)
+    except LikelihoodError:  # of a loss that sums over outputs say nothing about
+        return torch.zeros(0)
+    return torch.zeros(0) if found is None else found
 
 
 def _leverages(

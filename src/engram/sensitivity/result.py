@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,6 +26,7 @@ from engram.core.storage.kinds import (
     positions,
     stored,
 )
+from engram.core.storage.values import ADDED_LATER
 from engram.errors import ArgumentError, LikelihoodError, ModelMismatchError
 from engram.likelihoods import Likelihood, Tokens
 from engram.sensitivity.basis import Basis
@@ -44,6 +46,7 @@ UNITS = {
     "loss": "nats per example",
     "loo_loss": "nats per example, the example's own loss when it is left out",
     "score": "L1 norm of the deviation of the example's prediction",
+    "prequential": "nats per example, mean loss just before the training's own steps with it",
     "leverage": "trace of prediction variance times output Hessian; NaN where not computed",
 }
 
@@ -75,6 +78,8 @@ class Result:
             until :func:`engram.refine` replaces some, [N].
         counts: how many examples each row stands for in means, [N]; 1 unless the data had
             frequencies or rows of weight 0. Leaving out takes one of them.
+        prequential: mean loss just before the training's own steps that used the example, [N]; NaN
+            where no recorded steps have named it.
     """
 
     indices: Tensor
@@ -93,10 +98,13 @@ class Result:
     basis: Basis = field(default_factory=Basis)
     obtained: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.uint8))
     counts: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
+    prequential: Tensor = field(default_factory=lambda: torch.zeros(0), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         if self.counts.numel() == 0:
             object.__setattr__(self, "counts", torch.ones(len(self.indices), dtype=torch.float64))
+        if self.prequential.numel() == 0:
+            object.__setattr__(self, "prequential", torch.full_like(self.loss, math.nan))
         if self.obtained.numel() == 0:
             object.__setattr__(self, "obtained", torch.zeros_like(self.flagged, dtype=torch.uint8))
 
@@ -250,6 +258,8 @@ class Result:
             "leverage": self.leverage.numpy(),
             "flagged": self.flagged.numpy(),
         }
+        if bool(self.prequential.isfinite().any()):
+            columns["prequential"] = self.prequential.numpy()
         if bool((self.counts != 1).any()):
             columns["count"] = self.counts.numpy()
         if self.obtained.any():
@@ -365,6 +375,7 @@ COLUMNS = {
     "flagged": flags("N"),
     "obtained": positions("N", below=len(OBTAINED), dtype=torch.uint8),
     "counts": numbers("N", low=0),
+    "prequential": numbers("N", finite=False),  # NaN where nothing was recorded
 }
 FINITE_UNLESS_FLAGGED = ("deviation", "prediction_deviation", "score", "loo_loss")
 

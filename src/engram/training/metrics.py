@@ -40,7 +40,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.nn.functional import threshold_
+from torch.nn.functional import threshold
 from torch.optim import Optimizer
 
 from engram.errors import TrainingError
@@ -117,7 +117,9 @@ def with_eps(root: Tensor, group: Mapping[str, Any]) -> Tensor:
     Without an eps the optimizer itself has made NaN of it.
     """
     eps = float(group["eps"])
-    return threshold_(root, 0.0, math.inf).add_(eps) if eps else root  # one pass over the root
+    return (
+        threshold(root, 0.0, math.inf, inplace=True).add_(eps) if eps else root
+    )  # one pass over the root
 
 
 def adam_root(step: Step) -> Tensor:

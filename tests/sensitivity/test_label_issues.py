@@ -1,0 +1,95 @@
+"""Wrong labels by what is estimated and what the training's own steps have said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import engram
+from engram.sensitivity.label_issues import suspicion
+from engram.sensitivity.result import Result
+
+NUMBER = 80
+WRONG = torch.arange(0, NUMBER, 10)
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(NUMBER, 5, generator=GENERATOR)
+Y = (X[:, 0] + 0.3 * torch.randn(NUMBER, generator=GENERATOR) > 0).long()
+Y[WRONG] = 1 - Y[WRONG]
+
+
+def asked(named: int = NUMBER) -> tuple[Result, engram.Training]:
+    """A net with BatchNorm and dropout whose steps name the first so many of the examples."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(5, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 2)
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    training = engram.record(optimizer, model)
+    loader = DataLoader(TensorDataset(torch.arange(NUMBER)), 16, shuffle=True)
+    for _ in range(8):
+        for (batch,) in loader:
+            outputs = model(X[batch])
+            known = batch < named
+            if bool(known.any()):
+                training.visit(batch[known], outputs[known])
+            optimizer.zero_grad()
+            functional.cross_entropy(outputs, Y[batch]).backward()
+            optimizer.step()
+    posterior = engram.laplace(
+        model, (X, Y), training=training, structure="kronecker", progress=False
+    )
+    result = engram.sensitivities(
+        model, (X, Y), posterior, estimator="linear", progress=False, diagnostics=False
+    )
+    return result, training
+
+
+def test_a_result_has_the_losses_before_the_visits() -> None:
+    result, training = asked()
+    assert training.visits is not None
+    torch.testing.assert_close(result.prequential, training.visits.prequential(Y))
+    assert "prequential" in result.to_frame().columns
+    assert set(result.top(8, by="prequential").index) & set(WRONG.tolist())
+
+
+def test_issues_are_ranked_by_the_mean_of_both() -> None:
+    result, _ = asked()
+    frame = engram.label_issues(result)
+    expected = ((result.loo_loss + result.prequential) / 2).argsort(descending=True, stable=True)
+    assert frame.index.tolist() == expected.tolist()
+    assert frame["suspicion"].is_monotonic_decreasing
+    assert (frame["suspicion"] * 2 - frame["loo_loss"] - frame["prequential"]).abs().max() < 1e-5
+    found = set(frame.index[: len(WRONG)]) & set(WRONG.tolist())
+    assert len(found) > len(WRONG) // 2
+
+
+def test_without_visits_it_is_the_leave_one_out_loss() -> None:
+    result, _ = asked(named=0)
+    assert bool(result.prequential.isnan().all())
+    frame = engram.label_issues(result)
+    assert "prequential" not in frame.columns
+    assert "prequential" not in result.to_frame().columns
+    assert (frame["suspicion"] == frame["loo_loss"]).all()
+
+
+def test_visits_of_other_data_are_not_taken_for_these() -> None:
+    result, _ = asked(named=60)
+    assert bool(result.prequential.isnan().all())
+
+
+def test_it_is_saved_with_the_result(tmp_path: Path) -> None:
+    result, _ = asked()
+    loaded = engram.load(result.save(tmp_path))
+    assert loaded.prequential.equal(result.prequential)
+    pd.testing.assert_frame_equal(engram.label_issues(loaded), engram.label_issues(result))
+
+
+def test_what_is_not_known_does_not_count() -> None:
+    found = suspicion(torch.tensor([1.0, 3.0]), torch.tensor([2.0, torch.nan]))
+    assert found.tolist() == pytest.approx([1.5, 3.0])
