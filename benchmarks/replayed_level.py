@@ -92,7 +92,7 @@ Written by `python -m benchmarks.replayed_level` with ENGRAM_DATA naming the fol
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replayed_level")
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--output", type=Path, default=RESULTS)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
