@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -58,13 +59,15 @@ def test_a_result_has_the_losses_before_the_visits() -> None:
     assert set(result.top(8, by="prequential").index) & set(WRONG.tolist())
 
 
-def test_issues_are_ranked_by_the_mean_of_both() -> None:
+def test_issues_are_ranked_by_both_together() -> None:
     result, _ = asked()
     frame = engram.label_issues(result)
-    expected = ((result.loo_loss + result.prequential) / 2).argsort(descending=True, stable=True)
-    assert frame.index.tolist() == expected.tolist()
+    chance = ((-result.loo_loss).exp() + (-result.prequential).exp()) / 2
+    assert frame.index.tolist() == chance.argsort(stable=True).tolist()
     assert frame["suspicion"].is_monotonic_decreasing
-    assert (frame["suspicion"] * 2 - frame["loo_loss"] - frame["prequential"]).abs().max() < 1e-5
+    torch.testing.assert_close(
+        torch.tensor(frame["suspicion"].to_numpy()), -chance.log()[torch.tensor(frame.index)]
+    )
     found = set(frame.index[: len(WRONG)]) & set(WRONG.tolist())
     assert len(found) > len(WRONG) // 2
 
@@ -91,5 +94,5 @@ def test_it_is_saved_with_the_result(tmp_path: Path) -> None:
 
 
 def test_what_is_not_known_does_not_count() -> None:
-    found = suspicion(torch.tensor([1.0, 3.0]), torch.tensor([2.0, torch.nan]))
-    assert found.tolist() == pytest.approx([1.5, 3.0])
+    found = suspicion(torch.tensor([1.0, 3.0, 500.0]), torch.tensor([1.0, torch.nan, 2.0]))
+    assert found.tolist() == pytest.approx([1.0, 3.0, 2 + math.log(2)])

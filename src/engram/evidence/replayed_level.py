@@ -76,8 +76,9 @@ def replayed_level(
 
     A memorised net has forgotten what it would say of an example that it had not seen, and no
     estimate at its end has the size of it. So a fold F is left out of the recorded training, from
-    its start or an early checkpoint on, and the rest is trained again, once. Where the steps named their examples,
-    the mean over the fold is brought to that over all data by their prequential loss.
+    its start or an early checkpoint on, and the rest is trained again, once. Where the steps named
+    their examples, the mean over the fold is brought to that over all data by their prequential
+    loss.
 
     Args:
         model: that was trained; it is not changed.

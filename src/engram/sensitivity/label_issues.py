@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,24 +18,26 @@ if TYPE_CHECKING:
 def suspicion(loo_loss: Tensor, prequential: Tensor) -> Tensor:
     r"""How far the others contradict an example's label, in nats, [N].
 
-    .. math:: \tfrac12 \bigl( \ell_i(f_i + \hat d_i) + \bar\ell_i \bigr)
+    .. math:: -\log \tfrac12 \bigl( e^{-\ell_i(f_i + \hat d_i)} + e^{-\bar\ell_i} \bigr)
 
-    The first is the leave-one-out loss at the end, an estimate. The second is the mean of what the
-    training itself found just before each of its steps with the example: measured, but at weights
-    of the past, the later of which had seen the example before. Their errors are of different
-    kinds, so that the mean ranks about as well as the better one (docs/results/wrong-labels.md).
-    Where nothing was recorded, it is the first alone.
+    The loss under the mean of two predictions. The first is the leave-one-out one at the end, an
+    estimate. The second is what the training itself found, in the mean over its steps with the
+    example just before each: measured, but at weights of the past, the later of which had seen the
+    example before. Their errors are of different kinds, and where one of them gives a label no
+    chance at all the other still has a say (docs/results/wrong-labels.md). Where nothing was
+    recorded, it is the first alone.
 
     Args:
         loo_loss: of every example, [N].
-        prequential: the other, NaN where it is not known, [N].
+        prequential: the mean loss before its visits, NaN where it is not known, [N].
 
     Example:
         >>> import torch
-        >>> suspicion(torch.tensor([1.0, 3.0]), torch.tensor([2.0, torch.nan]))
-        tensor([1.5000, 3.0000])
+        >>> suspicion(torch.tensor([1.0, 3.0]), torch.tensor([1.0, torch.nan]))
+        tensor([1., 3.])
     """
-    return torch.where(prequential.isfinite(), (loo_loss + prequential) / 2, loo_loss)
+    both = math.log(2) - torch.logaddexp(-loo_loss, -prequential)
+    return torch.where(prequential.isfinite(), both, loo_loss)
 
 
 def label_issues(result: Result, count: int | None = None) -> pd.DataFrame:
@@ -43,8 +46,8 @@ def label_issues(result: Result, count: int | None = None) -> pd.DataFrame:
     .. math:: \ell_i(f_i + \hat d_i) = -\log p_{\setminus i}(y_i)
 
     is an example's loss under the model without it: its own label no longer speaks for itself.
-    Where the training was recorded with its visits, the mean of this and of the loss just before
-    each visit ranks the examples (:func:`suspicion`).
+    Where the training was recorded with its visits, this and the loss just before each visit rank
+    the examples together (:func:`suspicion`).
 
     Args:
         result: of a classifier.
