@@ -13,7 +13,7 @@ from benchmarks.practical.settings import adamw, sgd
 from benchmarks.trust.practical import nets
 from benchmarks.trust.practical.data import split
 
-SUBSETS = 40  # trainings for the truth
+SUBSETS = 32  # trainings for the truth
 SIDES = {"digits": 8, "fashion": 14, "usps": 16}
 
 

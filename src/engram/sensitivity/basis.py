@@ -33,6 +33,7 @@ class Basis:
         in_eval_mode: kinds of layers of the model in training that were in eval mode for this.
         not_estimated: what training does and the estimate does not, in words.
         stopped: whether the posterior has the time of a training that was stopped in it.
+        along: whether the estimate goes along the checkpoints of that training.
     """
 
     estimator: str | None = None
@@ -49,6 +50,7 @@ class Basis:
     prior_fitted: bool = field(default=False, metadata=ADDED_LATER)
     not_estimated: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
     stopped: bool = field(default=False, metadata=ADDED_LATER)
+    along: bool = field(default=False, metadata=ADDED_LATER)
 
     @classmethod
     def of(
@@ -59,6 +61,7 @@ class Basis:
         threshold: float | None = None,
         in_eval_mode: tuple[str, ...] = (),
         not_estimated: tuple[str, ...] = (),
+        along: bool = False,
     ) -> Basis:
         """The facts of a posterior and a likelihood."""
         return cls(
@@ -76,6 +79,7 @@ class Basis:
             posterior.prior_fitted,
             not_estimated,
             posterior.stopped,
+            along,
         )
 
     @property

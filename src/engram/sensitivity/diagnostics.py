@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from engram.core.parameters import Named, square_norm, trainable
 from engram.core.parameters import count as count_entries
+from engram.core.storage.values import ADDED_LATER
 from engram.engine.gradient_accumulator import GradientAccumulator
 from engram.engine.prepare import Coverage
 from engram.posteriors.gaussian import Posterior
+from engram.sensitivity.course import Course
 from engram.sensitivity.leverages import Leverages
 
 #: Examples of a sample for a share of them that says anything; of fewer it is not known.
@@ -51,6 +53,7 @@ class Diagnostics:
         leverages_lost: leverages that were computed and came out as no finite number.
         step_error: error of the leave-one-out losses by refits of the examples that one Newton step
             does not settle, relative to their sum. NaN where nothing was refitted.
+        course: what the recorded training says of the estimate.
     """
 
     leverage_examples: int
@@ -70,6 +73,7 @@ class Diagnostics:
     fitting_gradient: float = math.nan
     leverages_lost: int = 0
     step_error: float = math.nan
+    course: Course = field(default=Course(), metadata=ADDED_LATER)
 
     @property
     def computed(self) -> bool:
@@ -87,7 +91,8 @@ class Diagnostics:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers by name."""
-        return asdict(self)
+        found = asdict(self)
+        return found | found.pop("course")
 
     def _of_leverages(self) -> list[str]:
         error, share_error = self.effective_parameters_error, self.share_inconsistent_error

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engram.core.arguments import AUTO, MANY, is_auto, positive, truth, whole
+from engram.core.arguments import AUTO, MANY, positive, truth, whole
 from engram.core.data.batches import Data
 from engram.core.data.columns import Columns
 from engram.core.memory import backing_off
@@ -27,6 +26,7 @@ from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace_torch import as_posterior
 from engram.problem import Opener, Problem
 from engram.sensitivity.basis import Basis
+from engram.sensitivity.course import course_of
 from engram.sensitivity.diagnostics import diagnose, undiagnosed
 from engram.sensitivity.estimators import ESTIMATORS, check_estimator
 from engram.sensitivity.estimators.base import Estimator, Setting
@@ -37,11 +37,6 @@ from engram.sensitivity.result import Result
 from engram.sensitivity.sampling import AT_THE_MEAN, GRADIENT, Sampling
 from engram.sensitivity.step_size import with_step_size
 from engram.training.memorisation import prequential
-
-RECORD_MISSING = (
-    "this posterior comes from a file without the record of its training: the estimate is that of "
-    "the end alone; give it back with posterior.with_training(engram.load(folder), model)"
-)
 
 
 def sensitivities(
@@ -162,8 +157,6 @@ def left_out(problem: Problem, asked: Asked, peers: Processes | None = None) -> 
     peers = peers or Processes.found(False)
     stepped = with_step_size(posterior, asked.step_size)
     chosen = asked.sampling.chosen(asked.estimator, stepped)
-    if posterior.lacks_record and is_auto(asked.estimator):
-        warnings.warn(RECORD_MISSING, stacklevel=2)
     total = GradientAccumulator()
     peers.meet(opened.model, opened.batches.num_data, buffers=True)
     sink: GradientSink = total if asked.diagnostics else DiscardGradients()
@@ -178,7 +171,9 @@ def left_out(problem: Problem, asked: Asked, peers: Processes | None = None) -> 
     if asked.diagnostics:
         total.take_sums(peers.summed)
         leverages = _leverages(problem, eigenvalues, tensors["outputs"], asked)
-        leverage, figures = leverages.trace, diagnose(*known, total, leverages)
+        course = course_of(posterior.training, tensors["targets"], readouts)
+        figures = replace(diagnose(*known, total, leverages), course=course)
+        leverage = leverages.trace
     else:
         leverage, figures = torch.full_like(tensors["score"], math.nan), undiagnosed(*known)
     return Result(
@@ -194,6 +189,7 @@ def left_out(problem: Problem, asked: Asked, peers: Processes | None = None) -> 
             opened.likelihood,
             in_eval_mode=tuple(opened.switched),
             not_estimated=not_estimated(opened.model),
+            along=ESTIMATORS[chosen].along_training,
         ),
     )
 

@@ -172,6 +172,14 @@ class Result:
         return found
 
     @property
+    def classifies(self) -> bool:
+        """Whether targets name a class each, as far as the result knows its likelihood."""
+        likelihood = self.basis.likelihood
+        if not isinstance(likelihood, Likelihood):
+            return False
+        return likelihood.labels(self.outputs, self.targets) is not None
+
+    @property
     def loo_probabilities(self) -> Tensor:
         """Probabilities of the classes under leave-one-out, [N, C], as cleanlab asks for.
 

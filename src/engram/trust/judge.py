@@ -10,11 +10,29 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from engram.trust.aspects import Expected
+from engram.trust.expectation import (
+    AGREEMENT,
+    ALONG,
+    ALONG_FULL,
+    AT_THE_END,
+    GRADIENT,
+    NOT_RECORDED,
+    ONE,
+    RATIO,
+    TRAIN,
+    Predictor,
+)
 from engram.trust.thresholds import (
+    ALONG_RULES,
     CHECK_SIZE,
     CLOSED,
     COMPUTE,
     CONVERGENCE,
+    COVERAGE,
+    END_ALONE,
+    END_RULES,
+    GUARD,
     LEVERAGE,
     LOST,
     LOST_CLOSED,
@@ -23,14 +41,25 @@ from engram.trust.thresholds import (
     NOTHING,
     OWN_RULES,
     PRIOR,
+    RANKING_AT_END,
+    RECORD,
     RICHER,
     SIZES_ONLY,
     STOPPED,
 )
 from engram.trust.verdict import CAUTION, LEVELS, UNRELIABLE, Reason, Rule, Verdict
 
+STUDIED = ("full", "kronecker")  # structures that the study of stopped nets is about
+NOTICEABLE = 0.1  # nats: a leave-one-out loss that may well be larger than it was estimated
 #: Columns of a result in which every number has to be finite.
 FINITE = ("outputs", "deviation", "prediction_deviation", "score", "loss", "loo_loss")
+
+
+class TrainingFigures(Protocol):
+    """What a recorded training says of its estimate; NaN where it does not."""
+
+    @property
+    def readout_agreement(self) -> float: ...
 
 
 class Figures(Protocol):
@@ -56,17 +85,23 @@ class Figures(Protocol):
     def step_error(self) -> float: ...
     @property
     def leverages_lost(self) -> int: ...
+    @property
+    def course(self) -> TrainingFigures: ...
 
 
 class Foundation(Protocol):
     """The part of :class:`engram.sensitivity.basis.Basis` that a verdict needs."""
 
     @property
+    def structure(self) -> str | None: ...
+    @property
     def whole_matrix(self) -> bool: ...
     @property
     def prior_fitted(self) -> bool: ...
     @property
     def stopped(self) -> bool: ...
+    @property
+    def along(self) -> bool: ...
 
 
 class Judged(Protocol):
@@ -74,6 +109,12 @@ class Judged(Protocol):
 
     @property
     def num_data(self) -> int: ...
+    @property
+    def train_nll(self) -> float: ...
+    @property
+    def loo_nll(self) -> float: ...
+    @property
+    def classifies(self) -> bool: ...
     @property
     def leverage(self) -> Tensor: ...
     @property
@@ -114,9 +155,47 @@ def not_judged(result: Judged) -> list[Reason]:
     return [Reason("diagnostics", LEVELS[CAUTION], 0.0, 0.0, NOTHING, COMPUTE)]
 
 
+def figures_of(result: Judged) -> dict[str, float]:
+    """The figures that the study's predictors take; NaN where a result does not know one."""
+    train, left_out = result.train_nll, result.loo_nll
+    positive = 0 < train < left_out < math.inf  # so are those of classifiers
+    return {
+        ONE: 1.0,
+        TRAIN: math.log(train) if positive else math.nan,
+        RATIO: math.log(left_out / train) if positive else math.nan,
+        GRADIENT: signals(result)["convergence"],
+        AGREEMENT: result.diagnostics.course.readout_agreement,
+    }
+
+
+def predictor_of(result: Judged) -> Predictor | None:
+    """The study's predictor for such results; None at a minimum, where it has none to tell."""
+    basis = result.basis
+    if not result.classifies or basis.structure not in STUDIED:
+        return None
+    if not basis.stopped:
+        away = CONVERGENCE.level(signals(result)["convergence"]) == UNRELIABLE
+        return NOT_RECORDED if away and _linearised(result) else None
+    if not basis.along:
+        return AT_THE_END
+    return ALONG_FULL if basis.whole_matrix else ALONG
+
+
+def expected_of(result: Judged) -> Expected:
+    """The numbers to expect of a result of a net that was stopped; NaN where none are known."""
+    predictor = predictor_of(result)
+    if predictor is None or not result.diagnostics.computed:
+        return Expected()
+    return predictor.expected(figures_of(result))
+
+
 def was_stopped(result: Judged) -> list[Reason]:
-    """The reason for care where training was stopped: how right that is differs from net to net."""
+    """The reason for care where training was stopped, and nothing tells how right sizes are."""
     if not result.basis.stopped:
+        return []
+    if not result.basis.along and result.diagnostics.computed:
+        return [Reason("end_alone", LEVELS[CAUTION], 1.0, 0.0, END_ALONE, RECORD, SIZES_ONLY)]
+    if not math.isnan(expected_of(result).size):
         return []
     return [Reason("stopped", LEVELS[CAUTION], 1.0, 0.0, STOPPED, CHECK_SIZE, SIZES_ONLY)]
 
@@ -138,6 +217,7 @@ def signals(result: Judged) -> dict[str, float]:
     convergence = relative
     if math.isfinite(relative) and not math.isnan(found.fitting_gradient):
         convergence = min(relative, found.fitting_gradient)
+    at_minimum = _linearised(result) and CONVERGENCE.level(convergence) < UNRELIABLE
     return {
         "convergence": convergence,
         "prior_mismatch": 0.0 if math.isinf(relative) else relative - convergence,
@@ -145,27 +225,59 @@ def signals(result: Judged) -> dict[str, float]:
         "mean_leverage": leverage if _linearised(result) else math.nan,
         "flagged_share": found.flagged_share,
         "parameters_fixed": 1 - found.parameters_covered,
+        "by_heart": _by_heart(result) if at_minimum else math.nan,
         "step_error": found.step_error,
     }
 
 
+def _by_heart(result: Judged) -> float:
+    """The leave-one-out loss of a classifier, or 0.1 nats if that is more, over its loss."""
+    train, left_out = result.train_nll, result.loo_nll
+    known = result.classifies and train > 0
+    return max(left_out, NOTICEABLE) / train if known else math.nan
+
+
+def foreseen(expected: Expected) -> dict[str, float]:
+    """How far what is to be expected is from right, by the names of the rules."""
+    return {
+        "expected_ranking": 1 - expected.ranking,
+        "expected_size": _factor(expected.size),
+        "expected_mean": _factor(expected.mean),
+    }
+
+
+def _factor(ratio: float) -> float:
+    """How many times too large or too small."""
+    return ratio if math.isnan(ratio) else max(ratio, 1 / max(ratio, 1e-300))
+
+
 def rules_of(result: Judged) -> tuple[Rule, ...]:
     """The rules, with remedies that the result's structure leaves open."""
+    basis, foretold = result.basis, not math.isnan(expected_of(result).size)
+    if basis.stopped and foretold:
+        return (*(ALONG_RULES if basis.along else END_RULES), GUARD, COVERAGE)
     rules: tuple[Rule, ...] = OWN_RULES
-    if result.basis.stopped:  # no minimum is assumed, and the prior is the training's own
-        rules = tuple(rule for rule in rules if rule not in (CONVERGENCE, PRIOR))
-    if result.basis.prior_fitted:
+    if basis.prior_fitted:
         rules = tuple(NOT_TOLD if rule is CONVERGENCE else rule for rule in rules)
-    if not result.basis.whole_matrix:
-        return rules
-    remedy = NO_RICHER if _linearised(result) else CLOSED
-    return tuple(replace(r, remedy=remedy) if r in RICHER else r for r in rules)
+    if basis.stopped:  # no minimum is assumed, and the prior is the training's own
+        rules = tuple(rule for rule in rules if rule not in (CONVERGENCE, PRIOR))
+    if basis.whole_matrix:
+        remedy = NO_RICHER if _linearised(result) else CLOSED
+        # many effective parameters of a whole matrix do not spoil the ranking
+        rules = tuple(
+            replace(rule, remedy=remedy, about=SIZES_ONLY) if rule in RICHER else rule
+            for rule in rules
+        )
+    if foretold:  # not at a minimum, and not recorded: the ranking may be right for all that
+        return (RANKING_AT_END, *(replace(rule, about=SIZES_ONLY) for rule in rules))
+    return rules
 
 
 def own_levels(result: Judged) -> Tensor:
     """Levels of single examples by their own leverage, guard flag and finiteness, [N]."""
     levels = LEVERAGE.levels(result.leverage)
-    if not _linearised(result):
+    one_step = result.diagnostics.step_error > 0  # of a model in closed form; else it is exact
+    if not (_linearised(result) or one_step):
         levels = torch.zeros_like(levels)
     bad = result.flagged | not_finite(result)
     return torch.where(bad, torch.full_like(levels, UNRELIABLE), levels)
@@ -187,6 +299,8 @@ def verdict_by(
         levels: of the examples, by themselves, [N].
         result: that is judged.
     """
+    expected = expected_of(result)
+    known = {**foreseen(expected), **known}
     found = [rule.reason(known[rule.signal]) for rule in rules]
     reasons = [*(reason for reason in found if reason), *was_stopped(result), *not_judged(result)]
-    return Verdict.from_reasons(reasons, levels, lost_examples(result))
+    return Verdict.from_reasons(reasons, levels, lost_examples(result), expected)

@@ -124,6 +124,7 @@ class Estimator:
         asks_for: that, in words.
         remedy: what to do with a posterior that does not fit.
         prepare: what is done once, before all batches.
+        along_training: whether it goes along the checkpoints of a recorded training.
     """
 
     name: str
@@ -133,6 +134,7 @@ class Estimator:
     asks_for: str = "a posterior"
     remedy: str = ""
     prepare: Callable[[Setting], Setting] = _unchanged
+    along_training: bool = False
 
     def __call__(self, observed: Observed, setting: Setting) -> Estimate:
         """The estimate for a batch, with a setting that :meth:`prepared` gave."""
