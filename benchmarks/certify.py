@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ import engram
 from benchmarks.records import RESULTS, conditions, table, write
 from benchmarks.timing import environment
 from engram.evidence.certify import certified, drawn_from
+from engram.evidence.correlation import rank_correlation
 from engram.evidence.ways import MINIMUM, REPLAY
 from engram.retraining.result import Retraining
 
 REPETITIONS, REFITS, SEED = 200, (8, 16, 32, 64), 0
 WRONG = 0.05  # share of labels that are drawn anew
+PARTLY = 16  # examples with the highest losses, and as many again among the others
 STUDENT = {8: 2.365, 16: 2.131, 32: 2.040, 64: 1.998}  # quantiles at 0.975, m - 1 degrees
 Data = tuple[Tensor, Tensor]
 
@@ -40,8 +43,8 @@ class Problem:
     way: str
 
 
-def digits(number: int, images: bool, dtype: torch.dtype) -> Data:
-    generator = torch.Generator().manual_seed(SEED)
+def digits(number: int, seed: int, images: bool, dtype: torch.dtype) -> Data:
+    generator = torch.Generator().manual_seed(seed)
     pixels, labels = (torch.as_tensor(part) for part in load_digits(return_X_y=True))
     order = torch.randperm(len(pixels), generator=generator)[:number]
     x, y = (pixels[order] / 16).to(dtype), labels[order].clone()
@@ -53,7 +56,7 @@ def digits(number: int, images: bool, dtype: torch.dtype) -> Data:
 def at_minimum(make: Callable[[], nn.Module], structure: str, delta: float = 1.0) -> Problem:
     """L-BFGS on all data, and Newton's refits from there."""
     torch.manual_seed(SEED)
-    data, model = digits(300, False, torch.float64), make().double()
+    data, model = digits(300, 1, False, torch.float64), make().double()
     optimizer = torch.optim.LBFGS(
         model.parameters(), max_iter=800, tolerance_grad=1e-7, line_search_fn="strong_wolfe"
     )
@@ -77,9 +80,17 @@ def at_minimum(make: Callable[[], nn.Module], structure: str, delta: float = 1.0
 def stopped(
     make: Callable[[], nn.Module], optimizer: Callable[[Any], Any], epochs: int, images: bool
 ) -> Problem:
-    """Mini-batches for some epochs, recorded, and every example left out of the record."""
+    """Every example left out of the record of a training."""
+    model, data, training, result = estimated(make, optimizer, epochs, images)
+    return Problem(result, engram.retrain(model, data, train=training), REPLAY)
+
+
+def estimated(
+    make: Callable[[], nn.Module], optimizer: Callable[[Any], Any], epochs: int, images: bool
+) -> tuple[nn.Module, Data, engram.Training, engram.Result]:
+    """Mini-batches for some epochs, recorded, and the estimate along the record."""
     torch.manual_seed(SEED)
-    data, model = digits(400, images, torch.float32), make()
+    data, model = digits(400, 2, images, torch.float32), make()
     steps = optimizer(model.parameters())
     training = engram.record(steps, model, replay=True)
     for _ in range(epochs):
@@ -93,8 +104,7 @@ def stopped(
     training.stop()
     model.eval()
     posterior = engram.laplace(model, data, training=training, structure="kronecker")
-    result = engram.sensitivities(model, data, posterior)
-    return Problem(result, engram.retrain(model, data, train=training), REPLAY)
+    return model, data, training, engram.sensitivities(model, data, posterior)
 
 
 def cnn() -> nn.Module:
@@ -109,18 +119,24 @@ def mlp(hidden: int, activation: type[nn.Module]) -> nn.Module:
     return nn.Sequential(nn.Linear(64, hidden), activation(), nn.Linear(hidden, 10))
 
 
-PROBLEMS: dict[str, Callable[[], Problem]] = {
-    "softmax regression, at a minimum": lambda: at_minimum(lambda: nn.Linear(64, 10), "full"),
-    "MLP, at a minimum, Kronecker": lambda: at_minimum(lambda: mlp(6, nn.Tanh), "kronecker"),
-    "MLP, SGD with momentum, 12 epochs": lambda: stopped(
+STOPPED: dict[str, tuple[Any, Any, int, bool]] = {
+    "MLP, SGD with momentum, 12 epochs": (
         lambda: mlp(32, nn.ReLU),
         lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-4),
         12,
         False,
     ),
-    "CNN with BatchNorm and dropout, AdamW, 8 epochs": lambda: stopped(
-        cnn, lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=1e-2), 8, True
+    "CNN with BatchNorm and dropout, AdamW, 8 epochs": (
+        cnn,
+        lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=1e-2),
+        8,
+        True,
     ),
+}
+PROBLEMS: dict[str, Callable[[], Problem]] = {
+    "softmax regression, at a minimum": lambda: at_minimum(lambda: nn.Linear(64, 10), "full"),
+    "MLP, at a minimum, Kronecker": lambda: at_minimum(lambda: mlp(6, nn.Tanh), "kronecker"),
+    **{name: partial(stopped, *settings) for name, settings in STOPPED.items()},
 }
 
 
@@ -184,6 +200,28 @@ def repeated(found: Problem, refits: int) -> dict[str, float]:
     return dict(zip(names, means, strict=True)) | {"true": true, "accuracy": accuracy}
 
 
+def parts(name: str, found: Problem) -> list[dict[str, float]]:
+    """Replays that begin later, for some examples: ranks and size against replays of all."""
+    model, data, training, _ = estimated(*STOPPED[name])
+    order = found.result.loo_loss.argsort(descending=True)
+    chosen = torch.cat([order[:PARTLY], order[PARTLY:][:: len(order) // PARTLY]])
+    true = found.truth.increase[chosen].double()
+    guess = (found.result.loo_loss - found.result.loss)[chosen]
+    rows = [{"start": 1.0} | _beside(guess, true)]
+    for start in (0.75, 0.5, 0.25):
+        replay = engram.recipes.Replay(training, start=start)
+        walked = engram.retrain(model, data, chosen, train=replay, progress=False)
+        rows.append({"start": start} | _beside(walked.increase, true))
+    return rows
+
+
+def _beside(found: Tensor, true: Tensor) -> dict[str, float]:
+    return {
+        "spearman": rank_correlation(found, true),
+        "size": float(found.double().sum() / true.sum()),
+    }
+
+
 def shuffled(found: Problem) -> Problem:
     """The same with an estimate that says nothing about its example."""
     generator = torch.Generator().manual_seed(SEED)
@@ -222,6 +260,16 @@ def page(record: dict[str, Any]) -> str:
     shuffled = ", ".join(f"{f['shuffled']['covered']:.1%}" for f in record["problems"].values())
     shuffled += " were covered"
     plain = ", ".join(f"{f['shuffled']['alone_covered']:.1%}" for f in record["problems"].values())
+    later = [
+        [
+            name,
+            "all: estimate" if row["start"] == 1 else f"{row['start']:.0%}",
+            f"{row['spearman']:.2f}",
+            f"{row['size']:.2f}",
+        ]
+        for name, found in record["problems"].items()
+        for row in found.get("parts", [])
+    ]
     about = ["model", "examples", "training loss", "estimated LOO", "true LOO", "verdict"]
     return f"""# The leave-one-out loss with an interval: does it hold the truth?
 
@@ -242,8 +290,16 @@ t interval of as many refits drawn at random, with nothing estimated.
 - The interval is for the mean over *these* examples, of *this* training: what another draw of the
   data or another seed would change is not in it.
 - Estimates that say nothing: with the estimated losses shuffled among the examples, and 32 refits,
-  {shuffled} (refits alone {plain}). Large losses are rarely drawn then; `certify` says so
-  in a note, from the ranks of the draws.
+  {shuffled} (refits alone {plain}).
+  Large losses are rarely drawn then; `certify` says so in a note, from the ranks of the draws.
+
+## Replays of a part
+
+A replay of the recorded training that begins later is cheaper, and leaves in the weights what the
+example has done before. On {2 * PARTLY} or so examples of each net, the {PARTLY} with the highest
+estimated losses among them, against replays of all steps:
+
+{table(["model", "begun after", "Spearman of increases", "sum of increases over true"], later)}
 
 {conditions(record["environment"])}
 """
@@ -265,6 +321,8 @@ def main() -> None:
             "shuffled": repeated(shuffled(found), 32),
             "refits": {str(m): repeated(found, m) for m in REFITS},
         }
+        if name in STOPPED:
+            record["problems"][name]["parts"] = parts(name, found)
         print(name, record["problems"][name]["refits"]["32"], flush=True)
     write(arguments.output, "certify", record, page(record))
 

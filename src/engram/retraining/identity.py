@@ -26,7 +26,7 @@ from engram.core.identity.references import referred
 from engram.core.selection import spread
 from engram.engine.prepare import training_layers
 from engram.errors import RunFolderError
-from engram.retraining.own_trainings import Replay
+from engram.retraining.own_trainings import FromStart, Replay
 from engram.retraining.prior import Prior
 from engram.retraining.recipes import Recipe
 from engram.retraining.selection import EXAMPLES_AT_ONCE, Task
@@ -166,6 +166,8 @@ def is_steady(data: Data) -> bool:
 
 def name_of(function: Any) -> str:
     """The name of a function or recipe for people to read."""
+    if isinstance(function, FromStart):
+        return f"{name_of(function.train)} from new first weights"
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 

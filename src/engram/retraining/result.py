@@ -288,7 +288,7 @@ def assemble(
         repeated=float(noise[0].double().mean()),
         reseeded=float(noise[1:].double().mean()) if len(noise) > 1 else 0.0,
         drift=float(_scores(likelihood, given[indices], outputs).double().mean()),
-        refits=task.refits,
+        refits=len(refits["refit_outputs"]),
     )
     return Retraining(
         kind=task.selection.kind,
