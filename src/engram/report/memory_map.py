@@ -34,6 +34,8 @@ MAP_HEIGHT = 470  # pixels
 SMALL, MANY, VERY_MANY = 500, 5_000, 12_000  # examples from which marks are drawn smaller
 DECADES = 7  # that an axis of logarithms spans at most: what is smaller is as good as nothing
 SHARES = (1e-5, 1 - 1e-5)  # ends of an axis of odds, likewise
+MOST = 0.99  # of a variance: what an example takes away beyond that is all of its error
+RARE = 0.002  # share of the examples that may lie below an axis: they would stretch it for nothing
 TICKS = (1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 0.99, 0.999, 0.9999, 0.99999)
 MARGIN = 0.05  # of the length of an axis, at its ends
 LINE_POINTS = 80  # of a line of equal score: it is not straight among odds
@@ -65,11 +67,14 @@ class Axis:
     @classmethod
     def of(cls, examples: Examples, column: str) -> Axis:
         """The axis of a column, and where it ends."""
+        values = getattr(examples, column)
+        known = values[np.isfinite(values)]
         is_share = column == "prediction_variance"
         if is_share or (column == "prediction_error" and examples.classes):
-            return cls(column, True, SHARES[0], SHARES[1])
-        values = getattr(examples, column)
-        top = float(values[np.isfinite(values)].max(initial=0.0)) or 1.0
+            lowest = float(np.quantile(known, RARE)) if len(known) else 0.0
+            low, high = (SHARES[0], MOST if is_share else SHARES[1])
+            return cls(column, True, float(np.clip(lowest, low, 0.5)), high)
+        top = float(known.max(initial=0.0)) or 1.0
         return cls(column, False, top * 10.0**-DECADES, top)
 
     def place(self, values: Array) -> Array:
@@ -121,7 +126,7 @@ def map_figure(examples: Examples) -> Figure:
     focus = ColumnDataSource({"x": [], "y": []}, name="focus")
     marker, size = _mark(len(examples))
     look = {"marker": marker, "size": size, "line_color": None}
-    plot.scatter("x", "y", source=ghosts, fill_color="#8a929b", fill_alpha=0.18, **look)
+    plot.scatter("x", "y", source=ghosts, fill_color="#8a929b", fill_alpha=0.13, **look)
     colour = {"field": "score", "transform": _score_colours(examples)}
     points = plot.scatter(
         "x",
@@ -168,8 +173,9 @@ def _lines_of_equal_score(
     for decade in range(math.floor(math.log10(y.low)), math.ceil(math.log10(values.max())) + 1):
         share = 10.0**decade / values
         inside = (share > y.low) & (share < y.high)
-        look = {"line_dash": "dotted", "line_alpha": 0.6, "tags": ["pale"]}
-        plot.line(places[inside], y.place(share[inside]), **look)
+        if inside.any():
+            look = {"line_dash": "dotted", "line_alpha": 0.6, "tags": ["pale"]}
+            plot.line(places[inside], y.place(share[inside]), **look)
 
 
 def map_settings(examples: Examples) -> dict[str, Any]:

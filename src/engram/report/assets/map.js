@@ -68,7 +68,7 @@
     const figure = box.parentElement.getBoundingClientRect(), chart = $("chart-map").getBoundingClientRect();
     const left = chart.left - figure.left + geometry.sx, top = chart.top - figure.top + geometry.sy;
     box.style.left = `${Math.max(4, left + 16 + 250 > figure.width ? left - 266 : left + 16)}px`;
-    box.style.top = `${top + 16}px`;
+    box.style.top = `${top + 16 + box.offsetHeight > figure.height ? Math.max(4, top - 16 - box.offsetHeight) : top + 16}px`;
   };
 
   const useTool = (name) => {
