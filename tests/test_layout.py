@@ -22,6 +22,7 @@ ORDER = (
     {"retraining"},
     {"evidence"},
     {"tracking", "models"},
+    {"planning"},
     {"report"},
     {"auditing"},
     {"demo"},

@@ -25,6 +25,7 @@ from engram.evidence.refine import refine
 from engram.evidence.replayed_level import ReplayedLevel, replayed_level
 from engram.evidence.verification import Verification
 from engram.evidence.verify import verify
+from engram.planning.plan import Plan, plan
 from engram.posteriors.calibration import calibrate
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import laplace
@@ -83,6 +84,7 @@ __all__ = [
     "LossCovariances",
     "MarginalLikelihood",
     "Perturbation",
+    "Plan",
     "Posterior",
     "Removal",
     "ReplayedLevel",
@@ -120,6 +122,7 @@ __all__ = [
     "models",
     "optimizers",
     "perturb",
+    "plan",
     "posterior_of",
     "posterior_without",
     "prediction_variance",

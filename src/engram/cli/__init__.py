@@ -7,7 +7,21 @@ from typing import Annotated
 import typer
 
 from engram._version import __version__
-from engram.cli import check, compare, data, demo, doctor, show
+from engram.cli import (
+    again,
+    audit,
+    certify,
+    check,
+    compare,
+    data,
+    demo,
+    doctor,
+    plan,
+    refine,
+    report,
+    show,
+    verify,
+)
 from engram.cli.commands import Commands
 
 app = typer.Typer(
@@ -38,9 +52,16 @@ def main(
     """The command without a subcommand."""
 
 
+app.command("audit")(audit.command)
 app.command("show")(show.command)
-app.command("compare")(compare.command)
+app.command("report")(report.command)
 app.command("check")(check.command)
+app.command("compare")(compare.command)
+app.command("verify")(verify.command)
+app.command("certify")(certify.command)
+app.command("refine")(refine.command)
+app.command("plan")(plan.command)
+app.command("again")(again.command)
 app.add_typer(data.app, name="data")
 app.command("demo")(demo.command)
 app.command("doctor")(doctor.command)

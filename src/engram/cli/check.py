@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
+from engram.auditing.outcome import Audit
 from engram.cli.commands import tell
 from engram.cli.output import Json, Quiet, console, print_json, say
-from engram.cli.runs import Run, result_in
+from engram.cli.runs import Run, saved_in
 from engram.errors import EngramError
 from engram.sensitivity.limits import limits
+from engram.sensitivity.result import Result
 
 PASSED, WRONG = 1, 2  # exit codes: a limit is passed; the arguments or the run are no good
 Verdict = Annotated[
@@ -62,11 +64,13 @@ def command(
     if max_label_issues is None and max_loo_loss is None and min_verdict is None:
         raise typer.BadParameter("give one limit or more", param_hint="--max-loo-loss")
     try:
+        saved = saved_in(run)
         found = limits(
-            result_in(run),
+            saved.result if isinstance(saved, Audit) else saved,
             max_label_issues=max_label_issues,
             max_loo_loss=max_loo_loss,
             min_verdict=min_verdict,
+            label_issue_count=_counted(saved),
         )
     except EngramError as error:
         tell(error)
@@ -79,3 +83,8 @@ def command(
             say(limit, console())
     if passed:
         raise typer.Exit(PASSED)
+
+
+def _counted(saved: Audit | Result) -> int | None:
+    """The labels that an audit calls wrong; a result alone has not counted them."""
+    return saved.findings.num_label_issues if isinstance(saved, Audit) else None

@@ -1,4 +1,4 @@
-"""The folder of a run, as commands take it."""
+"""The folder of a run, as commands take it: of an audit, or of a result alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from engram.auditing.outcome import Audit
+from engram.auditing.run_folder import KIND as AUDIT
+from engram.cli.commands import RUN_FILE
 from engram.sensitivity.result import KIND, Result
 
 Run = Annotated[
@@ -14,6 +17,12 @@ Run = Annotated[
 ]
 
 
+def saved_in(run: Path) -> Audit | Result:
+    """The audit or the result in a run's folder; StorageError where there is none."""
+    return AUDIT.read(run) if (run / RUN_FILE).is_file() else KIND.read(run)
+
+
 def result_in(run: Path) -> Result:
     """The result in a run's folder; StorageError where there is none."""
-    return KIND.read(run)
+    found = saved_in(run)
+    return found.result if isinstance(found, Audit) else found

@@ -1,0 +1,54 @@
+"""``engram certify RUN``: the leave-one-out loss with an interval."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from engram.cli.output import Json, Quiet, console, print_json, say
+from engram.cli.runs import Run, result_in
+from engram.cli.subjects import Data, Folder, Model, Seed, Train, Weights, subject, training
+from engram.core.arguments import AUTO
+
+Refits = Annotated[int, typer.Option(min=4, help="Trainings without an example.")]
+
+
+def command(
+    run: Run,
+    model: Model,
+    data: Data,
+    weights: Weights = None,
+    train: Train = None,
+    folder: Folder = None,
+    refits: Refits = 32,
+    seed: Seed = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """The leave-one-out loss with a 95 % interval, from the estimate and some trainings.
+
+    Trainings are kept (in RUN/certified): the same command goes on after it was stopped.
+
+    Example: engram certify run --model nets:make --data nets:train_data --train nets:fit
+    """
+    from engram.evidence.certify import certify
+
+    result = result_in(run)
+    net, examples = subject(model, weights, data)
+    found = certify(
+        net,
+        examples,
+        result,
+        train=training(train, AUTO),
+        refits=refits,
+        folder=folder or run / "certified",
+        seed=seed,
+        progress=not quiet,
+    )
+    saved = found.save(run / "certificate")
+    if as_json:
+        low, high = found.interval
+        print_json({"loo_loss": found.loo_nll, "low": low, "high": high, "folder": str(saved)})
+    else:
+        say(found, console())

@@ -1,0 +1,55 @@
+"""``engram verify RUN``: train again without some examples, and compare."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from engram.cli.output import Json, Quiet, console, print_json, say
+from engram.cli.runs import Run, result_in
+from engram.cli.subjects import Data, Folder, Model, Seed, Train, Weights, subject, training
+from engram.core.arguments import AUTO
+
+Sample = Annotated[int, typer.Option(min=2, help="Examples that are left out, one by one.")]
+
+
+def command(
+    run: Run,
+    model: Model,
+    data: Data,
+    weights: Weights = None,
+    train: Train = None,
+    folder: Folder = None,
+    sample: Sample = 30,
+    seed: Seed = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train again without some examples, and compare with what was estimated.
+
+    Trainings are kept (in RUN/trainings): the same command goes on after it was stopped.
+
+    Example: engram verify run --model nets:make --data nets:train_data --train nets:fit
+    """
+    from engram.evidence.verify import verify
+
+    result = result_in(run)
+    net, examples = subject(model, weights, data)
+    found = verify(
+        net,
+        examples,
+        result,
+        train=training(train, AUTO),
+        sample=sample,
+        folder=folder or run / "trainings",
+        seed=seed,
+        progress=not quiet,
+    )
+    saved = found.save(run / "verification")
+    if as_json:
+        agreement = {"score": asdict(found.score), "increase": asdict(found.increase)}
+        print_json({**agreement, "sentence": found.sentence, "folder": str(saved)})
+    else:
+        say(found, console())

@@ -1,0 +1,176 @@
+"""Commands on a user's own model, data and training, named as package.module:function."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import engram
+from command_line import call
+
+MODULE = """
+import torch
+from torch import nn
+
+
+def make():
+    return nn.Linear(3, 2, bias=False).double()
+
+
+def data():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 3, generator=generator, dtype=torch.float64)
+    return x, (x[:, 0] + 0.5 * torch.randn(60, generator=generator) > 0).long()
+
+
+def fit(model, data):
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=200, tolerance_grad=1e-9)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(data[0]), data[1], reduction="sum")
+        loss = loss + 0.5 * sum(p.square().sum() for p in model.parameters())
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+def slow(model, data):
+    import time
+
+    time.sleep(0.3)
+    fit(model, data)
+
+
+def fails(model, data):
+    raise ZeroDivisionError("my batch is empty")
+
+
+def no_model():
+    return 3
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A user's module, the weights of its model, and a run with result and posterior."""
+    place = tmp_path_factory.mktemp("user")
+    (place / "my_nets.py").write_text(MODULE)
+    namespace: dict = {}
+    exec(MODULE, namespace)
+    torch.manual_seed(0)
+    model, data = namespace["make"](), namespace["data"]()
+    namespace["fit"](model, data)
+    save_file(model.state_dict(), place / "net.safetensors")
+    torch.save(model.state_dict(), place / "net.pt")
+    posterior = engram.laplace(model, data, structure="kronecker", prior_precision=1.0)
+    engram.sensitivities(model, data, posterior, estimator="linear").save(place / "run")
+    posterior.save(place / "run")
+    return place
+
+
+@pytest.fixture
+def here(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.delitem(sys.modules, "my_nets", raising=False)
+    return folder
+
+
+NET = ("--model", "my_nets:make", "--weights", "net.safetensors", "--data", "my_nets:data")
+
+
+def test_verify_with_the_users_training(here):
+    found = call("verify", "run", *NET, "--train", "my_nets:fit", "--sample", "5", "-q", "--json")
+    assert found.exit_code == 0, found.output
+    saved = engram.load(here / "run" / "verification")
+    assert json.loads(found.stdout)["sentence"] == saved.sentence
+    assert len(saved.strata) == 5
+    assert sys.path.count(str(here)) == 0
+
+
+def test_certify_with_a_recipe(here):
+    found = call("certify", "run", *NET, "--train", "newton", "--refits", "8", "-q", "--json")
+    assert found.exit_code == 0, found.output
+    numbers = json.loads(found.stdout)
+    assert numbers["low"] < numbers["loo_loss"] < numbers["high"]
+
+
+def test_refine_with_the_posterior_of_the_run(here):
+    found = call("refine", "run", *NET, "-q")
+    assert found.exit_code == 0, found.output
+    assert engram.load(here / "run" / "refined").num_data == 60
+
+
+def test_report_writes_the_page(here):
+    found = call("report", "run", "-o", "page.html")
+    assert found.exit_code == 0, found.output
+    assert (here / "page.html").read_text().lstrip().lower().startswith("<!doctype html")
+
+
+def test_plan_for_programs(here):
+    found = call("plan", "--model", "my_nets:make", "--data", "my_nets:data", "--json")
+    assert found.exit_code == 0, found.output
+    rows = {row["step"]: row for row in json.loads(found.stdout)["steps"]}
+    assert rows["fit"]["seconds"] > 0
+    assert rows["pass"]["disk"] > 0
+
+
+def test_weights_of_torch_and_of_another_model(here):
+    weights = ("--weights", "net.pt")
+    found = call("certify", "run", *NET[:2], *weights, *NET[4:], "--refits", "8", "-q")
+    assert found.exit_code == 0, found.output
+    save_file({"bias": torch.zeros(2)}, here / "other.safetensors")
+    found = call("certify", "run", *NET[:2], "--weights", "other.safetensors", *NET[4:])
+    assert found.exit_code == 1
+    assert "expected weights of this model:" in found.stderr
+    (here / "broken.pt").write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")
+    found = call("certify", "run", *NET[:2], "--weights", "broken.pt", *NET[4:])
+    assert "expected weights in broken.pt" in found.stderr
+    assert not (here / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("my_nets", "expected a function as package.module:function"),
+        ("my_net:make", "expected a module 'my_net'"),
+        ("my_nets:mak", "what to do: did you mean make?"),
+        ("my_nets:no_model", "expected my_nets:no_model to give a torch.nn.Module"),
+    ],
+)
+def test_names_that_are_wrong(here, model, words):
+    found = call("plan", "--model", model, "--data", "my_nets:data")
+    assert found.exit_code == 1
+    assert words in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_a_training_that_fails_shows_its_own_traceback(here):
+    found = call("verify", "run", *NET, "--train", "my_nets:fails", "--folder", "f", "-q")
+    assert found.exit_code == 1
+    assert "my batch is empty" in found.stderr
+    assert "my_nets.py" in found.stderr
+    assert "engram/retraining" not in found.stderr
+
+
+def test_stopped_by_ctrl_c_it_goes_on(here):
+    arguments = ["verify", "run", *NET, "--train", "my_nets:slow", "--folder", "kept", "-q"]
+    command = [sys.executable, "-m", "engram", *arguments, "--sample", "5"]
+    settings = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=here, env=settings, stderr=subprocess.PIPE, text=True)
+    while len(list((here / "kept").rglob("*.safetensors"))) < 2:  # a training is done
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, words = process.communicate(timeout=60)
+    assert process.returncode == 130, words
+    assert words.strip() == "engram: stopped. The same command goes on where it can."
+    found = call(*arguments, "--sample", "5")
+    assert found.exit_code == 0, found.output
