@@ -25,6 +25,7 @@ ORDER = (
     {"planning"},
     {"report"},
     {"auditing"},
+    {"exports"},
     {"demo"},
     {"cli"},
     {"__main__"},

@@ -60,12 +60,13 @@ from engram.training.training import Training
 from engram.trust.verdict import Verdict
 
 if TYPE_CHECKING:
-    from engram import data, families, models, optimizers
+    from engram import data, exports, families, models, optimizers
     from engram.models.from_estimator import from_estimator
 
 _LOADED_WHEN_USED = {
     "audit": "engram.auditing.audit",
     "data": "engram.data",
+    "exports": "engram.exports",
     "families": "engram.families",
     "from_estimator": "engram.models.from_estimator",
     "models": "engram.models",
@@ -108,6 +109,7 @@ __all__ = [
     "compare",
     "data",
     "errors",
+    "exports",
     "families",
     "from_estimator",
     "influence",
