@@ -81,3 +81,20 @@ def test_again_of_what_is_no_run(tmp_path):
     found = call(tmp_path / "run.json")
     assert found.exit_code == 1
     assert "engram: expected" in found.stderr
+
+
+def test_a_model_of_the_users_own(folder, tmp_path, monkeypatch):
+    place, _ = folder
+    (tmp_path / "own_net.py").write_text(
+        "from torch import nn\n\n\ndef make():\n    return nn.Linear(2, 2)\n\n\n"
+        "def broken():\n    return 1 / 0\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    arguments = ("audit", place / "data.csv", tmp_path / "run", "--label", "side", "--epochs", "2")
+    found = call(*arguments, "--model", "own_net:make", "-q")
+    assert found.exit_code == 0, found.output
+    found = call(*arguments, "--model", "own_net:broken", "-q")
+    assert found.exit_code == 1
+    assert "engram: this failed in your code:" in found.stderr
+    assert "own_net.py" in found.stderr
+    assert "own_model.py" not in found.stderr

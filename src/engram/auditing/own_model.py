@@ -20,6 +20,7 @@ from engram.auditing.fitting import Fit, Schedule, fit
 from engram.auditing.run_lock import RunInProgress
 from engram.auditing.stock.base import Recipe, Stock
 from engram.core.arguments import path_of, shown
+from engram.core.near_names import near
 from engram.core.storage.files import read_tensors
 from engram.errors import ArgumentError, DataError, ModelMismatchError, StorageError, brief
 from engram.training.training import Training
@@ -58,7 +59,7 @@ class Own:
         if self.model is None:
             return stock(examples)
         plain = stock(examples)
-        made = _called(_function(self.model), examples)
+        made = _called(named_function(self.model), examples)
         model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, plain.inputs)
         if not isinstance(model, nn.Module):
             raise ArgumentError(
@@ -87,7 +88,7 @@ class Own:
     ) -> Fit:
         """The trained model, by the user's training, by weights, or by ours."""
         if self.train is not None:
-            return _trained(stock, examples, _function(self.train))
+            return _trained(stock, examples, named_function(self.train))
         if self.weights is not None:
             return Fit(stock.model.eval(), None)
         state, keep = (None, None) if kept is None else (kept.state(), kept.keep)
@@ -128,7 +129,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
         ) from error
 
 
-def _function(named: str | Callable[..., Any]) -> Callable[..., Any]:
+def named_function(named: str | Callable[..., Any]) -> Callable[..., Any]:
     """The function of a name; modules in the working folder are found."""
     if callable(named):
         return named
@@ -152,7 +153,9 @@ def _function(named: str | Callable[..., Any]) -> Callable[..., Any]:
     for part in name.split("."):
         if not hasattr(found, part):
             raise ArgumentError(
-                f"a function {name!r} in {module}", "none of that name", "check its spelling"
+                f"a function {name!r} in {module}",
+                "none of that name",
+                near(part, dir(found)) or "check its spelling",
             )
         found = getattr(found, part)
     if not callable(found):

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from engram.cli.output import Json, Quiet, console, frame_table, print_json, say
-from engram.cli.subjects import Seed
+from engram.cli.subjects import Seed, Weights
 
 SHOWN = 10  # issues that are listed in the terminal; the page has them all
 
@@ -55,6 +55,14 @@ Sampled = Annotated[int | None, typer.Option("--sample", min=2, help="Most examp
 Epochs = Annotated[int | None, typer.Option(min=1, help="Of the training; else as many as needed.")]
 With = Annotated[Optimizer, typer.Option("--optimizer", help="Of the stock model.")]
 Kind = Annotated[Task, typer.Option("--task", help="Where the label column does not say.")]
+Own = Annotated[
+    str | None,
+    typer.Option("--model", metavar="MODULE:FUNCTION", help="Your own model, in place of ours."),
+]
+Train = Annotated[
+    str | None,
+    typer.Option("--train", metavar="MODULE:FUNCTION", help="Your own training of it."),
+]
 Minimal = Annotated[bool, typer.Option("--minimal", help="Leave out what takes longest.")]
 
 
@@ -69,6 +77,9 @@ def command(
     test: Test = None,
     task: Kind = Task.auto,
     sample: Sampled = None,
+    model: Own = None,
+    weights: Weights = None,
+    train: Train = None,
     epochs: Epochs = None,
     optimizer: With = Optimizer.adamw,
     seed: Seed = 0,
@@ -91,6 +102,9 @@ def command(
             "test": None if test is None else str(test),
             "task": task.value,
             "sample": sample,
+            "model": model,
+            "weights": None if weights is None else str(weights),
+            "train": train,
             "epochs": epochs,
             "optimizer": optimizer.value,
             "seed": seed,

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 from torch import nn
 
-from engram.core.user_code import imported, model_of, with_weights
+from engram.auditing.own_model import load_weights, named_function
+from engram.errors import ArgumentError
 from engram.retraining.recipes import NAMED
 
 Model = Annotated[
@@ -42,12 +43,18 @@ Seed = Annotated[int, typer.Option(min=0, help="Of all random numbers.")]
 
 def subject(model: str, weights: Path | None, data: str) -> tuple[nn.Module, Any]:
     """The model with its weights, and the data."""
-    made = model_of(imported(model)(), model)
-    return made if weights is None else with_weights(made, weights), imported(data)()
+    made = named_function(model)()
+    if not isinstance(made, nn.Module):
+        raise ArgumentError(
+            f"a torch.nn.Module from {model}", type(made).__name__, "return the model"
+        )
+    if weights is not None:
+        load_weights(made, weights)
+    return made, named_function(data)()
 
 
 def training(name: str | None, otherwise: Any) -> Any:
     """A recipe's name as it is, a function's as the function."""
     if name is None:
         return otherwise
-    return name if name in NAMED else imported(name)
+    return name if name in NAMED else named_function(name)
