@@ -18,7 +18,6 @@ from engram.trust.aspects import Expected
 from engram.trust.expectation import (
     AGREEMENT,
     ALONG,
-    ALONG_FULL,
     AT_THE_END,
     FEATURES,
     NOT_RECORDED,
@@ -76,7 +75,8 @@ def test_each_way_has_its_own_predictor():
     full, _ = judged(model, data, "full", DELTA)
     factors, _ = judged(model, data, "kronecker", DELTA)
     assert predictor_of(full) is None
-    assert predictor_of(stopped(full)) is ALONG_FULL
+    assert predictor_of(stopped(full)) is None  # nor of walks with full matrices
+    assert "stopped" in {reason.signal for reason in stopped(full).verdict.reasons}
     assert predictor_of(stopped(factors)) is ALONG
     assert predictor_of(stopped(factors, along=False)) is AT_THE_END
     early, data = untrained()
@@ -94,7 +94,7 @@ def test_readouts_that_disagree_make_it_worse():
     assert figures_of(torn)[AGREEMENT] == 0.2
     assert expected_of(steady).ranking > expected_of(torn).ranking
     order = ("good", "caution", "unreliable")
-    assert order.index(torn.verdict.ranking.level) > order.index(steady.verdict.ranking.level)
+    assert order.index(torn.verdict.size.level) > order.index(steady.verdict.size.level)
     assert torn.verdict.ranking.value == pytest.approx(expected_of(torn).ranking)
 
 

@@ -14,8 +14,7 @@ from engram.trust.expectation import AGREEMENT, GRADIENT, ONE, RATIO, TRAIN, Pre
 Row = Mapping[str, Any]
 # figures of each path that a predictor takes: few, since the nets are
 TAKEN = {
-    "along": ((ONE, TRAIN, AGREEMENT), (ONE, RATIO, AGREEMENT)),
-    "along, full": ((ONE, TRAIN, GRADIENT), (ONE, RATIO)),
+    "along": ((ONE, TRAIN, GRADIENT, AGREEMENT), (ONE, RATIO, AGREEMENT)),
     "at the end": ((ONE, RATIO, GRADIENT), (ONE,)),
     "not recorded": ((ONE, RATIO, GRADIENT), (ONE, RATIO, GRADIENT)),
 }

@@ -16,7 +16,6 @@ from engram.trust.thresholds import ALONG_RULES, CONVERGENCE, END_RULES
 
 RULES = {
     "along": ALONG_RULES,
-    "along, full": ALONG_RULES,
     "at the end": END_RULES,
     "not recorded": END_RULES,
 }

@@ -14,7 +14,6 @@ from engram.trust.aspects import Expected
 from engram.trust.expectation import (
     AGREEMENT,
     ALONG,
-    ALONG_FULL,
     AT_THE_END,
     GRADIENT,
     NOT_RECORDED,
@@ -178,7 +177,7 @@ def predictor_of(result: Judged) -> Predictor | None:
         return NOT_RECORDED if away and _linearised(result) else None
     if not basis.along:
         return AT_THE_END
-    return ALONG_FULL if basis.whole_matrix else ALONG
+    return None if basis.whole_matrix else ALONG  # walks with full matrices were not studied
 
 
 def expected_of(result: Judged) -> Expected:
