@@ -173,6 +173,8 @@ def test_what_trainings_will_take_is_said_before(walked, monkeypatch, capsys):
     engram.retrain(model, data, [0, 7], train=training)
     said = capsys.readouterr().err
     assert re.search(r"about .* s: 3 trainings, .* s each, 15 recorded steps, measured", said)
+    monkeypatch.setattr("engram.retraining.pace.LONG_FIRST", 0.0)
     engram.retrain(model, data, [0, 7], train=FromStart(fit, net))
     said = capsys.readouterr().err
+    assert len(re.findall(r"5 trainings; the first has taken 1 steps in .* s, and", said)) == 1
     assert re.search(r"about .*: 5 trainings, .* measured on the first, which took 15 steps", said)

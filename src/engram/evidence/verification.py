@@ -114,13 +114,16 @@ class Verification:
         )
 
     def _size(self) -> str:
-        slope = self.increase.slope.value
-        if not slope > 0:
+        found = self.increase.slope
+        if not found.value > 0:
             return "the estimated loss increases have the wrong sign"
-        if 1 / SIZED <= slope <= SIZED:
-            return f"the loss increases have the right size (true over estimated {slope:.2f})"
-        side = "small" if slope > 1 else "large"
-        return f"the loss increases are {max(slope, 1 / slope):.1f} times too {side}"
+        beside = f" (true over estimated {found.value:.2f}, {found.low:.2f} to {found.high:.2f})"
+        if 1 / SIZED <= found.value <= SIZED:
+            return "the loss increases have the right size" + beside
+        side = "small" if found.value > 1 else "large"
+        open_yet = ", which so few do not settle" if found.low <= 1 <= found.high else ""
+        times = max(found.value, 1 / found.value)
+        return f"the loss increases are {times:.1f} times too {side}{open_yet}{beside}"
 
     def _caveats(self) -> str:
         text = ""

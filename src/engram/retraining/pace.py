@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from engram.core.progress import Bar, announce
 
 WORTH_SAYING = 5.0  # seconds in all, below which nobody has to be told beforehand
+LONG_FIRST = 5.0  # seconds of a first training, after which what is known so far is said
 MINUTE, HOUR = 60.0, 3600.0  # seconds; two of each are told in that unit
 
 
@@ -51,6 +52,7 @@ class StepPace:
 
     def __init__(self) -> None:
         self.steps = 0  # of the first training; 0 while it is not over
+        self._said = False
 
     @contextmanager
     def reported(self, bar: Bar) -> Iterator[None]:
@@ -62,6 +64,7 @@ class StepPace:
             taken += 1
             if self.steps == 0:
                 bar.tell(f"{taken:,} steps of the first")
+                self._say_begun(bar, taken, time.perf_counter() - began)
             elif taken <= self.steps:
                 bar.update(taken / self.steps - shown)
                 shown = taken / self.steps
@@ -77,3 +80,14 @@ class StepPace:
             how = f"measured on the first, which took {taken:,} steps"
             say_cost(max(1, bar.total or 1), seconds, how, bar.shown)
         self.steps = self.steps or max(taken, 1)
+
+    def _say_begun(self, bar: Bar, taken: int, seconds: float) -> None:
+        """What is known of trainings while the first, a long one, goes on."""
+        if self._said or seconds < LONG_FIRST:
+            return
+        self._said = True
+        announce(
+            f"{bar.total:,} trainings; the first has taken {taken:,} steps in {in_words(seconds)}, "
+            "and when it ends it is known what all will take",
+            bar.shown,
+        )
