@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.records import conditions, table
 from benchmarks.trust.practical.fit import Row, foretold
-from benchmarks.trust.practical.settings import SUBSETS
+from benchmarks.trust.practical.settings import SETTINGS, SUBSETS
 from benchmarks.trust.practical.truths import KEEP as KEEP_SHARE
 from engram.trust.aspects import LEVELS, Expected
 from engram.trust.expectation import PREDICTORS
@@ -134,15 +134,15 @@ def page(record: Mapping[str, Any]) -> str:
     rows = record["rows"]
     nets, ways = {row["setting"] for row in rows}, {row["way"] for row in rows}
     runs = {(row["setting"], row["seed"]) for row in rows}
+    weights, losses = ([row["weights"] for row in rows], [row["losses"]["train"] for row in rows])
     return f"""# When to believe an estimate for nets as people train them: the study
 
-{len(nets)} ways to train (MLPs, CNNs with BatchNorm, small ResNets, transformers, softmax
-regressions; 650 to 11,400 weights; SGD, Adam and AdamW; constant, cosine and one-cycle learning
-rates; 5 to 100 epochs; dropout, augmentation, up to 20 % wrong labels; some memorised), on 300 to
-600 examples of digits, USPS, Fashion-MNIST and TREC. {len(runs)} trainings of them were recorded
-with their visits and estimated in {len(ways)} ways: {len(rows)} estimates. The truth is that of
-{SUBSETS} or more trainings on random {KEEP_SHARE:.0%} of the examples, each with another seed
-(`engram.retrain(..., subsets=)`).
+{len(nets)} ways to train a net, of {len(SETTINGS)} in `benchmarks/trust/practical/settings.py`:
+{kinds(rows)}; {min(weights):,} to {max(weights):,} weights, 300 to 600 examples of public data
+sets, training losses of {min(losses):.3f} to {max(losses):.2f}. {len(runs)}
+trainings of them were recorded with their visits and estimated in {len(ways)} ways: {len(rows)}
+estimates. The truth is that of {SUBSETS} trainings or more on random {KEEP_SHARE:.0%} of the
+examples, each with another seed (`engram.retrain(..., subsets=)`).
 {conditions(record["environment"])} Written by `python -m benchmarks.trust.practical` with
 ENGRAM_DATA naming the folder of the data; `--again` writes this page anew from the rows.
 
@@ -170,6 +170,13 @@ thresholds on what they say are the shipped ones in both.
 
 {every(rows)}
 """
+
+
+def kinds(rows: Sequence[Row]) -> str:
+    """How many of each kind."""
+    settings = dict.fromkeys((row["kind"], row["setting"]) for row in rows)
+    found = [kind for kind, _ in settings]
+    return ", ".join(f"{found.count(kind)} {kind}" for kind in dict.fromkeys(found))
 
 
 def every(rows: Sequence[Row]) -> str:
