@@ -92,6 +92,23 @@ def test_the_papers_group_form_at_samples_is_that_of_single_examples() -> None:
     )
 
 
+def test_classes_are_groups_at_samples_too() -> None:
+    model, data, posterior = problem(prior=20.0)
+    given = {"samples": SAMPLES, "seed": SEED, "step_size": 0.5}
+    classes = engram.remove_classes(model, data, posterior, **given)
+    members = (data[1] == 2).nonzero()[:, 0]
+    alone = engram.remove(model, data, posterior, members, **given)
+    assert alone.delta is not None
+    found = classes[2].delta
+    assert found is not None
+    assert all(torch.equal(found[name], value) for name, value in alone.delta.items())
+    half = engram.remove(
+        model, data, posterior, members, weights=[0.5] * len(members), samples=SAMPLES, seed=SEED
+    )
+    assert half.delta is not None
+    assert all(torch.equal(half.delta[name], value) for name, value in alone.delta.items())
+
+
 def test_influence_meets_the_expected_gradient() -> None:
     model, data, posterior = problem()
     test = (data[0][:5] + 0.1, data[1][:5])
@@ -161,6 +178,10 @@ def test_what_samples_cannot_do_is_said() -> None:
         engram.sensitivities(model, data, posterior, estimator="trajectory", samples=2)
     with pytest.raises(ArgumentError, match=r"linear or corrected or paper with samples"):
         engram.remove(model, data, posterior, GROUP, estimator="newton", samples=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = engram.record(optimizer, model)
+    with pytest.raises(ArgumentError, match="no training= with samples"):
+        engram.remove(model, data, posterior, GROUP, samples=2, training=training)
     with pytest.raises(ArgumentError, match="a positive step_size"):
         engram.influence(model, data, data, posterior, step_size=0.0)
     with pytest.raises(ArgumentError, match="number of samples"):

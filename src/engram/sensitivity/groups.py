@@ -33,7 +33,7 @@ from engram.sensitivity.group_effects import Audience, Way, group_effects
 from engram.sensitivity.group_steps import STEPS, Matrix
 from engram.sensitivity.removal_verdict import Grounds, removal_verdict
 from engram.sensitivity.replays import replayed_group
-from engram.sensitivity.sampling import AT_THE_MEAN, GRADIENT, Sampling
+from engram.sensitivity.sampling import GRADIENT, Sampling
 from engram.sensitivity.step_signals import StepSignals, step_signals
 from engram.training.replay import Loss, Path, loss_of
 from engram.training.training import Training
@@ -173,9 +173,7 @@ def remove(
     estimator, rho = sampling.group_rule(estimator), positive("step_size", step_size)
     with opened_problem(model, data, posterior, batch_size, progress) as problem:
         chosen, share = check_group(indices, weights, problem.num_data)
-        path = None
-        if not sampling.samples:
-            path = _path(problem, data, training, loss, estimator)
+        path = _path(problem, data, training, loss, estimator, sampling)
         return _remove(problem, (chosen, rho * share), estimator, evaluate_on, at, path, sampling)
 
 
@@ -218,17 +216,23 @@ def remove_classes(
     progress: bool = True,
     training: Training | None = None,
     loss: str | Likelihood | Loss | None = None,
+    samples: int = 0,
+    expectation: str = GRADIENT,
+    step_size: float = 1.0,
+    seed: int = 0,
 ) -> ClassRemovals:
     """Estimate the effect of leaving out each class in turn; arguments as for :func:`remove`."""
     check_choices(estimator, at, evaluate_on)
+    sampling = Sampling.checked(samples, expectation, seed)
+    estimator, rho = sampling.group_rule(estimator), positive("step_size", step_size)
     with opened_problem(model, data, posterior, batch_size, progress) as problem:
-        path = _path(problem, data, training, loss, estimator)
+        path = _path(problem, data, training, loss, estimator, sampling)
         labels = class_numbers(problem.batches)
         removals = ClassRemovals()
         for label in labels.unique().tolist():
             chosen = (labels == label).nonzero()[:, 0]
-            group = (chosen, torch.ones(len(chosen), dtype=torch.float64))
-            removals[label] = _remove(problem, group, estimator, evaluate_on, at, path)
+            group = (chosen, torch.full((len(chosen),), rho, dtype=torch.float64))
+            removals[label] = _remove(problem, group, estimator, evaluate_on, at, path, sampling)
         return removals
 
 
@@ -280,7 +284,7 @@ def _remove(
     evaluate_on: Data | None,
     at: str,
     path: Path | None,
-    sampling: Sampling = AT_THE_MEAN,
+    sampling: Sampling,
 ) -> Removal:
     """The effect of a group, given as indices and weights [M]; ``path`` is for a replay."""
     opened, posterior = problem.session, problem.posterior
@@ -327,8 +331,15 @@ def _path(
     training: Training | None,
     loss: str | Likelihood | Loss | None,
     estimator: str,
+    sampling: Sampling,
 ) -> Path | None:
     """The recorded training, where one was given that can be walked again."""
+    if sampling.samples and training is not None:
+        raise ArgumentError(
+            "no training= with samples, which are of the last weights",
+            f"a record with samples={sampling.samples}",
+            "leave out one of the two",
+        )
     if training is None or training.order is None:
         if estimator == REPLAY:
             raise ArgumentError(
