@@ -98,7 +98,7 @@ def test_tables_say_what_charts_show():
     table = tables.example_table(data.examples, 3)
     worst = np.argsort(-data.examples.loo_loss)[0]
     assert table.rows[0][0] == f"picture-{worst}.png"
-    assert tables.curve_table(data.curves).rows[0] == ["1", "1", "1.05", "1.05"]
+    assert tables.curve_table(data.curves).rows[0] == ["1", "1.000", "1.050", "1.050"]
     assert [row[0] for row in tables.effect_rows(data.effects)] == ["cat", "dog", "camera 0"]
 
 

@@ -28,7 +28,8 @@ def test_places_are_logarithms_of_odds_or_of_values():
 
 def test_ticks_say_what_lies_there():
     assert {round(k, 6): v for k, v in ODDS.ticks().items()}[0.0] == "50 %"
-    assert DECADES.ticks()[-2.0] == "0.01"
+    assert {round(k, 6): v for k, v in DECADES.ticks().items()}[-2.0] == "0.01"
+    assert max(map(float, (label[:-2] for label in ODDS.ticks().values()))) == 99.9
 
 
 def test_an_axis_holds_all_values_and_a_margin():

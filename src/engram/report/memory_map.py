@@ -100,9 +100,11 @@ class Axis:
     def ticks(self) -> dict[float, str]:
         """Where there is a tick, and what it says."""
         if self.odds:
-            return {float(self.place(np.array(v))): f"{100 * v:g} %" for v in TICKS}
+            inside = [value for value in TICKS if self.low <= value <= self.high]
+            return {float(self.place(np.array(v))): f"{100 * v:g} %" for v in inside}
         top = math.ceil(math.log10(self.high))
-        return {float(k): f"{10.0**k:g}" for k in range(top - DECADES, top + 1)}
+        values = [m * 10.0**k for k in range(top - DECADES, top + 1) for m in (1, 2, 5)]
+        return {math.log10(value): f"{value:g}" for value in values}
 
 
 def map_figure(examples: Examples) -> Figure:

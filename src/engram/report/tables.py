@@ -12,6 +12,7 @@ from engram.report.examples import Array, Examples
 from engram.report.page import Curves, Effect, PageData
 
 MOST_CLASSES = 30  # of a confusion that is shown as a table; beyond, the pairs that are most often
+LARGE = 10_000  # from here numbers are shown whole
 PAIRS = 20  # of classes that are listed then
 
 
@@ -27,12 +28,14 @@ def number(value: float | None) -> str:
     """Four digits, and a dash for what is not known.
 
     Example:
-        >>> number(0.123456), number(float("nan")), number(12)
-        ('0.1235', '-', '12')
+        >>> number(0.123456), number(1.2), number(123456.7), number(float("nan"))
+        ('0.1235', '1.200', '123,457', '-')
     """
     if value is None or np.isnan(value):
         return "-"
-    return f"{value:.4g}" if abs(value) >= 1 or value == 0 else f"{value:.4f}"
+    if abs(value) >= LARGE or value == 0:
+        return f"{value:,.0f}"
+    return f"{value:#.4g}" if abs(value) >= 1 else f"{value:.4f}"
 
 
 def share(value: float, name: str) -> str:

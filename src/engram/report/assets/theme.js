@@ -50,7 +50,11 @@
   engram.switchTheme = () => { chosen = name() === "dark" ? "light" : "dark"; memory.set(chosen); engram.paint(); };
   engram.$("theme").addEventListener("click", engram.switchTheme);
   dark.addEventListener("change", () => engram.paint());
-  addEventListener("beforeprint", () => engram.paint("light"));
+  addEventListener("beforeprint", () => {
+    engram.paint("light");
+    for (const document_ of window.Bokeh?.documents || []) // now: paper does not wait for the next frame
+      for (const figure of document_.roots()) Bokeh.index.get_one(figure)?.repaint();
+  });
   addEventListener("afterprint", () => engram.paint());
   engram.paint();
 })();
