@@ -38,8 +38,10 @@ from engram.sensitivity.estimators.base import (
 from engram.sensitivity.trajectory.full import bytes_carried, full_stages, walked
 from engram.sensitivity.trajectory.stages import residual_at_visits, stages
 from engram.sensitivity.variance import DENSE_OUTPUTS
+from engram.training.segments import NamedTraining
 
 STAGES = 4  # checkpoints: more cost a pass each and change little (docs/decisions.md)
+STAGE_EPOCHS = 2  # of training that a checkpoint needs: with fewer, the walk costs more than it
 SMALLEST = 1e-6  # loss that counts as one in a geometric mean: below, readouts are rounding
 TOLD_FROM = 5000  # examples: with fewer the passes are over before the line is read
 CARRIED_BYTES = 64 * 2**20  # of displacements that are held at a time
@@ -84,8 +86,9 @@ def _prepared(setting: Setting) -> Setting:
     opened, training = setting.opened, setting.posterior.training
     assert opened is not None
     assert training is not None
+    count = affordable_stages(training, opened.batches.num_data)
     announce(
-        f"along {STAGES} checkpoints of the training, a pass over "
+        f"along {count} checkpoints of the training, a pass over "
         f'{opened.batches.num_data:,} examples at each and one at the end; estimator="linear" '
         "takes the last alone",
         opened.progress and opened.batches.num_data >= TOLD_FROM,
@@ -98,11 +101,24 @@ def _prepared(setting: Setting) -> Setting:
         full_walk = full_stages(opened, training, layout, STAGES, seed=0)
         opened = replace(opened, largest_part=max(1, min(opened.largest_part, most)))
         return replace(setting, opened=opened, full_walk=full_walk)
-    walk = stages(opened, training, STAGES, seed=0)
+    walk = stages(opened, training, count, seed=0)
     entries = entries_carried(observed.trace.sites, walk[0].bases)
     most = CARRIED_BYTES // max(1, entries * observed.outputs.element_size())
     opened = replace(opened, largest_part=max(1, min(opened.largest_part, most)))
     return replace(setting, opened=opened, walk=walk)
+
+
+def affordable_stages(training: NamedTraining, num_data: int) -> int:
+    """Checkpoints that are gone along: fewer for a training of a few epochs, where they are known.
+
+    Args:
+        training: whose visits tell how many epochs there were.
+        num_data: examples of an epoch.
+    """
+    if training.visits is None or training.visits.is_empty:
+        return STAGES
+    epochs = float(training.visits.count.sum()) / num_data
+    return min(STAGES, max(1, int(epochs / STAGE_EPOCHS)))
 
 
 def level(readouts: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from torch import Tensor
 from engram.engine.session import Observed
 from engram.engine.sites import per_example_gradients
 
-GRAM_EXAMPLES = 512  # whose gradients are multiplied with each other
+GRAM_EXAMPLES = 400  # whose gradients are multiplied with each other
 GRAM_BYTES = 2**29  # that these gradients may take
 FEWEST_HELD = 32  # fewer say nothing about a mean
 HELD_OUT = 4  # one of so many examples is held out

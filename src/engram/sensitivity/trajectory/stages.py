@@ -47,7 +47,8 @@ FEWEST_EXAMPLES = 500  # at each checkpoint, where there are so many: fewer make
 EXACT_GRADIENTS = 1000  # of all outputs at a checkpoint, up to which no labels are sampled
 FIXED_PRIOR = 1.0  # of factors that only give a basis: any positive number
 SHORTEST = 1e-12  # training time of an entry: one that never had a step moves nowhere
-STATISTICS_BATCHES = 20  # that BatchNorm's statistics are estimated from, where none were recorded
+STATISTICS_BATCHES = 8  # that BatchNorm's statistics are estimated from at a checkpoint
+STATISTICS_BATCH = 128  # examples of each
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,11 @@ def residual_at_visits(seen: Observed, segment: Segment, likelihood: Likelihood)
 
 
 def estimate_statistics(session: Session) -> None:
-    """Running statistics of batch normalisation at these weights, from some of the data."""
+    """Running statistics of batch normalisation at these weights, from some of the data.
+
+    Those that training kept lag behind the weights: early in a training with a large learning rate
+    the net in eval mode is another one than that which was trained.
+    """
     norms = [
         module
         for module in session.model.modules()
@@ -161,11 +166,14 @@ def estimate_statistics(session: Session) -> None:
         norm.reset_running_stats()
         norm.momentum = None  # a plain average
         norm.train()
+    number = session.batches.num_data
+    count = min(number, STATISTICS_BATCHES * STATISTICS_BATCH)
+    spread = torch.linspace(0, number - 1, count).long()
     with torch.no_grad():
-        for number, batch in enumerate(session.batches):
-            if number == STATISTICS_BATCHES:
-                break
-            call(session.model, session.placed(batch).inputs)
+        for first in range(STATISTICS_BATCHES):
+            some = spread[first::STATISTICS_BATCHES]
+            if len(some) > 1:
+                call(session.model, session.placed(session.batches.take(some)).inputs)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
         norm.eval()
@@ -231,10 +239,12 @@ def _bases(
 
 def _stage(session: Session, segment: Segment, bases: Bases, part: Tensor, seed: int) -> Stage:
     number, dtype = session.batches.num_data, next(session.model.parameters()).dtype
-    squares = _squares(_observed(session, part, seed), bases)
+    squares = SquareMoments(bases.blocks)
+    for _ in _added(squares, _observed(session, part, seed)):
+        pass
     curvatures, rates, priors = {}, {}, {}
     for block in bases.blocks:
-        own = squares[block.names] / len(part)
+        own = wide(squares.of_block(block)) / len(part)
         if block.names[0] in bases.counts:
             own = _by_tokens(own, bases.counts[block.names[0]], len(part) / number)
         curvatures[block.names] = own
@@ -252,13 +262,13 @@ def _stage(session: Session, segment: Segment, bases: Bases, part: Tensor, seed:
     return Stage(session, segment, bases, over(0.5), over(1.0), scale)
 
 
-def _squares(observed: Iterable[Gradients], bases: Bases) -> dict[BlockNames, Tensor]:
-    """Sums of squared gradients in the eigenbases."""
-    moments, names = SquareMoments(bases.blocks), set(bases.block_of)
+def _added(moments: SquareMoments, observed: Iterable[Gradients]) -> Iterator[Gradients]:
+    """The same batches, their squared gradients added up on the way."""
+    names = set(moments.block_of)
     for batch, gradients in observed:
         for one in gradients:
             moments.update(batch.trace, one, names)
-    return {block.names: wide(moments.of_block(block)) for block in bases.blocks}
+        yield batch, gradients
 
 
 def _scale(
@@ -284,17 +294,17 @@ def _scale(
     out = count // HELD_OUT
     order = part[torch.randperm(len(part), generator=torch.Generator().manual_seed(seed))[:count]]
     seen, held = order[out:].sort().values, order[:out].sort().values
-    gram = gram_of(
-        itertools.chain(*(_observed(session, some, seed, count) for some in (seen, held))), times
+    squares = SquareMoments(bases.blocks)
+    batches = itertools.chain(
+        _observed(session, seen, seed, count),
+        _added(squares, _observed(session, held, seed, count)),
     )
+    wanted = held_out_leverage(gram_of(batches, times), out, number, seed)
     energies, rates = [], []
-    for block, own in zip(
-        bases.blocks, _squares(_observed(session, held, seed, count), bases).values(), strict=True
-    ):
+    for block in bases.blocks:
         rate, _ = _rates(segment, block)
-        energies.append((own / out / rate).flatten())
+        energies.append((wide(squares.of_block(block)) / out / rate).flatten())
         rates.append((curvatures[block.names] / rate).flatten())
-    wanted = held_out_leverage(gram, out, number, seed)
     return curvature_scale(torch.cat(rates), torch.cat(energies), wanted)
 
 
