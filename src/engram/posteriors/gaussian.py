@@ -23,6 +23,7 @@ from engram.likelihoods.remembered import Remembered
 from engram.linalg.block import Block
 from engram.linalg.precision import Precision
 from engram.training.segments import NamedTraining
+from engram.training.training import Training
 
 # fields that the digest is taken over, besides the tensors and the likelihood
 FACTS = ("structure", "curvature", "exact", "scale", "prior_precision", "num_data", "prior_by_name")
@@ -262,6 +263,30 @@ class Posterior(Precision):
         self.check_likelihood(likelihood)
         return replace(self, likelihood=likelihood)
 
+    def with_training(self, training: Training, model: nn.Module) -> Posterior:
+        """The same with the record of its training, which is saved by itself.
+
+        A loaded posterior is that of the end of training alone; with its record estimates go along
+        the training again, as before it was saved.
+
+        Args:
+            training: the record, as ``engram.load`` gives it.
+            model: that was trained.
+        """
+        if not self.stopped:
+            raise PosteriorError(
+                "a posterior that was fitted with training=",
+                repr(self),
+                "fit it with engram.laplace(model, data, training=training)",
+            )
+        self.check_model(model)
+        return replace(self, training=training.of(model))
+
+    @property
+    def lacks_record(self) -> bool:
+        """Whether it was fitted with the record of a training, and comes from a file without it."""
+        return self.stopped and self.training is None
+
     def __repr__(self) -> str:
         facts = [self.structure, f"{self.num_params:,} parameters", f"N={self.num_data:,}"]
         fitted = " (fits the weights)" if self.prior_fitted else ""
@@ -269,7 +294,8 @@ class Posterior(Precision):
         facts += [f"curvature={self.curvature}"]
         facts += [f"likelihood={self.likelihood!r}"]
         if "training" in self.settings:
-            facts += [f"training={self.settings['training']}"]
+            lost = "; its record is not loaded: the end alone" if self.lacks_record else ""
+            facts += [f"training={self.settings['training']}{lost}"]
         if "tolerance" in self.settings:
             facts += [f"tolerance={self.settings['tolerance']}"]
         return f"Posterior({', '.join(facts)})"

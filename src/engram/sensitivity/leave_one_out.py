@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engram.core.arguments import AUTO, MANY, positive, truth, whole
+from engram.core.arguments import AUTO, MANY, is_auto, positive, truth, whole
 from engram.core.data.batches import Data
 from engram.core.data.columns import Columns
 from engram.core.memory import backing_off
@@ -37,6 +38,11 @@ from engram.sensitivity.result import Result
 from engram.sensitivity.sampling import AT_THE_MEAN, GRADIENT, Sampling
 from engram.sensitivity.step_size import with_step_size
 from engram.training.memorisation import prequential
+
+RECORD_MISSING = (
+    "this posterior comes from a file without the record of its training: the estimate is that of "
+    "the end alone; give it back with posterior.with_training(engram.load(folder), model)"
+)
 
 
 def sensitivities(
@@ -157,6 +163,8 @@ def left_out(problem: Problem, asked: Asked, peers: Processes | None = None) -> 
     peers = peers or Processes.found(False)
     stepped = with_step_size(posterior, asked.step_size)
     chosen = asked.sampling.chosen(asked.estimator, stepped)
+    if posterior.lacks_record and is_auto(asked.estimator):
+        warnings.warn(RECORD_MISSING, stacklevel=2)
     total = GradientAccumulator()
     peers.meet(opened.model, opened.batches.num_data, buffers=True)
     sink: GradientSink = total if asked.diagnostics else DiscardGradients()

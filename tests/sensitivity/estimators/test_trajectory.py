@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,11 +16,13 @@ import engram
 from engram.core.arguments import AUTO
 from engram.engine.gradient_accumulator import DiscardGradients
 from engram.engine.session import session
-from engram.errors import ArgumentError
+from engram.errors import ArgumentError, PosteriorError
+from engram.likelihoods import Categorical
 from engram.sensitivity.estimators import chosen_estimator
 from engram.sensitivity.estimators.base import Setting
-from engram.sensitivity.estimators.trajectory import ESTIMATOR, level
+from engram.sensitivity.estimators.trajectory import ESTIMATOR, STAGES, affordable_stages, level
 from engram.training.training import Training
+from engram.training.visits import Visits
 
 NUM_DATA, STEPS = 24, 40
 
@@ -233,3 +237,41 @@ def test_the_model_is_as_before() -> None:
 def test_readouts_are_brought_to_the_level_of_the_last() -> None:
     readouts = torch.rand(10, 4) + 0.5
     assert level(readouts).mean().item() == pytest.approx(readouts[:, -1].mean().item())
+
+
+def test_a_saved_posterior_goes_along_its_training_again(tmp_path: Path) -> None:
+    """With its record the estimate is the one from before; without it, it says so."""
+    model, data, training = trained(mlp, torch.optim.SGD, lr=0.3, momentum=0.5)
+    posterior = engram.laplace(model, data, structure="kronecker", training=training)
+    before = engram.sensitivities(model, data, posterior, progress=False)
+    posterior.save(tmp_path / "posterior")
+    training.save(tmp_path / "training")
+    read = engram.load(tmp_path / "posterior")
+    assert "its record is not loaded: the end alone" in repr(read)
+    with pytest.warns(UserWarning, match="the estimate is that of the end alone"):
+        end = engram.sensitivities(model, data, read, progress=False)
+    assert end.basis.estimator != "trajectory"
+    whole = read.with_training(engram.load(tmp_path / "training"), model)
+    after = engram.sensitivities(model, data, whole, progress=False)
+    assert after.basis.estimator == "trajectory"
+    torch.testing.assert_close(after.loo_loss, before.loo_loss)
+
+
+def test_a_posterior_of_a_minimum_has_no_record() -> None:
+    model, data, training = trained(mlp, torch.optim.SGD, lr=0.3)
+    posterior = engram.laplace(model, data, prior_precision=1.0)
+    with pytest.raises(PosteriorError, match="fitted with training="):
+        posterior.with_training(training, model)
+
+
+def test_a_short_training_has_fewer_checkpoints() -> None:
+    model, _, training = trained(mlp, torch.optim.SGD, lr=0.3)
+    named = training.of(model)
+    assert affordable_stages(named, NUM_DATA) == STAGES  # nothing is known of its epochs
+    outputs = torch.zeros(NUM_DATA, 3, dtype=torch.float64)
+    training.stop()
+    visits = Visits(Categorical())
+    for epochs, count in ((1, 1), (5, 2), (40, STAGES)):
+        while int(visits.count.sum()) < epochs * NUM_DATA:
+            visits.add(torch.arange(NUM_DATA), outputs)
+        assert affordable_stages(replace(named, visits=visits), NUM_DATA) == count
