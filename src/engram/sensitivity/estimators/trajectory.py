@@ -86,7 +86,14 @@ def _prepared(setting: Setting) -> Setting:
     opened, training = setting.opened, setting.posterior.training
     assert opened is not None
     assert training is not None
-    count = affordable_stages(training, opened.batches.num_data)
+    return with_stages(setting, affordable_stages(training, opened.batches.num_data))
+
+
+def with_stages(setting: Setting, count: int) -> Setting:
+    """A setting with so many stages of the recorded training, fewer where there are not so many."""
+    opened, training = setting.opened, setting.posterior.training
+    assert opened is not None
+    assert training is not None
     announce(
         f"along {count} checkpoints of the training, a pass over "
         f'{opened.batches.num_data:,} examples at each and one at the end; estimator="linear" '

@@ -28,6 +28,7 @@ from engram.engine.sites import per_example_gradients
 
 GRAM_EXAMPLES = 400  # whose gradients are multiplied with each other
 GRAM_BYTES = 2**29  # that these gradients may take
+GRAM_PRODUCTS = 4e10  # multiplications at a checkpoint, two seconds or so; fewer examples beyond
 FEWEST_HELD = 32  # fewer say nothing about a mean
 HELD_OUT = 4  # one of so many examples is held out
 SMALL = 1e-10  # of the largest eigenvalue: below is rounding
@@ -39,8 +40,9 @@ Gradients = tuple[Observed, list[list[Tensor | None]]]
 
 
 def examples_held(num_params: int) -> int:
-    """How many examples' gradients, in single precision, fit into the memory for them."""
-    return min(GRAM_BYTES // (4 * max(1, num_params)), GRAM_EXAMPLES)
+    """How many examples' gradients, in single precision, fit into memory and time for them."""
+    entries = max(1, num_params)
+    return min(GRAM_BYTES // (4 * entries), int(math.sqrt(GRAM_PRODUCTS / entries)), GRAM_EXAMPLES)
 
 
 def gram_of(observed: Iterable[Gradients], times: Mapping[str, Tensor]) -> Tensor:
