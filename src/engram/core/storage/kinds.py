@@ -230,7 +230,8 @@ def checked(
         values = read_fields(cls, content, where, readers)
         lengths: dict[str, int] = {}
         for name, column in columns.items():
-            column.check(name, values[name], lengths)
+            if name in values:  # fields that were added later may be missing
+                column.check(name, values[name], lengths)
         thing = cls(**values)
         if check is not None:
             check(thing)
