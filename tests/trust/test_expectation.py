@@ -87,6 +87,13 @@ def test_each_way_has_its_own_predictor():
     assert predictor_of(diagonal) is None  # the study has none of those
 
 
+def test_a_bias_before_batch_normalisation_is_no_reason_against_a_recorded_training():
+    model, data = trained()
+    result = stopped(judged(model, data, "kronecker", DELTA)[0])
+    fixed = replace(result, diagnostics=replace(result.diagnostics, parameters_covered=0.9))
+    assert "parameters_fixed" not in {reason.signal for reason in fixed.verdict.reasons}
+
+
 def test_readouts_that_disagree_make_it_worse():
     model, data = trained()
     result, _ = judged(model, data, "kronecker", DELTA)

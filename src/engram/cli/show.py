@@ -41,7 +41,13 @@ def show(run: Path, top: int, by: Ranking, as_json: bool, quiet: bool) -> None:
     result = result_in(run)
     frame = result.top(top, by.value)
     if as_json:
-        verdict = {"level": result.verdict.level, "reasons": list(map(str, result.verdict.reasons))}
+        found = result.verdict
+        aspects = {
+            aspect.name: {"level": aspect.level, "expected": aspect.value}
+            for aspect in (found.ranking, found.size, found.mean)
+        }
+        words = {"level": found.level, "line": found.line, "reasons": list(map(str, found.reasons))}
+        verdict = {**words, **aspects}
         losses = {"examples": result.num_data, "loss": result.train_nll, "loo_loss": result.loo_nll}
         print_json({**losses, "verdict": verdict, "metrics": result.metrics(), "top": frame})
         return

@@ -28,7 +28,6 @@ from engram.trust.thresholds import (
     CLOSED,
     COMPUTE,
     CONVERGENCE,
-    COVERAGE,
     END_ALONE,
     END_RULES,
     GUARD,
@@ -254,7 +253,8 @@ def rules_of(result: Judged) -> tuple[Rule, ...]:
     """The rules, with remedies that the result's structure leaves open."""
     basis, foretold = result.basis, not math.isnan(expected_of(result).size)
     if basis.stopped and foretold:
-        return (*(ALONG_RULES if basis.along else END_RULES), GUARD, COVERAGE)
+        # what the posterior of a recorded training takes as fixed, training does not move
+        return (*(ALONG_RULES if basis.along else END_RULES), GUARD)
     rules: tuple[Rule, ...] = OWN_RULES
     if basis.prior_fitted:
         rules = tuple(NOT_TOLD if rule is CONVERGENCE else rule for rule in rules)

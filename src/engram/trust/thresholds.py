@@ -32,7 +32,8 @@ NOT_TOLD = replace(
     CONVERGENCE,
     text="the model is not at a minimum, and nothing was said of its training: prior_precision is "
     "the one that its weights fit best",
-    remedy="Pass training=, or prior_precision=, N times the weight decay of the mean loss.",
+    remedy="Pass training=: sizes of such nets in the study were then within 2 times the truth for "
+    "6 of 10, not for 3. Or pass prior_precision=, N times the weight decay of the mean loss.",
 )
 PRIOR = Rule(
     "prior_mismatch",
@@ -103,7 +104,8 @@ CERTIFY = (
 )
 RECORD = (
     "Record the training with its checkpoints and visits, engram.record(optimizer, model, "
-    "loader=loader), and pass training= without an estimator."
+    "loader=loader), and pass training= without an estimator: in the study rankings were better, "
+    "and sizes foretold within 1.3 times for half of the nets."
 )
 RANKING_ALONG = Rule(
     "expected_ranking",
