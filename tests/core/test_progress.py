@@ -51,3 +51,52 @@ def test_a_long_loop_shows_all_that_is_done(
     assert "2/4" in drawn
     assert bar.count == 4
     assert locks_are_free()
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("total", "form", "words"),
+    [
+        (100, None, "sensitivities: about 5 min in all, with"),  # 3 s each
+        (15, None, ""),  # 45 s: no need to say
+        (None, None, ""),  # nobody knows
+        (100, "{desc}", ""),  # says it by itself
+    ],
+)
+def test_what_takes_longer_than_a_minute_is_said_once(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    total: int | None,
+    form: str | None,
+    words: str,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(engram.core.progress.time, "monotonic", clock.monotonic)
+    monkeypatch.setattr(engram.core.progress, "DELAY", 1e9)
+    with Bar(total, "sensitivities", True, form) as bar:
+        for _ in range(10):
+            clock.now += 3.0
+            bar.update()
+    said = capsys.readouterr().err
+    assert said.count("in all") == bool(words)
+    assert words in said
+
+
+def test_nothing_is_said_where_nothing_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(engram.core.progress.time, "monotonic", clock.monotonic)
+    with Bar(1000, "sensitivities", False) as bar:
+        clock.now += 100.0
+        bar.update()
+    assert capsys.readouterr().err == ""

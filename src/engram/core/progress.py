@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TypeVar
 
+import psutil
 from tqdm.auto import tqdm
 
 T = TypeVar("T")
@@ -22,16 +23,31 @@ DELAY = 2.0  # before a bar is shown: shorter calls stay silent
 TOLD_EVERY = 0.5  # between two messages behind a bar
 PACE_KNOWN = 5.0  # after which the pace of a loop says how long all of it will take
 LONG = 60.0  # a loop that will take longer is announced, with what would be quicker
+MINUTE, HOUR = 60.0, 3600.0  # seconds; two of each are told in that unit
+
+
+def time_in_words(seconds: float) -> str:
+    """A time for people to read.
+
+    Example:
+        >>> time_in_words(7.2), time_in_words(600), time_in_words(9000)
+        ('7 s', '10 min', '2.5 h')
+    """
+    if seconds < 2 * MINUTE:
+        return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1g} s"
+    return f"{seconds / MINUTE:.0f} min" if seconds < 2 * HOUR else f"{seconds / HOUR:.1f} h"
 
 
 class Bar:
     """Counts, and shows how far it is once it has lasted for some seconds.
 
+    Where it will take more than a minute, by its pace so far, that is said once, with the memory.
+
     Args:
         total: what it counts up to, where that is known.
         description: what is going on.
         shown: whether it is shown at all.
-        form: of the line, as tqdm's ``bar_format``.
+        form: of the line, as tqdm's ``bar_format``; who has one says by itself how long it takes.
     """
 
     def __init__(
@@ -42,6 +58,7 @@ class Bar:
         self.begun = time.monotonic()
         self._bar: Any = None
         self._told = -math.inf
+        self._expects = shown and form is None and total is not None
 
     def describe(self, description: str) -> None:
         """Change the words beside the bar."""
@@ -56,6 +73,19 @@ class Bar:
             self._bar.update(count)
         elif self.shown and time.monotonic() - self.begun > DELAY:
             self._show()
+        if self._expects:
+            self._say_how_long(time.monotonic() - self.begun)
+
+    def _say_how_long(self, passed: float) -> None:
+        """Once the pace is known, and where all of it takes long."""
+        if passed < PACE_KNOWN or self.count <= 0 or self.total is None:
+            return
+        self._expects = False
+        expected = passed / self.count * self.total
+        if expected > LONG:
+            memory = psutil.Process().memory_info().rss / 1e9
+            words = f"{self.description}: about {time_in_words(expected)} in all"
+            announce(f"{words}, with {memory:.3g} GB of memory in use", self.shown)
 
     def tell(self, words: str) -> None:
         """Words behind the bar on what goes on where nothing is done yet; at most some a second."""

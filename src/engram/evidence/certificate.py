@@ -12,10 +12,10 @@ from torch import Tensor
 
 from engram.core.dtypes import SMALLEST_DIVISOR
 from engram.core.printable import printable
+from engram.core.progress import time_in_words
 from engram.core.storage.kinds import Kind, check_that, checked, numbers, positions, stored
 from engram.evidence.correlation import COVERED, Interval, rank_correlation
 from engram.evidence.ways import GOING_ON, PART, REPEATABLE, WAYS
-from engram.retraining.pace import in_words
 from engram.retraining.result import Retraining
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class Certificate:
             )
         lines += [
             f"from                  {self.trainings:,} trainings without an example for "
-            f"{self.refits:,} draws, {in_words(self.seconds)}",
+            f"{self.refits:,} draws, {time_in_words(self.seconds)}",
             f"                      as narrow as {self.worth:,.0f} drawn at random, of "
             f"{self.num_data:,}",
             f"way                   {WAYS[self.way]} ({printable(self.truth.trained_by)})",

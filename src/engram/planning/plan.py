@@ -14,6 +14,7 @@ from engram.core.arguments import AUTO, is_auto, whole
 from engram.core.data.batches import Batches, Data
 from engram.core.memory import available_bytes, in_words
 from engram.core.parameters import check_module, trainable
+from engram.core.progress import time_in_words
 from engram.core.state.model import device_of
 from engram.engine.session import LARGEST_BATCH, session
 from engram.errors import EngramError
@@ -28,7 +29,6 @@ from engram.planning.measuring import (
 from engram.posteriors.fitting_prior import fitting_prior
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import affordable_directions, chosen_fit, fitted
-from engram.retraining.pace import in_words as time_in_words
 from engram.retraining.retrain import retrain
 from engram.sensitivity.leave_one_out import sensitivities
 from engram.tracking.tracker import Tracker

@@ -10,23 +10,10 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from engram.core.progress import Bar, announce
+from engram.core.progress import Bar, announce, time_in_words
 
 WORTH_SAYING = 5.0  # seconds in all, below which nobody has to be told beforehand
 LONG_FIRST = 5.0  # seconds of a first training, after which what is known so far is said
-MINUTE, HOUR = 60.0, 3600.0  # seconds; two of each are told in that unit
-
-
-def in_words(seconds: float) -> str:
-    """A time for people to read.
-
-    Example:
-        >>> in_words(7.2), in_words(600), in_words(9000)
-        ('7 s', '10 min', '2.5 h')
-    """
-    if seconds < 2 * MINUTE:
-        return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1g} s"
-    return f"{seconds / MINUTE:.0f} min" if seconds < 2 * HOUR else f"{seconds / HOUR:.1f} h"
 
 
 def say_cost(trainings: int, seconds: float, how: str, shown: bool) -> None:
@@ -39,8 +26,8 @@ def say_cost(trainings: int, seconds: float, how: str, shown: bool) -> None:
         shown: whether anything is.
     """
     if trainings * seconds > WORTH_SAYING:
-        each = f"{trainings:,} trainings, {in_words(seconds)} each, {how}"
-        announce(f"about {in_words(trainings * seconds)}: {each}", shown)
+        each = f"{trainings:,} trainings, {time_in_words(seconds)} each, {how}"
+        announce(f"about {time_in_words(trainings * seconds)}: {each}", shown)
 
 
 class StepPace:
@@ -87,7 +74,8 @@ class StepPace:
             return
         self._said = True
         announce(
-            f"{bar.total:,} trainings; the first has taken {taken:,} steps in {in_words(seconds)}, "
+            f"{bar.total:,} trainings; the first has taken {taken:,} steps in "
+            f"{time_in_words(seconds)}, "
             "and when it ends it is known what all will take",
             bar.shown,
         )
