@@ -50,10 +50,15 @@ def test_a_learning_curve_that_has_ended_goes_on_so() -> None:
 
 
 def test_the_scale_gives_the_leverage_that_is_wanted() -> None:
-    rates, energies = torch.rand(20).double() * 5, torch.rand(20).double()
+    rates, energies = torch.linspace(0.1, 5, 20).double(), torch.linspace(1, 0.1, 20).double()
     scale = curvature_scale(rates, energies, 3.0)
     reached = (energies * -torch.expm1(-scale * rates) / (scale * rates)).sum()
     assert float(reached) == pytest.approx(3.0, rel=1e-6)
+
+
+def test_factors_are_never_made_softer() -> None:
+    """Where the examples are too few to know the curvature, their leverage is no measure of it."""
+    assert curvature_scale(torch.ones(3).double(), torch.ones(3).double(), 50.0) == pytest.approx(1)
 
 
 class Repeated(nn.Module):

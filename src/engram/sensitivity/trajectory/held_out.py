@@ -2,9 +2,9 @@ r"""How far examples move their own outputs, from gradients of all layers togeth
 
 Kronecker factors hold each layer back by its own curvature alone, and spread what few examples have
 over many directions. How far an example moves its outputs in a segment of training, its leverage,
-is then off by factors: too large by 5 to 10 on deep residual nets, too small where a net has
-memorised. The mean over examples is known without any factors. For gradients g of M examples, each
-entry times the root of its training time, and the curvature of m of them,
+is then too large, by 5 to 10 times on deep residual nets. The mean over examples is known without
+any factors. For gradients g of M examples, each entry times the root of its training time, and the
+curvature of m of them,
 
 .. math::
     A_m = \frac1m \sum_{j \in S} g_j g_j', \qquad
@@ -33,7 +33,10 @@ FEWEST_HELD = 32  # fewer say nothing about a mean
 HELD_OUT = 4  # one of so many examples is held out
 SMALL = 1e-10  # of the largest eigenvalue: below is rounding
 SLOWEST_BEND = 0.999  # of a learning curve in logarithms: 1 is a power law
-SCALES = (-7.0, 12.0)  # logarithms between which the curvature's factor is looked for
+# Logarithms between which the curvature's factor is looked for. Factors that leave out what is
+# between layers are never too stiff; where some hundred examples say so, as in a net that has
+# memorised thousands, they are too few to know their curvature
+SCALES = (0.0, 12.0)
 HALVINGS = 40  # of that interval
 
 Gradients = tuple[Observed, list[list[Tensor | None]]]
@@ -133,7 +136,7 @@ def followed(found: Sequence[float], doublings: float) -> float:
 
 
 def curvature_scale(rates: Tensor, energies: Tensor, wanted: float) -> float:
-    r"""The factor c of the curvature with which the factors have the leverage that is wanted.
+    r"""The factor c of the curvature, 1 or more, that gives factors the leverage that is wanted.
 
     .. math:: \sum_d e_d \, \frac{1 - e^{-c x_d}}{c x_d}
 
