@@ -130,12 +130,16 @@ def with_wrong_labels(labels: np.ndarray, noise: str, seed: int) -> tuple[np.nda
 
     Args:
         labels: right ones.
-        noise: ``symmetric``, any other class; ``dependent``, always the next class; ``none``.
+        noise: ``symmetric``, any other class; ``dependent``, the next class, and of two classes
+            only labels of the second, twice as often; ``none``.
         seed: of the draw.
     """
     generator = np.random.default_rng(seed)
     classes, found = int(labels.max()) + 1, labels.copy()
-    wrong = generator.random(len(labels)) < (0.0 if noise == "none" else RATE)
+    rates = np.full(len(labels), 0.0 if noise == "none" else RATE)
+    if noise == "dependent" and classes == 2:
+        rates = 2 * RATE * labels
+    wrong = generator.random(len(labels)) < rates
     steps = generator.integers(1, classes, len(labels)) if noise == "symmetric" else 1
     found[wrong] = ((labels + steps) % classes)[wrong]
     return found, wrong

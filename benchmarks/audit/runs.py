@@ -16,7 +16,9 @@ from engram.auditing.columns import Wanted
 from engram.auditing.estimating import estimated
 from engram.auditing.examples import Examples
 from engram.auditing.fitting import Schedule, fit
+from engram.auditing.issues import judged
 from engram.auditing.readers import read_examples
+from engram.auditing.second_training import second_opinion
 from engram.auditing.stock import stock_of
 from engram.training.memorisation import prequential
 
@@ -43,15 +45,32 @@ class Case:
         return f"{self.name}-{self.noise}-{self.seed}.npz"
 
 
-def run(case: Case, read: Callable[[], Pair], folder: Path, folds: bool) -> Path:
-    """The arrays of a case, computed unless they are there."""
+def run(
+    case: Case,
+    read: Callable[[], Pair],
+    folder: Path,
+    folds: bool,
+    smaller: tuple[int | None, int | None] = (None, None),
+) -> Path:
+    """The arrays of a case, computed unless they are there.
+
+    Args:
+        case: what.
+        read: its data.
+        folder: where arrays are kept.
+        folds: whether five folds are trained too.
+        smaller: so many of the images, and epochs, where there is little time.
+    """
     path = folder / case.file
     if path.exists():
         return path
     inputs, right = read()
+    count, epochs = smaller
+    if count is not None and inputs.ndim > 2:
+        inputs, right = inputs[:count], right[:count]
     given, wrong = with_wrong_labels(right, case.noise, case.seed)
     examples = read_examples((inputs, given), Wanted())
-    found = _audit(examples, case.seed)
+    found = _audit(examples, case.seed, epochs)
     if folds:
         found |= _folds(examples, int(found["epochs"]), case.seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,17 +78,23 @@ def run(case: Case, read: Callable[[], Pair], folder: Path, folds: bool) -> Path
     return path
 
 
-def _audit(examples: Examples, seed: int) -> dict[str, np.ndarray]:
+def _audit(examples: Examples, seed: int, epochs: int | None) -> dict[str, np.ndarray]:
     torch.manual_seed(seed)
     stock = stock_of(examples)
     begun = time.process_time()
-    trained = fit(stock, examples.targets, examples.task, Schedule(seed=seed), False)
+    trained = fit(stock, examples.targets, examples.task, Schedule(epochs, seed=seed), False)
     middle = time.process_time()
     data = (stock.inputs, examples.targets)
     result, _ = estimated(
         trained.model, data, examples.task, trained.training, stock.recipe.estimate, False
     )
     end = time.process_time()
+    opinion = second_opinion(
+        stock, examples.targets, examples.task, Schedule(seed=seed), len(trained.curve), False
+    )
+    second = time.process_time() - end
+    assert opinion is not None
+    labels = judged(result, trained.training, examples.targets, opinion)
     heard = prequential(trained.training, examples.targets)
     assert heard is not None
     assert trained.training.visits is not None
@@ -79,6 +104,11 @@ def _audit(examples: Examples, seed: int) -> dict[str, np.ndarray]:
         "loo_loss": result.loo_loss.numpy(),
         "loss": result.loss.numpy(),
         "heard": heard.numpy(),
+        "label_loss": labels.losses.numpy(),
+        "second_seconds": np.array(second),
+        "second_loss": np.array(opinion.loss),
+        "second_positions": opinion.positions.numpy(),
+        "second_probabilities": opinion.probabilities.numpy(),
         "visits": visits.numpy(),
         "epochs": np.array(len(trained.curve)),
         "train_seconds": np.array(middle - begun),

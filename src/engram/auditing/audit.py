@@ -75,6 +75,7 @@ def audit(
         sample: most examples to read, drawn at random.
         model: your own model in place of the stock one, a function or ``package.module:function``;
             called with the examples where it takes an argument, it returns the module.
+            ``"minilm"`` is a pretrained encoder of texts with a small head.
         weights: file with the model's weights, which is then not trained.
         train: your own training, called with the model and (inputs, targets); it may return the
             record of :func:`engram.record`, or its optimizer.
@@ -205,7 +206,12 @@ class _Plan:
         )
         copies = find_duplicates(stock.inputs)
         result = without_copies(plain, copies)
-        labels = judged(result, trained.training, examples.targets)
+        opinion = None
+        if not self.minimal:
+            opinion = self.own.opinion(
+                stock, examples, self.schedule, len(trained.curve), self.progress
+            )
+        labels = judged(result, trained.training, examples.targets, opinion)
         issues = issue_table(examples, result, labels, copies)
         test = None if others is None else (stock.encode(others.inputs), others.targets)
         groups = no_groups()
@@ -219,6 +225,7 @@ class _Plan:
             "model": stock.name,
             "epochs_trained": len(trained.curve),
             "stopped": trained.stopped,
+            "held_out_loss": None if opinion is None else opinion.loss,
             "seconds_estimating": round(time.monotonic() - begun, 2),
             "groups_on": "the other examples" if others is None else "the test data",
             "skipped": list(examples.skipped),

@@ -140,8 +140,8 @@ def nearest_neighbours(points: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _directions(rows: Tensor) -> Tensor:
-    """The main directions of the rows, where they have many columns."""
-    if rows.shape[1] <= DIRECTIONS:
+    """The main directions of the rows, where there are many rows and columns."""
+    if min(rows.shape) <= DIRECTIONS:
         return rows
     from sklearn.decomposition import PCA
 

@@ -13,6 +13,7 @@ from engram.auditing.duplicates import Duplicates
 from engram.auditing.examples import Examples
 from engram.auditing.label_noise import LabelNoise, blended, label_noise
 from engram.auditing.outliers import wrong_numbers
+from engram.auditing.second_training import SecondOpinion, carried_over
 from engram.errors import LikelihoodError
 from engram.sensitivity.result import Result
 from engram.training.memorisation import memorisation, prequential
@@ -55,13 +56,16 @@ class Judged:
     predicted: Tensor
 
 
-def judged(result: Result, training: Training | None, targets: Tensor) -> Judged:
+def judged(
+    result: Result, training: Training | None, targets: Tensor, opinion: SecondOpinion | None
+) -> Judged:
     """The labels, by leave-one-out and by what the training said before each look at them.
 
     Args:
         result: leave-one-out.
         training: the record; None where there is none.
         targets: of the training.
+        opinion: of a model that has not seen half of them; None where there is none.
     """
     heard = None if training is None else prequential(training, targets)
     losses = result.loo_loss.double()
@@ -79,7 +83,13 @@ def judged(result: Result, training: Training | None, targets: Tensor) -> Judged
     if training is not None and heard is not None and training.visits is not None:
         at_visits, _ = training.visits.mean_predictions(torch.arange(len(targets)))
     probabilities = blended(result.loo_probabilities, at_visits)
-    return Judged(losses, label_noise(probabilities, labels), known, probabilities)
+    contradicted = probabilities.argmax(1) != labels
+    noise = (
+        label_noise(probabilities, labels)
+        if opinion is None
+        else carried_over(opinion, losses, contradicted, labels)
+    )
+    return Judged(losses, noise, known, probabilities)
 
 
 def issue_table(

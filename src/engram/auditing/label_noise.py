@@ -13,8 +13,9 @@ there, m(c). A label y that the model contradicts with :math:`\hat y` is then wr
 .. math:: \frac{\epsilon\, (1 - m)\, T(\hat y, y)}
     {\epsilon\, (1 - m)\, T(\hat y, y) + (1 - \epsilon)\, m\, g(y)}
 
-where g(y) is what the model itself would give to y if it were wrong, its probabilities without
-:math:`\hat y`, and T which label stands in place of which, counted among the surest.
+with the rate of class :math:`\hat y`. Here g(y) is what the model itself would give to y if it
+were wrong, its probabilities without :math:`\hat y`, and T which label stands in place of which,
+counted among the surest.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from torch import Tensor
 
 MORE_LIKELY = 0.5  # chance of being wrong from which a label counts as an issue
 SMALLEST = 1e-6  # probability below which none is told from none
-SUREST = (0.2, 0.3, 0.4)  # shares of the examples; the one with the fewest contradictions counts
-FEWEST = 20  # examples that a share must have
+SUREST = (0.2, 0.3, 0.4)  # shares of the examples that count as the surest; their mean is taken
+FEWEST = 20  # examples that such a share must have
+FEWEST_OF_CLASS = 50  # examples of a class, from which its labels have a rate of their own
+SHARED = 10.0  # examples' worth of the rate of all classes in that of one
 LARGEST_RATE = 0.45  # of wrong labels: beyond, it is the model that is wrong
 LEAST_ODDS = 1e-3  # of any class, where the model is wrong
 
@@ -90,40 +93,57 @@ def label_noise(probabilities: Tensor, labels: Tensor) -> LabelNoise:
         tensor([[99]])
     """
     confidence, predicted = probabilities.double().max(1)
-    contradicted = predicted != labels
+    contradicted = (predicted != labels).double()
     order = confidence.argsort(descending=True, stable=True)
-    rate, surest = _rate(contradicted[order])
-    often = _rising(-confidence[order], contradicted[order].double())
-    mistaken = (often - rate) / (1 - rate)
-    wrong_model = torch.empty_like(confidence)
-    wrong_model[order] = mistaken.clamp(SMALLEST, 1.0)
-    swaps = _swaps(predicted[order[:surest]], labels[order[:surest]], probabilities.shape[1])
+    rates = _rates(contradicted[order], predicted[order], probabilities.shape[1])
+    rate = rates[predicted]
+    mistaken = rising(-confidence, (contradicted - rate) / (1 - rate), -confidence)
+    mistaken = mistaken.clamp(SMALLEST, 1.0)
+    surest = order[: _size(SUREST[-1], len(order))]
+    swaps = _swaps(predicted[surest], labels[surest], probabilities.shape[1])
     others = (1 - confidence).clamp(min=SMALLEST)
     given = probabilities.double().gather(1, labels[:, None])[:, 0] / others
-    label_is = rate * (1 - wrong_model) * swaps[predicted, labels]
-    model_is = (1 - rate) * wrong_model * given.clamp(LEAST_ODDS, 1.0)
-    chance = torch.where(contradicted, label_is / (label_is + model_is), 0.0)
-    return LabelNoise(chance, chance > MORE_LIKELY, rate)
+    label_is = rate * (1 - mistaken) * swaps[predicted, labels]
+    model_is = (1 - rate) * mistaken * given.clamp(LEAST_ODDS, 1.0)
+    chance = torch.where(contradicted > 0, label_is / (label_is + model_is), 0.0)
+    return LabelNoise(chance, chance > MORE_LIKELY, float(rate.mean()))
 
 
-def _rate(contradicted: Tensor) -> tuple[float, int]:
-    """How often labels are wrong, and how many of the surest that was seen in.
+def _rates(contradicted: Tensor, predicted: Tensor, classes: int) -> Tensor:
+    """How often the labels of examples of each class are wrong, [C].
 
     Args:
-        contradicted: labels, the surest prediction first, [N].
+        contradicted: 1 where a label is, the surest prediction first, [N].
+        predicted: classes, in that order, [N].
+        classes: C.
     """
-    number = len(contradicted)
-    sizes = [min(number, max(FEWEST, int(share * number))) for share in SUREST]
-    rates = [float(contradicted[:size].double().mean()) for size in sizes]
-    floor = 0.5 / sizes[-1]  # less than one is not seen
-    return min(max(min(rates), floor), LARGEST_RATE), sizes[-1]
+    overall = _among_surest(contradicted)
+    found = torch.full((classes,), overall, dtype=torch.float64)
+    for number in range(classes):
+        own = contradicted[predicted == number]
+        if len(own) >= FEWEST_OF_CLASS:
+            weight = SUREST[-1] * len(own)
+            found[number] = (_among_surest(own) * weight + overall * SHARED) / (weight + SHARED)
+    floor = 0.5 / _size(SUREST[-1], len(contradicted))  # less than one is not seen
+    return found.clamp(floor, LARGEST_RATE)
 
 
-def _rising(places: Tensor, values: Tensor) -> Tensor:
-    """The rising function of places [N] that is nearest to values [N]."""
+def _among_surest(contradicted: Tensor) -> float:
+    """The share of labels that are contradicted, mean over some shares of the surest."""
+    sizes = [_size(share, len(contradicted)) for share in SUREST]
+    return sum(float(contradicted[:size].mean()) for size in sizes) / len(sizes)
+
+
+def _size(share: float, count: int) -> int:
+    return min(count, max(FEWEST, int(share * count)))
+
+
+def rising(places: Tensor, values: Tensor, at: Tensor) -> Tensor:
+    """The rising function of places [M] that is nearest to values [M], at others [N]."""
     from sklearn.isotonic import IsotonicRegression
 
-    return torch.from_numpy(IsotonicRegression().fit_transform(places.numpy(), values.numpy()))
+    fitted = IsotonicRegression(out_of_bounds="clip").fit(places.numpy(), values.numpy())
+    return torch.from_numpy(fitted.predict(at.numpy())).double()
 
 
 def _swaps(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:

@@ -18,7 +18,10 @@ from torch.optim import Optimizer
 from engram.auditing.examples import Examples
 from engram.auditing.fitting import Fit, Schedule, fit
 from engram.auditing.run_lock import RunInProgress
+from engram.auditing.second_training import SecondOpinion, second_opinion
+from engram.auditing.stock import NAMED
 from engram.auditing.stock.base import Recipe, Stock
+from engram.auditing.tasks import Classes
 from engram.core.arguments import path_of, shown
 from engram.core.near_names import near
 from engram.core.storage.files import read_tensors
@@ -58,6 +61,8 @@ class Own:
         """The user's model in place of the stock one, on its inputs unless it brings others."""
         if self.model is None:
             return stock(examples)
+        if isinstance(self.model, str) and self.model in NAMED:
+            return NAMED[self.model](examples)
         plain = stock(examples)
         made = _called(named_function(self.model), examples)
         model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, plain.inputs)
@@ -77,6 +82,16 @@ class Own:
             load_weights(model, path_of("file", self.weights))
         model = _with_outputs(model, inputs, examples)
         return Stock(model, plain.encode, inputs, RECIPE, type(model).__name__, plain.notes)
+
+    def opinion(
+        self, stock: Stock, examples: Examples, schedule: Schedule, epochs: int, progress: bool
+    ) -> SecondOpinion | None:
+        """What a model of half of the examples says of classes; None where we do not train it."""
+        foreign = self.train is not None or self.weights is not None
+        if foreign or not isinstance(examples.task, Classes):
+            return None
+        targets, task = examples.targets, examples.task
+        return second_opinion(stock, targets, task, schedule, epochs, progress)
 
     def fit(
         self,

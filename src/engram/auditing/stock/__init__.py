@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from engram.auditing.examples import Examples, Inputs, Pictures, Rows, Texts
 from engram.auditing.stock.base import Stock
+from engram.auditing.stock.minilm import minilm_head
 from engram.auditing.stock.pictures import small_cnn
 from engram.auditing.stock.rows import small_mlp
 from engram.auditing.stock.texts import tfidf_head
@@ -15,6 +16,9 @@ STOCK: Mapping[type[Inputs], Callable[[Examples], Stock]] = {
     Pictures: small_cnn,
     Texts: tfidf_head,
 }
+
+# Others that are asked for by name: model="minilm"
+NAMED: Mapping[str, Callable[[Examples], Stock]] = {"minilm": minilm_head}
 
 
 def stock_of(examples: Examples) -> Stock:

@@ -27,6 +27,11 @@ class Estimate:
     estimator: str = AUTO
 
 
+# Of nets that stop early: at their last weights, which is a pass in place of twenty. The walk along
+# the training ranks their labels no better, and costs more than five folds (docs/results/audit.md)
+AT_THE_END = Estimate(estimator="linear")
+
+
 @dataclass(frozen=True, eq=False)
 class Recipe:
     """How a stock model is trained.
