@@ -59,7 +59,7 @@ class MarginalLikelihood:
 
     @property
     def per_example(self) -> float:
-        """Minus log p(D) over N: beside a loss per example."""
+        """Minus log p(D) over N, to be seen beside a loss per example."""
         return -self.value / self.num_data
 
     def __repr__(self) -> str:

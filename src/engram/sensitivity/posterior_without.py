@@ -187,7 +187,7 @@ class Information:
 
     @property
     def kl(self) -> float:
-        """KL(posterior || without): what a code for the weights gains by the group."""
+        """KL(posterior || without), what a code for the weights gains by the group."""
         return self.posterior.kl(self.without)
 
     @property
@@ -197,7 +197,7 @@ class Information:
 
     @property
     def entropy_change(self) -> float:
-        """Entropy without the group minus with it: how much surer the group made the model."""
+        """Entropy without the group minus with it, how much surer the group made the model."""
         return self.without.entropy - self.posterior.entropy
 
     def __repr__(self) -> str:
