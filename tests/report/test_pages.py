@@ -13,6 +13,7 @@ import torch
 import engram
 from engram.errors import DataError
 from engram.report.tables import number
+from engram.report.training_page import history_curves
 from engram.tracking.history import Record
 from streamed import NUM_DATA, backward, batches, build, data
 
@@ -133,6 +134,16 @@ def test_a_result_shows_its_verdict_before_its_figures(tmp_path: Path) -> None:
     assert text.index(result.verdict.level) < text.index("The memory map")
     for reason in result.verdict.reasons:
         assert text.index(reason.text) < text.index("The memory map")
+
+
+def test_the_estimate_has_a_band() -> None:
+    tracker = tracked(2)
+    curves = history_curves(tracker.history)
+    for row, record in enumerate(tracker.history):
+        losses = tracker.history.loo_loss[row].double()
+        reach = 1.96 * float(losses.std()) / math.sqrt(len(losses))
+        assert curves.loo_low[row] == pytest.approx(record.estimate - reach, rel=1e-5)
+        assert curves.loo_high[row] == pytest.approx(record.estimate + reach, rel=1e-5)
 
 
 @pytest.mark.parametrize("median", [0.4, 30.0])

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 import engram
 from engram.demo.digits import Digits
 from engram.demo.findings import ClassEffect
-from engram.report.page import Comparison, Effect, Neighbours, PageData
-from engram.report.result_page import loss_interval, result_data
+from engram.report.effects import effect_of
+from engram.report.page import Comparison, Neighbours, PageData
+from engram.report.result_page import result_data
 from engram.report.training_page import history_curves
 from engram.sensitivity.groups import ClassRemovals
 from engram.tracking.history import History
@@ -32,7 +31,7 @@ def demo_page(
     return replace(
         page,
         examples=replace(page.examples, neighbours=near),
-        effects=[_effect(label, removals) for label in removals],
+        effects=[effect_of(removal, _classes()[label]) for label, removal in removals.items()],
         effects_on="the test data",
         curves=replace(history_curves(history), step_name="epoch"),
         comparisons=_comparisons(effects),
@@ -47,18 +46,6 @@ def _ids(data: Digits) -> list[str]:
 def _classes() -> list[str]:
     names = "zero one two three four five six seven eight nine"
     return names.split()
-
-
-def _effect(label: int, removals: ClassRemovals) -> Effect:
-    removal = removals[label]
-    evaluation = removal.evaluation
-    assert evaluation is not None
-    change = evaluation.loss_without - evaluation.loss
-    low, high = loss_interval(change, torch.ones(len(change)))
-    level = removal.verdict.level
-    return Effect(
-        _classes()[label], "class", len(removal.indices), evaluation.change, low, high, level
-    )
 
 
 def _comparisons(effects: Sequence[ClassEffect]) -> list[Comparison]:

@@ -57,7 +57,7 @@ class Neighbours:
             >>> near.helpful.tolist(), near.harmful.tolist()
             ([[1], [0]], [[2], [-1]])
         """
-        values, places = np.array(influence, dtype=np.float64).T, np.asarray(of)
+        values, places = np.asarray(influence).astype(np.float64).T, np.asarray(of)
         values[np.arange(len(places)), places] = 0.0
         order = np.argsort(-values, axis=1, kind="stable")
         sides = order[:, :count], order[:, ::-1][:, :count]

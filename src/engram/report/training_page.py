@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from engram.errors import DataError
 from engram.report.page import Alert, Curves, Examples, Headline, Making, PageData
-from engram.report.result_page import EXPLANATIONS, result_data
+from engram.report.result_page import EXPLANATIONS, loss_interval, result_data
 from engram.sensitivity.result import Result
 from engram.tracking.held_out import HeldOut
 from engram.tracking.history import QUANTILES, History
@@ -77,10 +78,13 @@ def history_curves(history: History, held_out: HeldOut | None = None) -> Curves:
     frame, best = history.to_frame(), history.best
     assert best is not None
     has_leverage = all(record.leverage for record in history)
+    low, high = _band(history) if held_out is None else (None, None)
     return Curves(
         frame.index.to_numpy(),
         frame["train"].to_numpy(float),
         frame["estimate"].to_numpy(float),
+        loo_low=low,
+        loo_high=high,
         validation=frame["validation"].to_numpy(float),
         stop=best.step,
         stop_reason=f"Lowest estimate, {best.estimate:.4f}, at step {best.step}.",
@@ -89,6 +93,15 @@ def history_curves(history: History, held_out: HeldOut | None = None) -> Curves:
         leverage=[record.leverage for record in history] if has_leverage else None,
         sentence=BY_ALL if held_out is None else BY_TWIN.format(len(held_out.indices)),
     )
+
+
+def _band(history: History) -> tuple[list[float], list[float]]:
+    """1.96 standard errors of each update's mean over examples; NaN where losses are not known."""
+    ends = []
+    for row in history.loo_losses.matrix():  # row by row: the matrix may be a large file
+        known = row[row.isfinite()]
+        ends.append(loss_interval(known, torch.ones(len(known))))
+    return [low for low, _ in ends], [high for _, high in ends]
 
 
 def _without_result(
