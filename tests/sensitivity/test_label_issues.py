@@ -96,3 +96,23 @@ def test_it_is_saved_with_the_result(tmp_path: Path) -> None:
 def test_what_is_not_known_does_not_count() -> None:
     found = suspicion(torch.tensor([1.0, 3.0, 500.0]), torch.tensor([1.0, torch.nan, 2.0]))
     assert found.tolist() == pytest.approx([1.0, 3.0, 2 + math.log(2)])
+
+
+@pytest.mark.parametrize("epochs", [4, 150])
+def test_a_result_says_that_a_net_knows_its_data_by_heart(epochs: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.03)
+    training = engram.record(optimizer, model)
+    for _ in range(epochs):
+        outputs = model(X)
+        training.visit(torch.arange(NUMBER), outputs)
+        optimizer.zero_grad()
+        functional.cross_entropy(outputs, Y).backward()
+        optimizer.step()
+    posterior = engram.laplace(
+        model, (X, Y), training=training, structure="kronecker", progress=False
+    )
+    result = engram.sensitivities(model, (X, Y), posterior, estimator="linear", progress=False)
+    assert ("knows its data by heart" in repr(result)) == (epochs == 150)
+    assert ("engram.replayed_level" in " ".join(result.basis.not_estimated)) == (epochs == 150)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,7 +38,7 @@ from engram.sensitivity.provenance import provenance
 from engram.sensitivity.result import Result
 from engram.sensitivity.sampling import AT_THE_MEAN, GRADIENT, Sampling
 from engram.sensitivity.step_size import with_step_size
-from engram.training.memorisation import prequential
+from engram.training.memorisation import memorisation, prequential
 
 RECORD_MISSING = (
     "this posterior comes from a file without the record of its training: the estimate is that of "
@@ -196,10 +197,20 @@ def left_out(problem: Problem, asked: Asked, peers: Processes | None = None) -> 
             posterior,
             opened.likelihood,
             in_eval_mode=tuple(opened.switched),
-            not_estimated=not_estimated(opened.model),
+            not_estimated=_notes(problem, tensors),
             along=ESTIMATORS[chosen].along_training,
         ),
     )
+
+
+def _notes(problem: Problem, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """What the estimate leaves out, and what the training's own steps say against it."""
+    found = not_estimated(problem.model)
+    if not len(_prequential(problem, tensors["targets"])):
+        return found
+    assert problem.posterior.training is not None
+    learned = memorisation(problem.posterior.training, tensors["targets"], tensors["loss"])
+    return found if learned.note is None else (*found, learned.note)
 
 
 def _prequential(problem: Problem, targets: Tensor) -> Tensor:

@@ -24,6 +24,9 @@ from engram.training.training import Training
 # no wrong label, one seed: 0.03, 0.08 and 0.15 after 12, 24 and 40 epochs without dropout: hard
 # examples are memorised too, and the share does not tell whether labels are wrong
 FAR_BELOW = 0.1  # of the prequential loss: that of an example which is known at the end
+# Mean loss at the end over that before the visits: below, a net knows its data by heart. Measured
+# on CNNs: 0.6 where they generalise, 0.05 after 40 epochs without dropout
+BY_HEART = 0.1
 HARD = 2.0  # times the mean of all: the prequential loss of one that was unknown for long
 UNKNOWN = 4 * math.log(2)  # nats in all visits but the first: more than four with even odds
 
@@ -42,6 +45,17 @@ class Memorisation:
     share: float
     loss_ratio: float
     memorised: Tensor
+
+    @property
+    def note(self) -> str | None:
+        """What to say of estimates at such weights; None where the net has not memorised."""
+        if not self.loss_ratio < BY_HEART:
+            return None
+        return (
+            f"the net knows its data by heart: its loss is {self.loss_ratio:.2g} of that before "
+            "the visits. The leave-one-out loss is too small then; it ranks examples better than the "
+            "loss does, label_issues better still, and engram.replayed_level finds its size"
+        )
 
 
 def prequential(training: Training | NamedTraining, data: Data | None = None) -> Tensor | None:
