@@ -53,8 +53,8 @@ class Memorisation:
             return None
         return (
             f"the net knows its data by heart: its loss is {self.loss_ratio:.2g} of that before "
-            "the visits. The leave-one-out loss is too small then; it ranks examples better than the "
-            "loss does, label_issues better still, and engram.replayed_level finds its size"
+            "the visits. The leave-one-out loss is too small then; it ranks examples better than "
+            "the loss does, label_issues better still, and engram.replayed_level finds its size"
         )
 
 
