@@ -8,7 +8,7 @@ from engram.auditing.outcome import Audit
 from engram.core.arguments import whole
 from engram.core.optional import require
 from engram.core.printable import printable
-from engram.exports.fields import fields
+from engram.exports.fields import fields, plain
 from engram.sensitivity.result import Result
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def to_wandb(found: Audit | Result, run: Any, name: str = "engram", top: int = T
         top: rows of the table.
     """
     wandb = require("wandb", "wandb")
-    table = wandb.Table(dataframe=_top(found, top))
+    table = wandb.Table(dataframe=plain(_top(found, top)))
     scalars = {f"{name}/{key}": value for key, value in _numbers(found).items()}
     run.log({f"{name}/examples": table, **scalars})
 

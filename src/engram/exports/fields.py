@@ -50,6 +50,11 @@ def fields(found: Audit | Result | Any) -> pd.DataFrame:
     return frame
 
 
+def plain(frame: pd.DataFrame) -> pd.DataFrame:
+    """Python's own values, and None where there is none: other libraries know no other."""
+    return frame.astype(object).where(frame.notna(), None)
+
+
 def check_length(frame: pd.DataFrame, count: int, what: str) -> None:
     """ArgumentError unless there is a sample for each example."""
     if len(frame) != count:

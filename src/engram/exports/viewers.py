@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from engram.auditing.outcome import Audit
-from engram.exports.fields import check_length, fields
+from engram.exports.fields import check_length, fields, plain
 from engram.sensitivity.result import Result
 
 if TYPE_CHECKING:
@@ -25,12 +25,11 @@ def to_fiftyone(found: Audit | Result, samples: Any, prefix: str = PREFIX) -> li
     Returns:
         The names of the fields, to sort and filter by.
     """
-    frame = fields(found)
+    frame = plain(fields(found))
     check_length(frame, len(samples), "a dataset")
     names = []
     for name, column in frame.items():
-        plain = column.astype(object).where(column.notna(), None)
-        samples.set_values(f"{prefix}{name}", plain.tolist())
+        samples.set_values(f"{prefix}{name}", column.tolist())
         names.append(f"{prefix}{name}")
     return names
 
