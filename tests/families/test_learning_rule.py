@@ -13,7 +13,7 @@ from torch.nn import functional
 from engram import families
 from engram.errors import ArgumentError, PosteriorError
 from engram.families import exponential
-from engram.families.learning_rule import ExactLosses, LearningRule, SampledLosses
+from engram.families.learning_rule import ExactLosses, LearningRule, MeanLosses, SampledLosses
 
 torch_of = {
     "gaussian": lambda n: distributions.MultivariateNormal(
@@ -218,6 +218,17 @@ def test_a_gaussian_has_the_papers_natural_gradient() -> None:
     hessian = (p * (1 - p) * x.square() * weights).sum(1)
     torch.testing.assert_close(found["linear"][:, 0], gradient - hessian * mean)
     torch.testing.assert_close(found["quadratic"][:, 0, 0], 0.5 * hessian)
+
+    def of_mean(mu: dict[str, Tensor]) -> Tensor:
+        first = mu["linear"][0]
+        theta = first + (mu["quadratic"][0, 0] - first**2).sqrt() * nodes
+        f = x * theta
+        return ((functional.softplus(f) - y[:, None] * f) * weights).sum(1)
+
+    by_mean = LearningRule(family, natural, MeanLosses(of_mean))
+    for component, rows in by_mean.natural_gradients(natural).items():
+        torch.testing.assert_close(rows, found[component])
+    assert by_mean.elbo(natural) == pytest.approx(rule.elbo(natural))
 
 
 def binary_net(weights: Tensor, x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from family_cases import CASES
 TESTS = Path(__file__).parent
 FOLDER = Path(engram.families.__file__).parent
 ORDER = [name for name in vars(Family) if name in Family.__abstractmethods__]
-RULE = ("ExactLosses", "LearningRule", "SampledLosses", "exponential")  # for any family and loss
+RULE = ("ExactLosses", "LearningRule", "MeanLosses", "SampledLosses", "exponential")  # any loss
 PUBLIC = [
     name for name in engram.families.__all__ if name not in ("Family", "FamilyPosterior", *RULE)
 ]

@@ -10,7 +10,7 @@ from engram.families.beta_bernoulli import BetaBernoulli
 from engram.families.dirichlet_categorical import DirichletCategorical
 from engram.families.gamma import GammaExponential, GammaPoisson
 from engram.families.gaussian_mixture import GaussianMixture
-from engram.families.learning_rule import ExactLosses, LearningRule, SampledLosses
+from engram.families.learning_rule import ExactLosses, LearningRule, MeanLosses, SampledLosses
 from engram.families.linear_regression import LinearRegression
 from engram.families.linear_state_space import LinearStateSpace
 from engram.families.normal_inverse_gamma import NormalInverseGamma
@@ -31,6 +31,7 @@ __all__ = [
     "LearningRule",
     "LinearRegression",
     "LinearStateSpace",
+    "MeanLosses",
     "NormalInverseGamma",
     "NormalInverseWishart",
     "NormalKnownVariance",

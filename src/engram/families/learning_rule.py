@@ -5,9 +5,9 @@ r"""The Bayesian learning rule for any exponential family, and the equation for 
     \tilde g_j(\lambda) = F(\lambda)^{-1} \nabla_\lambda \mathbb{E}_q[\ell_j]
     = \nabla_\mu \mathbb{E}_q[\ell_j]
 
-The natural gradient is the gradient by the mean parameter. Where expected losses are a function of
-the natural parameter (:class:`ExactLosses`) it is their gradient, solved with the Fisher matrix,
-which is the Hessian of A. Where only losses of drawn parameters are known (:class:`SampledLosses`)
+The natural gradient is the gradient by the mean parameter (:class:`MeanLosses`). Where expected
+losses are a function of the natural parameter (:class:`ExactLosses`) it is their gradient, solved
+with the Fisher matrix, which is the Hessian of A. Where only losses of drawn parameters are known (:class:`SampledLosses`)
 it is the regression of the losses on the statistics,
 :math:`\mathrm{Cov}(T)^{-1} \mathrm{Cov}(T, \ell_j)`: without error where a loss is linear in T,
 as that of a conjugate likelihood is, and no derivative of a loss is taken.
@@ -77,6 +77,34 @@ class ExactLosses:
 
 
 @dataclass(frozen=True)
+class MeanLosses:
+    """Expected losses [N] as a differentiable function of the mean parameter.
+
+    The natural gradient is its gradient, and no Fisher matrix is needed.
+
+    Args:
+        function: of the mean parameter, by component.
+    """
+
+    function: Callable[[Mapping[str, Tensor]], Tensor]
+
+    def expected(self, family: ExponentialFamily, natural: Mapping[str, Tensor]) -> Tensor:
+        return self.function(family.mean_parameter(natural)).detach()
+
+    def natural_gradients(
+        self, family: ExponentialFamily, natural: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        mean = family.mean_parameter(natural)
+        layout = Layout.of(mean)
+
+        def losses(at: Tensor) -> Tensor:
+            return self.function(layout.unflatten(at))
+
+        found = torch.autograd.functional.jacobian(losses, layout.flatten(mean))
+        return layout.unflatten(found)
+
+
+@dataclass(frozen=True)
 class SampledLosses:
     """Losses [S, N] of drawn parameters [S, ...].
 
@@ -142,7 +170,7 @@ class LearningRule:
     Args:
         family: of the posterior.
         prior: natural parameter of the prior, by component.
-        losses: :class:`ExactLosses` or :class:`SampledLosses`.
+        losses: :class:`ExactLosses`, :class:`MeanLosses` or :class:`SampledLosses`.
 
     Example:
         For a conjugate model one step of 1 is Bayes' rule, here of three coin flips:
