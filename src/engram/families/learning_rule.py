@@ -7,8 +7,8 @@ r"""The Bayesian learning rule for any exponential family, and the equation for 
 
 The natural gradient is the gradient by the mean parameter (:class:`MeanLosses`). Where expected
 losses are a function of the natural parameter (:class:`ExactLosses`) it is their gradient, solved
-with the Fisher matrix, which is the Hessian of A. Where only losses of drawn parameters are known (:class:`SampledLosses`)
-it is the regression of the losses on the statistics,
+with the Fisher matrix, which is the Hessian of A. Where only losses of drawn parameters are known
+(:class:`SampledLosses`) it is the regression of the losses on the statistics,
 :math:`\mathrm{Cov}(T)^{-1} \mathrm{Cov}(T, \ell_j)`: without error where a loss is linear in T,
 as that of a conjugate likelihood is, and no derivative of a loss is taken.
 """
