@@ -95,6 +95,10 @@ def verified() -> engram.Verification:
     return engram.verify(MODEL, DATA, found, sample=5, progress=False)
 
 
+def certified() -> engram.Certificate:
+    return engram.certify(MODEL, DATA, result(), refits=8, progress=False)
+
+
 def assessed() -> engram.Assessment:
     full = posterior("full")
     return engram.assess(MODEL, DATA, result(), full, progress=False)

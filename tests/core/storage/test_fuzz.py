@@ -133,6 +133,12 @@ def of_verification() -> Kind:
     return Kind(*pair, engram.load, lambda r: (repr(r), r.to_frame()))
 
 
+def of_certificate() -> Kind:
+    made = saved_things.certified()
+    pair = saves(made.save, replace(made, guesses=made.guesses + 1).save)
+    return Kind(*pair, engram.load, lambda r: (repr(r), r.to_frame()))
+
+
 def of_assessment() -> Kind:
     made = saved_things.assessed()
     other = replace(made, signals=replace(made.signals, spearman=0.25))
@@ -173,6 +179,7 @@ KINDS: dict[str, Callable[[], Kind]] = {
     "posterior low_rank": lambda: of_posterior("low_rank"),
     "retraining": of_truth,
     "verification": of_verification,
+    "certificate": of_certificate,
     "assessment": of_assessment,
     "training": of_training,
     "tuning": of_tuning,

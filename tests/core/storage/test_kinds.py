@@ -32,6 +32,7 @@ CLASSES = {
     "retraining": (saved_things.retrained, engram.Retraining),
     "subset_truth": (saved_things.subset_truth, engram.SubsetTruth),
     "verification": (saved_things.verified, engram.Verification),
+    "certificate": (saved_things.certified, engram.Certificate),
     "tuning": (saved_things.tuned, engram.Tuning),
     "training": (saved_things.recorded, engram.Training),
     "history": (lambda: saved_things.followed().history, History),
@@ -40,7 +41,7 @@ CLASSES = {
 
 
 def test_every_kind_is_known() -> None:
-    assert set(KINDS) == set(CLASSES)
+    assert set(KINDS) - {"run"} == set(CLASSES)  # an audit's run has tests of its own
 
 
 @pytest.mark.parametrize("name", CLASSES)
