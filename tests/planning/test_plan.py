@@ -8,7 +8,7 @@ from torch import nn
 
 import engram
 from engram.core.data.batches import Batches
-from engram.errors import ArgumentError
+from engram.errors import ArgumentError, EngramError
 from engram.planning.measuring import Cost, PeakMemory, costs, expected, memory_in_use, part_of
 
 CPU = torch.device("cpu")
@@ -146,3 +146,13 @@ def test_wrong_arguments():
     model, data, _ = problem()
     with pytest.raises(ArgumentError, match="leave_out of at least 1"):
         engram.plan(model, data, leave_out=0)
+    with pytest.raises(ArgumentError, match="structure to be one of auto, "):
+        engram.plan(model, data, structure="x")
+    with pytest.raises(ArgumentError, match="estimator"):
+        engram.plan(model, data, estimator="x")
+    with pytest.raises(EngramError):
+        engram.plan(model, data, likelihood="x")
+    with pytest.raises(EngramError):
+        engram.plan(model, 3)
+    with pytest.raises(EngramError):
+        engram.plan(model, data, structure="diagonal", train="x")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from engram.core.arguments import AUTO, is_auto, whole
+from engram.core.arguments import AUTO, is_auto, one_of, whole
 from engram.core.data.batches import Batches, Data
 from engram.core.memory import available_bytes, in_words
 from engram.core.parameters import check_module, trainable
@@ -29,7 +29,9 @@ from engram.planning.measuring import (
 from engram.posteriors.fitting_prior import fitting_prior
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import affordable_directions, chosen_fit, fitted
+from engram.posteriors.structures import STRUCTURES
 from engram.retraining.retrain import retrain
+from engram.sensitivity.estimators import check_estimator
 from engram.sensitivity.leave_one_out import sensitivities
 from engram.tracking.tracker import Tracker
 
@@ -144,6 +146,8 @@ def plan(
     """
     check_module(model)
     leave_out = whole("leave_out", leave_out)
+    one_of("structure", structure, (AUTO, *STRUCTURES), 'use "auto"')
+    check_estimator(estimator)
     kept = torch.get_rng_state()
     try:
         return _Planner(model, data, likelihood).plan(
