@@ -111,6 +111,7 @@ def costs(
     device: torch.device,
     level: int,
     work: Callable[[int], float] = float,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[Cost]:
     """Make a call on more and more examples, until one takes long enough to tell.
 
@@ -120,15 +121,16 @@ def costs(
         device: whose memory counts.
         level: of memory in use before.
         work: of a number of examples, in any unit.
+        clock: seconds; the processor's own leaves out what others take of it.
     """
     call(min(WARM, num_data))
     found: list[Cost] = []
     count = min(FIRST, num_data)
     while True:
         with PeakMemory(device, level) as peak:
-            start = time.perf_counter()
+            start = clock()
             made = call(count)
-            seconds = time.perf_counter() - start
+            seconds = clock() - start
         found.append(Cost(count, work(count), seconds, peak.bytes, _disk(made)))
         if count >= num_data or (seconds > ENOUGH and len(found) > 1):
             return found

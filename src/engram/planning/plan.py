@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -150,18 +151,24 @@ def plan(
     check_estimator(estimator)
     kept = torch.get_rng_state()
     try:
-        return _Planner(model, data, likelihood).plan(
+        return Planner(model, data, likelihood).plan(
             structure, estimator, optimizer, train, leave_out
         )
     finally:
         torch.set_rng_state(kept)
 
 
-class _Planner:
-    """Measures one call after the other."""
+class Planner:
+    """Measures one call after the other; arguments as for :func:`plan`, and a clock."""
 
-    def __init__(self, model: nn.Module, data: Data, likelihood: Any) -> None:
-        self.model, self.data, self.likelihood = model, data, likelihood
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Data,
+        likelihood: Any = "categorical",
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.model, self.data, self.likelihood, self.clock = model, data, likelihood, clock
         self.device = device_of(model)
         self.batches = Batches(data, 1)
         self.num_data = self.batches.num_data
@@ -171,6 +178,7 @@ class _Planner:
     def plan(
         self, structure: str, estimator: str, optimizer: Any, train: Any, leave_out: int
     ) -> Plan:
+        """All steps that are asked for."""
         free = available_bytes(self.device)
         steps = {"fit": self.fit(structure), "pass": self.sensitivities(estimator)}
         if optimizer is not None:
@@ -255,7 +263,7 @@ class _Planner:
         )
 
     def _costs(self, call: Any, work: Any = float) -> list[Cost]:
-        return costs(call, self.num_data, self.device, self.level, work)
+        return costs(call, self.num_data, self.device, self.level, work, self.clock)
 
     def _step(self, found: list[Cost], what: str, work: float | None = None) -> Step:
         whole_call = expected(
