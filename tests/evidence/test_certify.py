@@ -144,6 +144,31 @@ def test_a_stopped_net_by_a_loop_is_about_its_seed(stopped):
     assert any("had seen the example" in note for note in going_on.notes())
 
 
+def test_one_logit_has_two_classes():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 2, generator=generator).double()
+    y = (x.sum(1, keepdim=True) + torch.randn(40, 1, generator=generator) > 0).double()
+    model = nn.Linear(2, 1).double()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=100, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        value = nn.functional.binary_cross_entropy_with_logits(model(x), y, reduction="sum")
+        value = value + 0.5 * sum((p**2).sum() for p in model.parameters())
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    settings = {"likelihood": "bernoulli", "prior_precision": 1.0}
+    posterior = engram.laplace(model, (x, y), **settings)
+    result = engram.sensitivities(model, (x, y), posterior, progress=False)
+    found = engram.certify(model, (x, y), result, refits=16, progress=False)
+    truth = engram.retrain(model, (x, y), progress=False, **settings)
+    hits = ((truth.outputs + truth.deviation > 0) == (y > 0)).double().mean()
+    assert found.interval[0] < float(truth.loo_loss.mean()) < found.interval[1]
+    assert found.accuracy.low <= float(hits) <= found.accuracy.high
+
+
 def test_a_net_that_was_stopped_needs_a_way(stopped):
     model, data, _, result = stopped
     with pytest.raises(ArgumentError, match=r"not at a minimum; got none.*train=training"):
