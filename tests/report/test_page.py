@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -102,6 +104,15 @@ def test_a_classifier_says_which_labels_are_contradicted_and_which_memorised():
     assert 2 * product == pytest.approx(examples.score)
     assert page.headline.accuracy == pytest.approx(1 - examples.flags[CONTRADICTED].mean())
     assert page.headline.loo_loss == pytest.approx(result.loo_nll)
+
+
+def test_a_page_promises_nothing_that_its_verdict_takes_back():
+    result, _, _ = fitted("categorical", torch.arange(30) % 3, 3)  # trained for nothing
+    assert result.verdict.level == "unreliable"
+    assert result_data(result).headline.sentence.endswith(f"{result.verdict.line}.")
+    better = replace(result, diagnostics=replace(result.diagnostics, relative_gradient=0.0))
+    assert better.verdict.level != "unreliable"
+    assert "on unseen data" in result_data(better).headline.sentence
 
 
 def test_the_interval_counts_an_example_as_often_as_it_stands_for():

@@ -25,7 +25,7 @@ from engram.likelihoods import Likelihood
 from engram.report.page import Alert, Examples, Headline, Making, PageData
 from engram.sensitivity.metrics import classes_of
 from engram.sensitivity.result import Result
-from engram.trust.verdict import UNRELIABLE
+from engram.trust.verdict import LEVELS, UNRELIABLE, Verdict
 
 COVERED = 1.96  # standard errors either side of a mean: 95 % of a normal distribution
 FIRST = ("accuracy", "r squared")  # measures that a person asks for first
@@ -164,7 +164,7 @@ def _headline(
     low, high = loss_interval(result.loo_loss, result.counts)
     return Headline(
         title="What the model remembers",
-        sentence=_sentence(examples, measure, values),
+        sentence=_sentence(examples, result.verdict, measure, values),
         train_loss=result.train_nll,
         loo_loss=result.loo_nll,
         loo_interval=None if math.isnan(low) else (low, high),
@@ -209,8 +209,12 @@ def _metrics(result: Result) -> dict[str, tuple[float, float]]:
     )
 
 
-def _sentence(examples: Examples, measure: str, values: tuple[float, float] | None) -> str:
+def _sentence(
+    examples: Examples, verdict: Verdict, measure: str, values: tuple[float, float] | None
+) -> str:
     count = len(examples)
+    if verdict.level == LEVELS[UNRELIABLE]:
+        return f"{count:,} examples left out one at a time: {verdict.line}."
     if CONTRADICTED in examples.flags and values is not None:
         against = int(examples.flags[CONTRADICTED].sum())
         return (
