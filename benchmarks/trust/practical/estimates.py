@@ -23,6 +23,7 @@ from engram.trust.expectation import PREDICTORS
 
 SEEDS = (0, 1)  # trainings of each setting that are estimated
 FULL_UP_TO = 2700  # weights of nets whose matrices are taken whole
+LEAST_RELIABLE = 0.3  # of a truth that correlations are taken with
 SPLITS = 10  # of the trainings in two halves, for the noise of the truth
 
 
@@ -105,16 +106,18 @@ def _ranks(left: Tensor, right: Tensor) -> float:
     return float(spearmanr(left[fine], right[fine]).statistic)
 
 
-def rows_of(name: str, seed: int, folder: Path = FOLDER) -> list[dict[str, Any]]:
-    """All ways on one training of a setting."""
+def rows_of(
+    name: str, seed: int, ways: Sequence[Way] = WAYS, folder: Path = FOLDER
+) -> list[dict[str, Any]]:
+    """Some ways on one training of a setting."""
     setting, known = SETTINGS[name], Truth.of(truth(name, folder))
     split, watched = setting.split(), Watched()
     model = setting.train(seed, watched)
     size = sum(p.numel() for p in model.parameters())
     about = {"setting": name, "kind": name.split("-")[0], "seed": seed, "weights": size}
     found = []
-    for way in WAYS:
-        if way.structure == "full" and (size > FULL_UP_TO or seed):
+    for way in ways:
+        if way.structure == "full" and size > FULL_UP_TO:
             continue
         training = watched.training if way.recorded else None
         result = _estimated(model, split.data, way, training)
@@ -130,15 +133,20 @@ def _estimated(
     return engram.sensitivities(model, data, posterior, estimator=way.estimator, progress=False)
 
 
+def _without_noise(correlation: float, reliability: float) -> float:
+    """The correlation with a truth of no noise; NaN where that is hardly more than noise."""
+    return correlation / math.sqrt(reliability) if reliability > LEAST_RELIABLE else math.nan
+
+
 def _against(result: engram.Result, known: Truth) -> dict[str, Any]:
     fine = known.out.isfinite() & result.loo_loss.isfinite()
     loo, out = result.loo_loss[fine].double(), known.out[fine].double()
     ranking, score = _ranks(loo, out), _ranks(result.score[fine], known.score[fine])
     increase = float(loo.mean() - result.loss[fine].double().mean())
     numbers = {
-        "ranking": ranking / math.sqrt(known.reliability[0]),
+        "ranking": _without_noise(ranking, known.reliability[0]),
         "ranking_seen": ranking,
-        "score_ranking": score / math.sqrt(known.reliability[1]),
+        "score_ranking": _without_noise(score, known.reliability[1]),
         "size": increase / known.increase,
         "mean": float(loo.mean() / out.mean()),
         "true_loo": float(out.mean()),
@@ -159,13 +167,15 @@ def path_of(result: engram.Result) -> str:
     return next((name for name, one in PREDICTORS.items() if one is predictor), "")
 
 
-def all_rows(seeds: Sequence[int] = SEEDS, folder: Path = FOLDER) -> list[dict[str, Any]]:
+def all_rows(
+    seeds: Sequence[int] = SEEDS, ways: Sequence[Way] = WAYS, folder: Path = FOLDER
+) -> list[dict[str, Any]]:
     """Every setting whose truth is there."""
     found = []
     for name in SETTINGS:
         if not (folder / name / "subset_truth.json").is_file():
             continue
         for seed in seeds:
-            found += rows_of(name, seed, folder)
+            found += rows_of(name, seed, ways, folder)
         print(f"  {name}", file=sys.stderr, flush=True)
     return found

@@ -143,8 +143,9 @@ sets, training losses of {min(losses):.3f} to {max(losses):.2f}. {len(runs)}
 trainings of them were recorded with their visits and estimated in {len(ways)} ways: {len(rows)}
 estimates. The truth is that of {SUBSETS} trainings or more on random {KEEP_SHARE:.0%} of the
 examples, each with another seed (`engram.retrain(..., subsets=)`).
-{conditions(record["environment"])} Written by `python -m benchmarks.trust.practical` with
-ENGRAM_DATA naming the folder of the data; `--again` writes this page anew from the rows.
+{conditions(record["environment"])} Written by `python -m benchmarks.trust.practical
+--seeds 0 --structures kronecker` with ENGRAM_DATA naming the folder of the data, for the settings
+whose truth had been trained; `--again` writes this page anew from the rows.
 
 *Ranking* is the rank correlation of the leave-one-out losses with the true losses without the
 example, over the square root of the truth's own reliability (by halves of the trainings): a perfect
@@ -157,8 +158,10 @@ so both come out a little low.
 
 An estimate is *bad* with a ranking below {BAD_RANKING} or a size off by more than {BAD_SIZE:g}
 times, *good* from {GOOD_RANKING} and within {GOOD_SIZE} times. *Flagged* is caution or unreliable.
-*Held out*: predictors that were fitted without the net, both of its seeds and all ways. The
-thresholds on what they say are the shipped ones in both.
+*Held out*: predictors that were fitted without the net, all its seeds and ways. The thresholds on
+what they say are the shipped ones in both, and were chosen on these rows: only the predictors are
+tried on nets that they have not seen. Estimates from the end of training alone, and those of which
+nothing was recorded, are never called good, which is why so many good ones are flagged among all.
 
 {rates(record)}
 
