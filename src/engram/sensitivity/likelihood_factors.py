@@ -25,7 +25,7 @@ from engram.core.selection import check_indices
 from engram.posteriors.gaussian import Posterior
 from engram.problem import Problem, opened_problem
 from engram.sensitivity.group import Part
-from engram.sensitivity.posterior_without import part_roots
+from engram.sensitivity.posterior_without import present_roots
 from engram.sensitivity.sampling import Sampling
 from engram.sensitivity.sampling import weights as at_weights
 from engram.sensitivity.trajectory.influence import gradient_rows
@@ -122,13 +122,13 @@ def _expected(problem: Problem, chosen: Tensor, sampling: Sampling) -> tuple[Ten
         return torch.cat([rows.cpu() for rows in gradient_rows(opened, layout, chosen=chosen)])
 
     if not sampling.samples:
-        found = [rows for rows, _ in part_roots(part, layout, None)]
+        found = [rows for rows, _ in present_roots(part, layout)]
         return gradients(), torch.cat(found).cpu()
     total, roots = torch.zeros(()), []
     for draw in draws:
         with at_weights(opened.model, draw):
             total = total + gradients() / times
-            here = [rows.cpu() for rows, _ in part_roots(part, layout, None)]
+            here = [rows.cpu() for rows, _ in present_roots(part, layout)]
             roots.append(torch.cat(here) / times**0.5)
     return total, torch.cat(roots, dim=1)
 

@@ -21,7 +21,7 @@ from engram.core import equation
 from engram.core.arguments import AUTO, positive
 from engram.core.data.batches import Data
 from engram.core.memory import GRADIENT_BYTES, backing_off
-from engram.core.parameters import Layout, Named
+from engram.core.parameters import Layout
 from engram.core.selection import check_group
 from engram.curvature.kinds import Curvature
 from engram.curvature.roots import gauss_newton_roots
@@ -32,7 +32,7 @@ from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace_torch import as_posterior
 from engram.problem import Problem, opened_problem
 from engram.sensitivity.group import Group, Part
-from engram.sensitivity.sampling import Draws, Sampling
+from engram.sensitivity.sampling import Sampling
 from engram.sensitivity.sampling import weights as at_weights
 
 
@@ -126,35 +126,36 @@ def _taken(group: Group, blocks: Sequence[Block]) -> dict[tuple[str, ...], Tenso
         like = next(iter(group.parameters.values()))
         matrix = torch.cat([group.hessian @ rows.to(like) for rows in unit.split(64)])
         return {blocks[0].names: 0.5 * (matrix + matrix.mT)}
-    sums: dict[tuple[str, ...], Tensor] = {}
-    for vectors, share in _roots(group):
-        for block in blocks:
-            found = block.outer_sum(vectors, share)
-            sums[block.names] = sums.get(block.names, 0) + found
-    return sums
+    sums = _Sums(blocks, layout)
+    if group.draws is None:
+        sums.add(group.parts, 1.0)
+        return sums.by_names
+    for draw in group.draws:
+        with at_weights(group.opened.model, draw):
+            sums.add(group.parts, 1 / group.draws.samples)
+    return sums.by_names
 
 
-def _roots(group: Group) -> Iterator[tuple[Named, Tensor]]:
-    """Rows of the roots of the examples' Gauss-Newton matrices by name, with their weights."""
-    layout = group.layout
-    for part in group.parts:
-        for rows, share in part_roots(part, layout, group.draws):
-            each = share.expand(rows.shape[:2]).reshape(-1)
-            yield layout.unflatten(rows.flatten(0, 1)), each
+class _Sums:
+    """Curvature of examples in the structure of each block, by the block's names."""
+
+    def __init__(self, blocks: Sequence[Block], layout: Layout) -> None:
+        self.blocks, self.layout = blocks, layout
+        self.by_names: dict[tuple[str, ...], Tensor] = {}
+
+    def add(self, parts: Sequence[Part], scale: float) -> None:
+        """Add that of some examples at the present weights."""
+        for part in parts:
+            for rows, share in present_roots(part, self.layout):
+                each = scale * share.expand(rows.shape[:2]).reshape(-1)
+                vectors = self.layout.unflatten(rows.flatten(0, 1))
+                for block in self.blocks:
+                    found = block.outer_sum(vectors, each)
+                    self.by_names[block.names] = self.by_names.get(block.names, 0) + found
 
 
-def part_roots(part: Part, layout: Layout, draws: Draws | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Roots [b, R, P] of some examples at a time with weights [b, 1], in order, at every draw."""
-    if draws is None:
-        yield from _present_roots(part, layout)
-        return
-    for draw in draws:
-        with at_weights(part.opened.model, draw):
-            for rows, share in _present_roots(part, layout):
-                yield rows, share / draws.samples
-
-
-def _present_roots(part: Part, layout: Layout) -> Iterator[tuple[Tensor, Tensor]]:
+def present_roots(part: Part, layout: Layout) -> Iterator[tuple[Tensor, Tensor]]:
+    """Roots [b, R, P] of some examples at a time, in order, with weights [b, 1]."""
     size = _examples_at_once(part.opened, layout)
     for start in range(0, len(part.chosen), size):
         here = slice(start, start + size)

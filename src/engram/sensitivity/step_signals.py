@@ -11,7 +11,7 @@ where :math:`\nabla L' d` is what further training of the whole model would brin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -73,7 +73,7 @@ def step_signals(
     taken = [part for part in parts if part.opened is opened]
     chosen = torch.cat([torch.zeros(0, dtype=torch.long), *(part.chosen for part in taken)])
     rest = remaining(opened.batches, chosen)
-    own = _summed(_along(part, part.weights, delta) for part in parts)
+    own = _summed([_along(part, part.weights, delta) for part in parts])
     if not len(rest):
         return StepSignals(0.0)
     others = _along(Part(opened, rest, torch.ones(len(rest))), torch.ones(len(rest)), delta)
@@ -103,10 +103,10 @@ def _left(opened: Session, parts: Sequence[Part], delta: Named) -> _Along:
     shares = [
         (part, (1.0 if part.opened is opened else 0.0) - part.weights.double()) for part in parts
     ]
-    return _summed(_along(part, share, delta) for part, share in shares if share.any())
+    return _summed([_along(part, share, delta) for part, share in shares if share.any()])
 
 
-def _summed(found: Iterable[_Along]) -> _Along:
+def _summed(found: Sequence[_Along]) -> _Along:
     total = _NOTHING
     for one in found:
         error = (total.slope_error**2 + one.slope_error**2) ** 0.5

@@ -187,7 +187,7 @@ class Switching:
     def put_back(self) -> None:
         """Everything as it was."""
         for table, before in self.registered:
-            if dict(table) != before:
+            if not _same_entries(table, before):
                 table.clear()
                 table.update(before)
         attributes = vars(self.module)
@@ -195,6 +195,14 @@ class Switching:
             del attributes[name]
         attributes.update(self.attributes)
         self.put_values()
+
+
+def _same_entries(table: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Whether a table has the very same objects: tensors have no one answer to ``==``.
+
+    Ctrl-C may come while ``functional_call`` has other tensors in their place.
+    """
+    return list(table) == list(before) and all(table[name] is v for name, v in before.items())
 
 
 def _overrides(module: nn.Module) -> bool:
