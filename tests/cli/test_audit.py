@@ -1,6 +1,7 @@
 """``engram audit`` and ``engram RUN/run.json``, on a small table."""
 
 import json
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -98,3 +99,16 @@ def test_a_model_of_the_users_own(folder, tmp_path, monkeypatch):
     assert "engram: this failed in your code:" in found.stderr
     assert "own_net.py" in found.stderr
     assert "own_model.py" not in found.stderr
+
+
+def test_an_audit_that_was_stopped_while_it_wrote_is_made_again(folder, tmp_path):
+    place, _ = folder
+    half = tmp_path / "half"
+    shutil.copytree(place / "run", half)
+    (half / "run.json").unlink()  # which is written last
+    arguments = ("--label", "side", "--epochs", "2", "--minimal", "-q")
+    found = call("audit", place / "data.csv", half, *arguments)
+    assert found.exit_code == 0, found.output
+    (half / "run.json").unlink()
+    (half / "letters.txt").write_text("somebody's")
+    assert call("audit", place / "data.csv", half, *arguments).exit_code == 1
