@@ -16,7 +16,7 @@ WORTH_SAYING = 5.0  # seconds in all, below which nobody has to be told beforeha
 LONG_FIRST = 5.0  # seconds of a first training, after which what is known so far is said
 
 
-def say_cost(trainings: int, seconds: float, how: str, shown: bool) -> None:
+def say_cost(trainings: int, seconds: float, how: str, shown: bool, about: str = "about") -> None:
     """A line on what trainings will take, where that is more than some seconds.
 
     Args:
@@ -24,6 +24,7 @@ def say_cost(trainings: int, seconds: float, how: str, shown: bool) -> None:
         seconds: of each.
         how: they are trained.
         shown: whether anything is.
+        about: how sure that is.
     """
     if trainings * seconds > WORTH_SAYING:
         each = f"{trainings:,} trainings, {time_in_words(seconds)} each, {how}"
