@@ -61,7 +61,7 @@
   const near = (place) => {
     const found = data.neighbours, row = found?.row.get(place);
     if (row === undefined || row === null) return null;
-    const side = (name, title) => {
+    const side = (name, title, hint) => {
       const links = [];
       for (let at = row * found.each; at < (row + 1) * found.each; at++) {
         const other = found[name][at];
@@ -71,9 +71,10 @@
         links.push(el("button", { type: "button", "data-go": other, title: shown, "aria-label": `${title}: ${shown}`, class: picture ? "pic" : null },
           picture || el("bdi", {}, data.texts?.[other] || idOf(other))));
       }
-      return links.length ? el("div", {}, el("span", {}, title), links) : null;
+      return links.length ? el("div", {}, el("span", { title: hint }, title), links) : null;
     };
-    return el("div", { class: "near" }, side("helpful", "helped by"), side("harmful", "harmed by"));
+    return el("div", { class: "near" }, side("helpful", "helped by", "without these the loss of the given label would rise"),
+      side("harmful", "harmed by", "without these the loss of the given label would fall"));
   };
 
   const number = (name, title) => (place) => data.numbers[name] && el("span", { title }, `${name === "loo_loss" ? "loss left out" : name} ${figure(data.numbers[name][place])}`);
