@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from benchmarks.practical.data import Split, class_dependent, uniform
-from benchmarks.practical.loop import Recording, Setting, Watcher, flipped
+from benchmarks.practical.loop import Recording, Setting, Watcher, cosine, flipped
 from benchmarks.practical.settings import adamw, sgd
 from torch import Tensor, nn
 
@@ -26,7 +26,7 @@ def net() -> nn.Module:
     )
 
 
-SETTING = Setting(split, net, adamw(1e-2, 1e-2), epochs=3, batch_size=8, cosine=True)
+SETTING = Setting(split, net, adamw(1e-2, 1e-2), epochs=3, batch_size=8, schedule=cosine)
 
 
 class Counting(Watcher):
