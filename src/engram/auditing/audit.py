@@ -82,7 +82,8 @@ def audit(
         epochs: of the training; without it as many as our own estimate, or the recipe, asks for.
         optimizer: ``adamw``, ``adam`` or ``sgd``.
         seed: of first weights, order and draws.
-        minimal: leave out what takes longest: the walk along the training, and groups.
+        minimal: leave out what takes longest: a second training on half of the data, without which
+            the cut-off is less sure, groups, and the walk along the training of a model of yours.
         progress: show bars.
 
     Returns:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from engram.auditing.stock.base import Estimate
 from engram.auditing.tasks import Task
+from engram.core.arguments import AUTO
 from engram.errors import PosteriorError
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import laplace
@@ -37,12 +38,14 @@ def estimated(
         how: structure and rule.
         progress: show bars.
     """
+    outputs, most = len(data[1]) * task.num_outputs, how.most_outputs
     fit = partial(
         laplace,
         model,
         data,
         likelihood=task.likelihood,
         structure=how.structure,
+        curvature=AUTO if most is None or outputs <= most else "fisher",
         progress=progress,
     )
     try:

@@ -55,7 +55,8 @@ class Findings:
         num_data: examples.
         num_label_issues: labels that are likely wrong.
         precision: expected share of truly wrong ones among them.
-        noise_rate: estimated share of all labels that are wrong.
+        noise_rate: how often labels are contradicted among the examples that the model is surest
+            of: the share of wrong labels, and more than that where the model is weak.
         num_memorised: examples that were learned by heart.
         num_duplicates: examples that have a copy.
         num_skipped: examples that could not be read.
@@ -133,7 +134,7 @@ class Audit:
             f"train loss            {self.result.train_nll:.4f} nats per example",
             f"leave-one-out loss    {self.result.loo_nll:.4f} nats per example",
         ]
-        lines += [f"leave-one-out {name:<8}{metrics[name]:.4f}" for name in metrics.index[1:2]]
+        lines += [f"{name:<22}{metrics[name]:.4f} left out" for name in metrics.index[1:2]]
         lines += [f"note                  {printable(note)}" for note in self.notes]
         return "\n".join([*lines, repr(self.result.verdict)])
 

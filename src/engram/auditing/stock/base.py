@@ -21,10 +21,13 @@ class Estimate:
     Args:
         structure: of the posterior.
         estimator: the rule; ``"auto"`` goes along the recorded training.
+        most_outputs: of all examples together, up to which the curvature is exact; of more, a
+            sampled label each. None where it is exact however many.
     """
 
     structure: str = "kronecker"
     estimator: str = AUTO
+    most_outputs: int | None = 50_000
 
 
 # Of nets that stop early: at their last weights, which is a pass in place of twenty. The walk along

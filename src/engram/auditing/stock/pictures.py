@@ -17,7 +17,7 @@ DROPOUT = 0.25  # before the head: without it few images are learned by heart
 LARGEST_SIDE = 32  # pixels; larger images are made smaller: the net looks at no more
 # By the head's matrix alone: a pass in place of five, and nearer to the truth, as the walk along
 # the training takes every view of an image for another image (docs/decisions.md)
-HEAD = Estimate("last_layer", "linear")
+HEAD = Estimate("last_layer", "linear", most_outputs=None)
 SHIFT = 2  # pixels by which a view may be moved, at this side; smaller images by less
 SMALLEST_SHIFTED = 12  # side from which images are shifted at all
 
