@@ -111,7 +111,7 @@ Short trainings pay more for a step: in the beginning roots are read at every st
 whose number grows with the logarithm of the steps, are dense. Data: {record["data"]}.
 {conditions(record["environment"])}
 The bar is {BAR:.2f} for SGD and Adam; what is above it is bold. RMSprop forgets a hundredth of its
-average in a step, so that its root is read at every one.
+average in a step, so that its root is read at every second one.
 Written by `python -m benchmarks.recording`.
 
 {table(["net", "steps", "optimizer", "plain step, ms", "recorded over plain", "spread"], rows)}
