@@ -152,7 +152,8 @@ def test_figures_show_the_history() -> None:
     assert [line.get_label() for line in chosen] == ["step 0", "step 1"]
     matrix = tracker.history.score_matrix()
     sorted_by_last = matrix[0][matrix[1].argsort()].tensor_split(4)
-    assert list(chosen[0].get_ydata()) == [float(part.mean()) for part in sorted_by_last]
+    expected = [float(part.double().mean()) for part in sorted_by_last]
+    assert list(chosen[0].get_ydata()) == pytest.approx(expected, rel=1e-6)
     with pytest.raises(ArgumentError, match=r"steps of updates, from 0, 1, 2.*7"):
         tracker.history.score_figure(steps=[0, 7])
 

@@ -6,7 +6,6 @@ A part of a chart that has a colour is tagged with what it stands for (``ink``, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from bokeh.models import ColumnDataSource, FactorRange, NumeralTickFormatter, Ra
 from bokeh.models.annotations import Span, Whisker
 from bokeh.plotting import figure
 
+from engram.report.evolution import group_means
 from engram.report.examples import Array
 from engram.report.page import Comparison, Curves, Effect
 
@@ -22,8 +22,8 @@ Figure = Any  # bokeh's figure is typed by its properties, which mypy does not s
 HEIGHT = 300  # pixels
 ROW_HEIGHT = 24  # pixels of a line in a forest plot
 MOST_EFFECTS = 40  # lines of a forest plot; the table beside it has all
+EVOLUTIONS = 4  # lines of the evolution of scores, evenly spread over the training
 GROUPS = 60  # of examples in the evolution of scores, each a point of a line
-EVOLUTIONS = 4  # lines of it, evenly spread over the training
 
 
 def forest_figure(effects: Sequence[Effect], unit: str) -> Figure:
@@ -95,23 +95,21 @@ def loss_figure(curves: Curves, unit: str) -> Figure:
 
 def evolution_figure(curves: Curves) -> Figure:
     """Mean score of groups of examples, sorted by the last update, at several updates."""
-    matrix = np.asarray(curves.scores, dtype=np.float64)
-    known = [place for place, row in enumerate(matrix) if np.isfinite(row).any()]
-    last = matrix[known[-1]]
-    order = np.argsort(np.where(np.isnan(last), -1.0, last), kind="stable")
-    parts = np.array_split(order, min(GROUPS, len(order)))
-    shown = sorted(
-        {known[round(i * (len(known) - 1) / (EVOLUTIONS - 1))] for i in range(EVOLUTIONS)}
-    )
+    scores = np.asarray(curves.scores, dtype=np.float64)
+    known = [row for row, found in enumerate(scores) if np.isfinite(found).any()]
+    spread = np.linspace(0, len(known) - 1, EVOLUTIONS).round().astype(int)
+    rows = [known[place] for place in np.unique(spread)]
     plot = base_figure(HEIGHT)
-    for number, update in enumerate(shown):
-        means = [_mean(matrix[update][part]) for part in parts]
-        strength = 0.25 + 0.75 * (number + 1) / len(shown)
-        label = f"{curves.step_name} {curves.steps[update]}"
+    for number, means in enumerate(group_means(scores, rows, GROUPS)):
+        strength = 0.25 + 0.75 * (number + 1) / len(rows)
         plot.line(
-            np.linspace(0, 100, len(means)), means, line_width=2, line_alpha=strength,
-            legend_label=label, tags=["cool"],
-        )  # fmt: skip
+            np.linspace(0, 100, len(means)),
+            means,
+            line_width=2,
+            line_alpha=strength,
+            legend_label=f"{curves.step_name} {curves.steps[rows[number]]}",
+            tags=["cool"],
+        )
     return _labelled(plot, "examples, % from least to most sensitive at the end", "mean score")
 
 
@@ -215,8 +213,3 @@ def _room(values: Any, margin: float = 0.08) -> Range1d:
 
 def _known(values: Any) -> bool:
     return values is not None and bool(np.isfinite(np.asarray(values, dtype=np.float64)).any())
-
-
-def _mean(values: Array) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else math.nan

@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 
 import pandas as pd
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -19,6 +18,7 @@ from torch import Tensor
 from engram.errors import ArgumentError, DataError
 from engram.evidence.correlation import Agreement
 from engram.evidence.verification import Verification
+from engram.report.evolution import group_means
 from engram.report.training_page import check_updates
 from engram.sensitivity.result import Result
 from engram.tracking.history import History
@@ -92,23 +92,16 @@ def score_figure(history: History, groups: int, steps: Sequence[int] | None = No
     """Mean score of groups of examples, sorted by the last update, at several updates."""
     check_updates(history)
     shown = _shown_updates(history, steps)
-    matrix = history.score_matrix()
-    last = matrix[shown[-1]]
-    order = torch.where(last.isnan(), -1.0, last).argsort()
     figure, axes = _axes(
         "Evolution of sensitivities",
         "groups of examples, least to most sensitive at the end",
         "mean score",
     )
+    means = group_means(history.score_matrix().numpy(), shown, groups)
     for position, update in enumerate(shown):
-        parts = matrix[update][order].tensor_split(min(groups, len(order)))
         shade = 0.25 + 0.75 * position / max(len(shown) - 1, 1)
-        axes.plot(
-            [float(part.nanmean()) for part in parts],
-            color=INK,
-            alpha=shade,
-            label=f"step {history.records[update].step}",
-        )
+        step = history.records[update].step
+        axes.plot(means[position], color=INK, alpha=shade, label=f"step {step}")
     _name_lines(figure)
     return figure
 

@@ -123,6 +123,20 @@ def map_figure(examples: Examples) -> Figure:
         shown.major_label_policy = NoOverlap()
     plot.xgrid.ticker, plot.ygrid.ticker = plot.xaxis[0].ticker, plot.yaxis[0].ticker
     _lines_of_equal_score(plot, axes, (left, right))
+    points = _points(plot, examples)
+    plot.add_tools(
+        HoverTool(tooltips=None, renderers=[points], name="hover"),
+        LassoSelectTool(renderers=[points], continuous=False, name="select"),
+        PanTool(name="move"),
+        TapTool(renderers=[points]),
+    )
+    plot.toolbar.active_drag = plot.select_one({"name": "select"})
+    plot.xaxis.axis_label, plot.yaxis.axis_label = _names(examples)
+    return plot
+
+
+def _points(plot: Figure, examples: Examples) -> Any:
+    """The points, those that are filtered out behind them, and a ring around the one looked at."""
     source = ColumnDataSource({"x": [], "y": [], "score": []}, name="points")
     ghosts = ColumnDataSource({"x": [], "y": []}, name="ghosts")
     focus = ColumnDataSource({"x": [], "y": []}, name="focus")
@@ -152,15 +166,7 @@ def map_figure(examples: Examples) -> Figure:
         tags=["ink"],
         marker="circle",
     )
-    plot.add_tools(
-        HoverTool(tooltips=None, renderers=[points], name="hover"),
-        LassoSelectTool(renderers=[points], continuous=False, name="select"),
-        PanTool(name="move"),
-        TapTool(renderers=[points]),
-    )
-    plot.toolbar.active_drag = plot.select_one({"name": "select"})
-    plot.xaxis.axis_label, plot.yaxis.axis_label = _names(examples)
-    return plot
+    return points
 
 
 def _lines_of_equal_score(
