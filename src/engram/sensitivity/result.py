@@ -27,7 +27,13 @@ from engram.core.storage.kinds import (
     stored,
 )
 from engram.core.storage.values import ADDED_LATER
-from engram.errors import ArgumentError, LikelihoodError, ModelMismatchError
+from engram.errors import (
+    ArgumentError,
+    LikelihoodError,
+    ModelMismatchError,
+    StorageError,
+    TargetError,
+)
 from engram.likelihoods import Likelihood, Tokens
 from engram.sensitivity.basis import Basis
 from engram.sensitivity.diagnostics import Diagnostics
@@ -392,6 +398,10 @@ def _check(found: Result) -> None:
     for name in FINITE_UNLESS_FLAGGED:
         check_finite(name, getattr(found, name)[~found.flagged])
     check_that(bool(found.counts.any()), "a row that counts", "none")
+    try:
+        _ = found.classifies
+    except TargetError as error:
+        raise StorageError(error.expected, error.got, "save it again") from error
 
 
 KIND = stored(
