@@ -107,7 +107,7 @@ def first(value: float) -> Callable[[Tensor], Tensor]:
         ("outputs", lambda t: t[:, 0]),
         ("outputs", lambda t: t.long()),
         ("flagged", lambda t: t.float()),
-        ("obtained", lambda t: t + 3),
+        ("obtained", lambda t: t + 4),
         ("obtained", lambda t: t[:4]),
     ],
 )
