@@ -28,6 +28,7 @@ ON_THE_PROCESSOR = {
     "clock.py",
     "checkpoints.py",
     "history.py",
+    "draws.py",
     "dtypes.py",
     "result.py",
 }

@@ -51,7 +51,7 @@ def test_samples_are_the_dense_expectation(expectation: str, estimator: str) -> 
     backward(model, torch.arange(NUM_DATA))
     optimizer.step()
     given = {"samples": SAMPLES, "expectation": expectation, "estimator": estimator}
-    tracker = engram.Tracker(model, optimizer, data(), **given)
+    tracker = engram.Tracker(model, optimizer, data(), posterior="optimizer", **given)
     before = {k: v.clone() for k, v in model.state_dict().items()}
     result = tracker.update(seed=SEED)
     assert result is not None

@@ -36,7 +36,8 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 def test_update_is_the_estimate_of_the_moment() -> None:
     model, optimizer = setting()
-    tracker = engram.Tracker(model, optimizer, data(), validation=data(1))
+    given = {"posterior": "optimizer", "validation": data(1)}
+    tracker = engram.Tracker(model, optimizer, data(), **given)
     for epoch in range(4):
         train_step(model, optimizer)
         result = tracker.update(step=10 * epoch)
@@ -138,7 +139,7 @@ def test_curvature_can_be_fitted_at_every_update(structure: str) -> None:
 
 def test_figures_show_the_history() -> None:
     model, optimizer = setting()
-    tracker = engram.Tracker(model, optimizer, data(), validation=data(1))
+    tracker = engram.Tracker(model, optimizer, data(), posterior="optimizer", validation=data(1))
     with pytest.raises(DataError, match="update"):
         tracker.history.figure()
     for _ in range(3):
@@ -160,10 +161,10 @@ def test_figures_show_the_history() -> None:
 
 def test_bad_settings_say_what_to_do(tmp_path: Path) -> None:
     model, optimizer = setting()
-    with pytest.raises(ArgumentError, match="one of optimizer"):
+    with pytest.raises(ArgumentError, match="one of auto, optimizer"):
         engram.Tracker(model, optimizer, data(), posterior="hessian")
     with pytest.raises(ArgumentError, match="prior_precision"):
-        engram.Tracker(model, optimizer, data(), posterior="kronecker")
+        engram.Tracker(model, optimizer, data(), posterior="kronecker", average=0.9)
     with pytest.raises(ArgumentError, match="patience"):
         engram.Tracker(model, optimizer, data(), patience=0)
     with pytest.raises(DataError, match=r"history\.json"):
@@ -206,8 +207,8 @@ def test_a_compiled_model_is_the_model_inside() -> None:
     model, optimizer = setting()
     train_step(model, optimizer)
     compiled = torch.compile(model, backend="eager")
-    expected = engram.Tracker(model, optimizer, data()).update()
-    found = engram.Tracker(compiled, optimizer, data()).update()
+    expected = engram.Tracker(model, optimizer, data(), posterior="optimizer").update()
+    found = engram.Tracker(compiled, optimizer, data(), posterior="optimizer").update()
     assert expected is not None
     assert found is not None
     assert found.loo_loss.equal(expected.loo_loss)
@@ -228,9 +229,10 @@ class Named(nn.Module):
 def test_outputs_may_come_in_a_dict() -> None:
     model, optimizer = setting()
     train_step(model, optimizer)
-    expected = engram.Tracker(model, optimizer, data()).update()
+    read = {"posterior": "optimizer"}
+    expected = engram.Tracker(model, optimizer, data(), **read).update()
     wrapped = Named(model)
-    tracker = engram.Tracker(wrapped, optimizer, data())
+    tracker = engram.Tracker(wrapped, optimizer, data(), **read)
     found = tracker.update()
     assert expected is not None
     assert found is not None

@@ -38,7 +38,7 @@ def compared(
     model: nn.Module, optimizer: Any, run: Callable[[engram.Tracker, Tensor], None], **given: Any
 ) -> engram.Tracker:
     """Stream an epoch and a half; the last visits must be the dense answers."""
-    tracker = engram.Tracker(model, optimizer, data(), **given)
+    tracker = engram.Tracker(model, optimizer, data(), **({"posterior": "optimizer"} | given))
     for batch in batches(2)[: NUM_DATA // BATCH + 1]:
         expected = None
         if optimizer.state:

@@ -179,6 +179,16 @@ def check_alone(peers: Processes) -> None:
         )
 
 
+def check_whole(examples: int | None) -> None:
+    """What is held out is compared with the losses of all examples."""
+    if examples is not None:
+        raise ArgumentError(
+            "held_out with updates that look at all examples",
+            f"examples={examples!r}",
+            "leave one of the two out",
+        )
+
+
 def check_given(held_out: HeldOut | None) -> HeldOut:
     """ArgumentError for a tracker without a twin."""
     if held_out is None:

@@ -14,9 +14,10 @@ from engram.tracking.held_out import HeldOut
 from engram.tracking.history import History
 from engram.tracking.sources import Source
 from engram.tracking.streaming import Stream
+from engram.training.training import Training
 
 PARTS = ("history", "stream", "source")
-OPTIONAL = ("held_out",)
+OPTIONAL = ("held_out", "training")
 
 
 class Resumable(ABC):
@@ -33,6 +34,11 @@ class Resumable(ABC):
     @abstractmethod
     def peers(self) -> Processes:
         """The processes that train this model together."""
+
+    @property
+    @abstractmethod
+    def own_record(self) -> Training | None:
+        """The record that the tracker keeps by itself; one of the user's is saved by them."""
 
     @abstractmethod
     def _forget_latest(self) -> None:
@@ -51,7 +57,10 @@ class Resumable(ABC):
         before, held = self._parts(), dict(vars(self.source))
         try:
             self._load_parts(found)
-            self.history = History.of_state(found["history"], self.folder, self.num_data)
+            history = History.of_state(found["history"], self.folder, self.num_data)
+            if self.own_record is not None and "training" in found:
+                self.own_record.load_state_dict(found["training"])
+            self.history = history
         except BaseException:
             self._load_parts(before)
             vars(self.source).update(held)  # with what its state does not hold
@@ -71,7 +80,11 @@ class Resumable(ABC):
     def _parts(self) -> dict[str, Any]:
         """The state of everything but the history."""
         parts = {"stream": self.stream.state_dict(), "source": self.source.state_dict()}
-        return parts if self.held_out is None else parts | {"held_out": self.held_out.state_dict()}
+        if self.held_out is not None:
+            parts["held_out"] = self.held_out.state_dict()
+        if self.own_record is not None:
+            parts["training"] = self.own_record.times_state_dict()
+        return parts
 
     def _load_parts(self, state: Mapping[str, Any]) -> None:
         self.stream.load_state_dict(state["stream"])

@@ -4,35 +4,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from engram.core.arguments import AUTO, is_auto, one_of, whole
+from engram.core.arguments import AUTO
 from engram.core.memory import backing_off
 from engram.core.parameters import trainable
-from engram.errors import (
-    ArgumentError,
-    DataError,
-    ModelMismatchError,
-    NonFiniteError,
-    PosteriorError,
-)
+from engram.engine.session import Session
+from engram.errors import DataError, ModelMismatchError, NonFiniteError, PosteriorError
 from engram.optimizers.ivon import at_mean
-from engram.posteriors.gaussian import Posterior, check_prior_precision
+from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import fitted
-from engram.posteriors.posterior_of import (
-    Wanted,
-    check_second_moment,
-    posterior_of,
-)
-from engram.posteriors.structures import STRUCTURES
+from engram.posteriors.posterior_of import Wanted, posterior_of
+from engram.posteriors.stopped import Stopped
 from engram.problem import Opener
 from engram.tracking.moving_average import MovingAverageCurvature
 from engram.training.metrics import unwrapped
+from engram.training.training import Training
 
 EVERY_STEP_UNTIL, READ_EVERY = 20, 8  # streamed steps
 
@@ -133,22 +125,73 @@ def _stepped(optimizer: Optimizer) -> bool:
     return any(float(state.get("step", 1)) > 0 for state in optimizer.state.values() if state)
 
 
+@dataclass(frozen=True)
+class Fitting:
+    """How curvature is fitted at an update.
+
+    Args:
+        structure: of the precision.
+        num_data: N, the examples that the training has; an update may look at some of them.
+        prior_precision: delta; None takes that of the weight decay in the record.
+        training: the record, whose time goes into the precision; None fits it as at a minimum.
+        curvature: as in :func:`engram.laplace`.
+    """
+
+    structure: str
+    num_data: int
+    prior_precision: float | None
+    training: Training | None = None
+    curvature: str = AUTO
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a step was recorded, where there is a record."""
+        return self.training is None or self.training.num_steps > 0
+
+    def of(self, opened: Session) -> Posterior:
+        r"""The posterior at the weights of an opened model, of all N examples.
+
+        From n of them it is :math:`\frac{N}{n} (S_n + n C^{-1})`, with n/N of the prior in S_n.
+        """
+        seen = opened.batches.num_data
+        given = self.prior_precision
+        delta = None if given is None else given * seen / self.num_data
+        if self.training is None:
+            assert delta is not None
+            found = fitted(opened, self.structure, delta, self.curvature)
+        else:
+            stopped = Stopped.of(self.training, opened.model, seen, delta)
+            found = fitted(opened, self.structure, stopped.base, self.curvature, stopped=stopped)
+        return found if seen == self.num_data else _of_all(found, self.num_data)
+
+
+def _of_all(posterior: Posterior, num_data: int) -> Posterior:
+    """Each example that was looked at stands for as many as there are over those."""
+    share = num_data / posterior.num_data
+    return replace(
+        posterior,
+        blocks=tuple(block.scaled(share) for block in posterior.blocks),
+        prior_precision=share * posterior.prior_precision,
+        prior_by_name={name: share * value for name, value in posterior.prior_by_name.items()},
+        num_data=num_data,
+        exact=False,
+        settings={**posterior.settings, "fitted_on": posterior.num_data},
+    )
+
+
 class FromCurvature(Source):
     """A curvature fitted at every update, and at the start of every streamed epoch."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        opener: Opener,
-        structure: str,
-        prior_precision: float,
-        average: float | None,
+        self, model: nn.Module, opener: Opener, fitting: Fitting, average: float | None = None
     ) -> None:
-        self.model, self.opener = model, opener
-        self.structure, self.prior_precision = structure, prior_precision
-        self.averaged = (
-            None if average is None else MovingAverageCurvature(structure, average, prior_precision)
-        )
+        self.model, self.opener, self.fitting = model, opener, fitting
+        self.averaged: MovingAverageCurvature | None = None
+        if average is not None:
+            assert fitting.prior_precision is not None
+            self.averaged = MovingAverageCurvature(
+                fitting.structure, average, fitting.prior_precision
+            )
         self.present: Posterior | None = None
         self.lost = False
 
@@ -156,15 +199,14 @@ class FromCurvature(Source):
         if self.averaged is not None:
             self.present = self.averaged.update(self.model, self.opener)
         else:
-            self.present = _fitted_now(
-                self.opener, self.model, self.structure, self.prior_precision
-            )
+            self.present = _fitted_now(self.opener, self.model, self.fitting)
         return self.present
 
     def begin_epoch(self) -> None:
         self.present, self.lost = None, True
-        self.posterior()
-        self.lost = False
+        if self.fitting.is_possible:
+            self.posterior()
+            self.lost = False
 
     def at_step(self, number: int) -> Posterior | None:
         if self.lost:  # no fit at the start of this epoch: losses only, until the next one
@@ -191,14 +233,63 @@ class FromCurvature(Source):
 
 @backing_off
 def _fitted_now(
-    opener: Opener,
-    model: nn.Module,
-    structure: str,
-    prior_precision: float,
-    batch_size: int | str = AUTO,
+    opener: Opener, model: nn.Module, fitting: Fitting, batch_size: int | str = AUTO
 ) -> Posterior:
     with opener.session(model, batch_size, progress=False) as opened:
-        return fitted(opened, structure, prior_precision)
+        return fitting.of(opened)
+
+
+class FittedAndRead(Source):
+    """Fitted for updates; read off the optimizer for streamed steps, which have no time to fit.
+
+    Args:
+        model: in training.
+        opener: of the model with the examples that an update looks at.
+        fitting: with the record.
+        steps: the source for streamed steps, and for updates of a training of which nothing is
+            known yet.
+        is_mean: whether the training loss is the mean of a batch, so that its time can be guessed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        opener: Opener,
+        fitting: Fitting,
+        steps: FromOptimizer,
+        is_mean: bool,
+    ) -> None:
+        self.model, self.opener, self.fitting = model, opener, fitting
+        self.steps, self.is_mean = steps, is_mean
+
+    def posterior(self) -> Posterior:
+        check_all_held(self.steps.optimizer, self.model)
+        training = self._known()
+        if training is None:
+            return self.steps.posterior()
+        return _fitted_now(self.opener, self.model, replace(self.fitting, training=training))
+
+    def _known(self) -> Training | None:
+        """The record, or a guess where it has less than half of the steps; None without any."""
+        training = self.fitting.training
+        assert training is not None
+        if training.num_steps - training.num_bad_steps > training.num_missing_steps:
+            return training
+        if not (self.is_mean and training.num_steps + training.num_missing_steps):
+            return None
+        return Training.guess(self.model, self.steps.optimizer)
+
+    def begin_epoch(self) -> None:
+        self.steps.begin_epoch()
+
+    def at_step(self, number: int) -> Posterior | None:
+        return self.steps.at_step(number)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.steps.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.steps.load_state_dict(state)
 
 
 def check_same_source(state: Mapping[str, Any], wanted: bool) -> None:
@@ -209,75 +300,6 @@ def check_same_source(state: Mapping[str, Any], wanted: bool) -> None:
             "another one",
             "resume with the posterior= and average= that the run was started with",
         )
-
-
-@dataclass(frozen=True)
-class SourceSettings:
-    """What a tracker was told about its posterior."""
-
-    kind: str
-    prior_precision: float | str
-    average: float | None
-    reduction: str
-    training_batch_size: int | None
-    second_moment: str
-
-    def check(self) -> None:
-        """ArgumentError for settings that mean nothing together."""
-        known = ("optimizer", *STRUCTURES)
-        one_of("posterior", self.kind, known, 'use "optimizer"')
-        one_of("reduction", self.reduction, ("mean", "sum"), "see your loss function")
-        check_second_moment(self.second_moment)
-        if self.training_batch_size is not None:
-            remedy = "pass the batch size of the training"
-            whole("training_batch_size", self.training_batch_size, remedy=remedy)
-        if not is_auto(self.prior_precision):
-            check_prior_precision(self.prior_precision)
-        if self.kind == "optimizer" and self.average is not None:
-            raise ArgumentError(
-                "average with a fitted posterior",
-                'average with posterior="optimizer", which averages by itself',
-                'leave out average, or use posterior="kronecker"',
-            )
-        if self.kind != "optimizer" and self.second_moment != "batch":
-            raise ArgumentError(
-                'second_moment with posterior="optimizer"',
-                f"second_moment={self.second_moment!r} with posterior={self.kind!r}",
-                "leave second_moment out",
-            )
-        if self.kind != "optimizer" and is_auto(self.prior_precision):
-            raise ArgumentError(
-                f"a prior_precision with posterior={self.kind!r}", '"auto"', "pass a number"
-            )
-
-
-def source_of(
-    wanted: SourceSettings,
-    model: nn.Module,
-    optimizer: Optimizer,
-    opener: Opener,
-    num_data: int,
-) -> Source:
-    """The source that was asked for."""
-    wanted.check()
-    if not isinstance(unwrapped(optimizer), Optimizer):
-        raise ArgumentError(
-            "a torch.optim.Optimizer",
-            type(optimizer).__name__,
-            "pass the one that trains the model; of several, see posterior=",
-        )
-    if wanted.kind == "optimizer":
-        settings = {
-            "num_data": num_data,
-            "likelihood": opener.likelihood,
-            "prior_precision": wanted.prior_precision,
-            "reduction": wanted.reduction,
-            "training_batch_size": wanted.training_batch_size,
-            "second_moment": wanted.second_moment,
-        }
-        return FromOptimizer(model, optimizer, settings)
-    delta = check_prior_precision(wanted.prior_precision)
-    return FromCurvature(model, opener, wanted.kind, delta, wanted.average)
 
 
 def watched(model: nn.Module, optimizer: Optimizer) -> Iterator[Tensor]:

@@ -12,26 +12,28 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from engram.core.arguments import AUTO, path_of, whole
+from engram.core.arguments import AUTO, is_auto, path_of, whole
 from engram.core.data.batches import Batches, Data
 from engram.core.parameters import check_module, uncompiled
 from engram.core.processes import Processes
-from engram.errors import ArgumentError, NonFiniteError, PosteriorError, TrainingError
+from engram.errors import NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood, resolve
 from engram.posteriors.gaussian import Posterior
 from engram.problem import Opener
-from engram.sensitivity.estimators import check_estimator
+from engram.sensitivity.estimators import check_estimator, default_estimator
 from engram.sensitivity.result import Result
-from engram.tracking.held_out import HeldOut, check_alone, check_given
+from engram.tracking.held_out import HeldOut, check_alone, check_given, check_whole
 from engram.tracking.history import BoardWriter, History, Record
 from engram.tracking.index_check import Indexed, Indices, check_length
+from engram.tracking.looked_at import LookedAt
+from engram.tracking.own_record import named_by_steps, own_record
 from engram.tracking.sampling import Sampling, sampled_sensitivities
 from engram.tracking.saving import Resumable
-from engram.tracking.sources import SourceSettings, source_of, training_lost
+from engram.tracking.source_settings import SourceSettings, check_optimizer, source_of
+from engram.tracking.sources import training_lost
 from engram.tracking.streaming import Epoch, Stream, check_streamable, ended, whole_epoch
 from engram.tracking.training_steps import Training, TrainingSteps
 from engram.tracking.validation import validation_loss
-from engram.training.record import record as record_training
 from engram.training.record import recorded
 from engram.training.training import Training as TrainingRecord
 
@@ -40,15 +42,22 @@ class Tracker(Resumable):
     """Sensitivities and an estimate of the test loss during training, from training data alone.
 
     Args:
-        model, optimizer: in training; the optimizer's state gives the posterior.
+        model, optimizer: in training.
         data: the training data, in fixed order.
         likelihood: a name or an object.
         prior_precision: delta; ``"auto"`` takes it from the optimizer's weight decay.
-        posterior: ``optimizer`` reads it off the optimizer; a structure such as ``kronecker`` or
-            ``diagonal`` fits it at every update, for instance with SGD.
+        posterior: ``"auto"`` fits Kronecker factors at every update and adds the training time that
+            was recorded, S + N / C as :func:`engram.laplace` does with ``training=``; an optimizer
+            of N examples, such as IVON, holds its posterior itself. ``optimizer`` reads it off
+            every optimizer, as the paper does; that of streamed steps is read so with ``"auto"``
+            too. A structure such as ``kronecker`` or ``diagonal`` is fitted at every update: with
+            the recorded time, or with a ``prior_precision`` that is given as at a minimum.
         average: beta of a moving average of that curvature over updates, such as 0.9.
-        estimator: as in :func:`engram.sensitivities`, with the same default; a streamed step and
-            samples are ``linear``.
+        estimator: as in :func:`engram.sensitivities`; ``"auto"`` is the one for the end of
+            training, so that an update costs a fit and a pass, and ``trajectory`` walks along the
+            checkpoints at every update. A streamed step and samples are ``linear``.
+        examples: how many an update looks at, chosen at random once, such as 2000; all if not
+            given. The estimate is then their mean, and its cost does not grow with the data.
         samples: weights drawn from the posterior for the expectation in the equation; 0 takes it
             at the mean.
         expectation: what is averaged over the samples: each example's ``gradient``, as the equation
@@ -91,9 +100,10 @@ class Tracker(Resumable):
         *,
         likelihood: str | Likelihood = "categorical",
         prior_precision: float | str = AUTO,
-        posterior: str = "optimizer",
+        posterior: str = AUTO,
         average: float | None = None,
         estimator: str = AUTO,
+        examples: int | None = None,
         samples: int = 0,
         expectation: str = "gradient",
         reduction: str = "mean",
@@ -122,19 +132,30 @@ class Tracker(Resumable):
         wanted = SourceSettings(
             posterior, prior_precision, average, reduction, training_batch_size, second_moment
         )
-        self.opener = Opener(data, self.likelihood)
-        self.source = source_of(wanted, model, optimizer, self.opener, self.num_data)
+        wanted.check()
+        check_optimizer(optimizer)
+        self.looked_at = LookedAt.some(self.num_data, examples)
+        self.looked_at.check(estimator)
+        self.opener = Opener(self.looked_at.data(data), self.likelihood)
         training = Training(model, optimizer, batches, self.likelihood)
         self.held_out: HeldOut | None = None
         if held_out is not None:
             check_alone(self.peers)
+            check_whole(examples)
             self.held_out = HeldOut(training, held_out)
         self.training = recorded(optimizer)
         self._records = self.training is None
         if self.training is None:
             how = (reduction, training_batch_size)
-            self.training = _recorded(optimizer, model, self.likelihood, how)
-        named = _named_by_steps(self.training, self.likelihood, self.num_data)
+            self.training = own_record(optimizer, model, self.likelihood, *how)
+        try:
+            self.source = source_of(
+                wanted, model, optimizer, self.opener, self.num_data, self.training
+            )
+        except BaseException:
+            self._stop_recording()
+            raise
+        named = named_by_steps(self.training, self.likelihood, self.num_data)
         self.steps = TrainingSteps(training, reduction, named)
         self.stream = Stream(training, self.source)
         self.history = History(self.folder)
@@ -166,10 +187,14 @@ class Tracker(Resumable):
         check_length(self.stream.training.batches)
         chosen: dict[str, Any] = {"estimator": self.estimator, "progress": False} | settings
         sampling = self.sampling.drawing(samples)
-        sampling.rule(chosen["estimator"])  # complain before the posterior is made
+        chosen["estimator"] = sampling.rule(chosen["estimator"])  # complain before the fit
+        self.looked_at.check(chosen["estimator"])
         try:
             posterior = self.posterior()
+            if is_auto(chosen["estimator"]):
+                chosen["estimator"] = default_estimator(posterior)
             result = sampled_sensitivities(self.opener, self.model, posterior, sampling, **chosen)
+            result = self.looked_at.placed(result)
         except (NonFiniteError, PosteriorError) as error:
             if not training_lost(error, self.model, self.optimizer):
                 raise
@@ -179,7 +204,8 @@ class Tracker(Resumable):
             return None
         ranks = Processes.found(bool(chosen.get("across_ranks"))).count
         record = Record.of_result(number, result, self._validation_loss(), ranks)
-        record = self._kept(record, result.score, result.loss, result.loo_loss)
+        columns = (result.score, result.loss, result.loo_loss)
+        record = self._kept(record, *(self.looked_at.column(column) for column in columns))
         self._latest = result
         self._tell(record, result.score)
         return result
@@ -269,8 +295,16 @@ class Tracker(Resumable):
         self.steps.close()
         if self.held_out is not None:
             self.held_out.twin.close()
-        if self.training is not None and self._records:
-            self.training.stop()
+        self._stop_recording()
+
+    def _stop_recording(self) -> None:
+        if self.own_record is not None:
+            self.own_record.stop()
+
+    @property
+    def own_record(self) -> TrainingRecord | None:
+        """:attr:`training` where the tracker keeps it by itself, and saves it with its state."""
+        return self.training if self._records else None
 
     def __enter__(self) -> Tracker:
         return self
@@ -342,37 +376,3 @@ class Tracker(Resumable):
 
         details = None if self._latest is None else self._latest.to_frame()
         return training_page(self.history, details, self.held_out, top, path_of("file", path))
-
-
-def _recorded(
-    optimizer: Optimizer,
-    model: nn.Module,
-    likelihood: Likelihood,
-    reduction: tuple[str, int | None],
-) -> TrainingRecord | None:
-    """A record of what the optimizer does from now on; None where that cannot be."""
-    how, batch_size = reduction
-    if how == "sum" and batch_size is None:
-        return None  # the size of a step is not known
-    try:
-        return record_training(
-            optimizer,
-            model,
-            reduction=how,
-            training_batch_size=batch_size,
-            likelihood=likelihood,
-        )
-    except (TrainingError, ArgumentError):
-        return None  # of a kind that has no metric: everything else works without
-
-
-def _named_by_steps(
-    training: TrainingRecord | None, likelihood: Likelihood, num_data: int
-) -> TrainingRecord | None:
-    """The record, if it is for the tracker's steps to name examples: no loader does it."""
-    if training is None or training.has_loader:
-        return None
-    if training.visits is None:
-        training.seen.likelihood = likelihood
-        training.seen.sums.num_data = num_data
-    return training

@@ -249,6 +249,13 @@ class Training:
             for snapshot in snapshots:
                 if snapshot.tensors is not None:
                     snapshot.write(self.grid.folder)
+        return self._plain(snapshots)
+
+    def times_state_dict(self) -> dict[str, Any]:
+        """The same without checkpoints, which are many times the size of the rest."""
+        return self._plain([])
+
+    def _plain(self, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
         state: dict[str, Any] = as_read(init_fields(self._stored(snapshots)))
         return state
 
