@@ -22,6 +22,7 @@ from tqdm import tqdm
 import engram
 from benchmarks import during_training_page
 from benchmarks.data import Images, train_and_test
+from benchmarks.during_training_nets import NETS, follow_net
 from benchmarks.nets import lenet5, small_mlp
 from benchmarks.records import RESULTS, write
 from benchmarks.timing import environment
@@ -141,6 +142,7 @@ def follow(name: str, seed: int) -> dict[str, Any]:
             model,
             optimizer,
             train.first(num_data),
+            posterior="optimizer",
             prior_precision=run.prior_precision,
             training_batch_size=run.batch_size,
             second_moment="example" if kind == BOTH[1] else "batch",
@@ -170,15 +172,16 @@ def follow(name: str, seed: int) -> dict[str, Any]:
 def main() -> None:
     """Follow the runs that were asked for; the others keep their place in the record."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.during_training")
-    parser.add_argument("--runs", nargs="+", choices=list(RUNS), default=list(RUNS))
+    parser.add_argument("--runs", nargs="+", choices=[*RUNS, *NETS], default=[*RUNS, *NETS])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=RESULTS)
     chosen = parser.parse_args()
     path = chosen.output / "during_training.json"
     for name in chosen.runs:
         record: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"runs": {}}
-        followed = follow(name, chosen.seed) | {"environment": environment(chosen.seed)}
-        record["runs"][name] = followed
+        followed = (follow_net if name in NETS else follow)(name, chosen.seed)
+        label = f"{name}, seed {chosen.seed}" if name in NETS else name
+        record["runs"][label] = followed | {"environment": environment(chosen.seed)}
         write(chosen.output, "during_training", record, during_training_page.page(record))
         during_training_page.picture(record, chosen.output / "during_training.png")
 
