@@ -78,11 +78,14 @@ Losses in nats, at the last epoch. *Mean gap* is the mean over the evaluated epo
 (every second or fourth) of |estimate / test loss - 1|, *signed* the same without the bars; *cost of
 stopping there* is the test loss where the estimate is lowest over the lowest test loss, less one.
 The estimate sees the training data alone. The *gap of the training loss* is what one would get by
-taking that for the test loss. The CNNs are ordinary ones (`benchmarks/during_training_nets.py`): BatchNorm,
-dropout but for those that overfit, 2,000 or 3,000 images, a tenth of the labels wrong in training and test data alike. Their
-estimates are a tracker's defaults: `recorded` has the training time so far in the precision, S + N / C with Kronecker factors;
-with `1,000 examples` an update looks at so many; `along the checkpoints` walks through those so far
-(`estimator="trajectory"`), at fewer updates. *Update, epochs* is what one costs in epochs of the training.
+taking that for the test loss.
+
+The CNNs are ordinary ones (`benchmarks/during_training_nets.py`): BatchNorm, dropout but for those
+that overfit, 2,000 or 3,000 images, a tenth of the labels wrong in training and test data alike.
+Their estimates are a tracker's defaults: `recorded` has the training time so far in the precision,
+S + N / C with Kronecker factors; with `1,000 examples` an update looks at so many; `along the
+checkpoints` walks through those so far (`estimator="trajectory"`), at fewer updates. *Update,
+epochs* is what one update costs, in epochs of the training.
 For the others *posterior* `optimizer` is the state as it stands, `per example` the
 same with squares scaled to single examples, and `followed` a twin of the training that leaves a
 twentieth of the data out, but at least 1,000 examples (`Tracker(..., held_out=...)`). The IVON runs
