@@ -18,7 +18,7 @@ from torch.nn import functional
 
 import engram
 from benchmarks.practical import data, nets
-from benchmarks.practical.loop import Setting, Watcher, flipped
+from benchmarks.practical.loop import Setting, Watcher, cosine, flipped
 from benchmarks.practical.settings import adamw, sgd
 
 RECORDED, SOME, WALK = "recorded", "recorded, 1,000 examples", "along the checkpoints"
@@ -62,33 +62,33 @@ def run(
 FASHION_NET, CIFAR_NET = nets.fashion_cnn, nets.cifar_cnn
 NETS: dict[str, NetRun] = {
     "fmnist-cnn-adamw": NetRun(
-        run(FASHION, partial(FASHION_NET, 0.3), adamw(2e-3, 1e-2), 12), (1, 4), "AdamW"
+        run(FASHION, partial(FASHION_NET, 0.3), adamw(2e-3, 1e-2), 12), (2, 6), "AdamW"
     ),
-    "fmnist-cnn-adam": NetRun(run(FASHION, partial(FASHION_NET, 0.3), adam, 12), (1, 4), "Adam"),
+    "fmnist-cnn-adam": NetRun(run(FASHION, partial(FASHION_NET, 0.3), adam, 12), (2, 6), "Adam"),
     "fmnist-cnn-sgd": NetRun(
-        run(FASHION, partial(FASHION_NET, 0.3), sgd(0.05, 5e-4), 12, cosine=True),
-        (1, 4),
+        run(FASHION, partial(FASHION_NET, 0.3), sgd(0.05, 5e-4), 12, schedule=cosine),
+        (2, 6),
         "SGD, momentum, cosine",
     ),
     "cifar-cnn-adamw": NetRun(
         run(CIFAR, partial(CIFAR_NET, 0.3), adamw(2e-3, 1e-2), 12, augment=flipped),
-        (2, 6),
+        (2, 12),
         "AdamW, images flipped at random",
     ),
     "fmnist-cnn-adamw-overfit": NetRun(
-        run(FEW_FASHION, partial(FASHION_NET, 0.0), adamw(2e-3, 1e-2), 24), (2, 6), "AdamW"
+        run(FEW_FASHION, partial(FASHION_NET, 0.0), adamw(2e-3, 1e-2), 24), (2, 8), "AdamW"
     ),
     "fmnist-cnn-adam-overfit": NetRun(
-        run(FEW_FASHION, partial(FASHION_NET, 0.0), adam, 24), (2, 6), "Adam"
+        run(FEW_FASHION, partial(FASHION_NET, 0.0), adam, 24), (2, 8), "Adam"
     ),
     "fmnist-cnn-sgd-overfit": NetRun(
-        run(FEW_FASHION, partial(FASHION_NET, 0.0), sgd(0.05, 5e-4), 24), (2, 6), "SGD, momentum"
+        run(FEW_FASHION, partial(FASHION_NET, 0.0), sgd(0.05, 5e-4), 24), (2, 8), "SGD, momentum"
     ),
     "cifar-cnn-adamw-overfit": NetRun(
-        run(FEW_CIFAR, partial(CIFAR_NET, 0.0), adamw(2e-3, 1e-2), 14), (2, 7), "AdamW"
+        run(FEW_CIFAR, partial(CIFAR_NET, 0.0), adamw(2e-3, 1e-2), 14), (2, 14), "AdamW"
     ),
     "cifar-cnn-sgd-overfit": NetRun(
-        run(FEW_CIFAR, partial(CIFAR_NET, 0.0), sgd(0.05, 5e-4), 14), (2, 7), "SGD, momentum"
+        run(FEW_CIFAR, partial(CIFAR_NET, 0.0), sgd(0.05, 5e-4), 14), (2, 14), "SGD, momentum"
     ),
 }
 
