@@ -10,6 +10,8 @@ from scipy.stats import spearmanr
 
 from benchmarks.records import conditions, table
 
+PATIENCE = 5  # updates without a lower estimate after which a tracker says stop, by default
+
 
 def kinds(run: dict[str, Any]) -> list[str]:
     """The posteriors of a run."""
@@ -36,6 +38,18 @@ def judged(run: dict[str, Any], kind: str) -> dict[str, float]:
     }
 
 
+def stopped(run: dict[str, Any], kind: str) -> float:
+    """Test loss at the best update so far when a tracker says stop, over the lowest; less one."""
+    rows = known(run, kind)
+    best = 0
+    for number, row in enumerate(rows):
+        if row[f"estimate {kind}"] < rows[best][f"estimate {kind}"]:
+            best = number
+        if number - best >= PATIENCE:
+            break
+    return rows[best]["test"] / min(row["test"] for row in run["rows"][1:]) - 1
+
+
 def page(record: dict[str, Any]) -> str:
     """The Markdown page."""
     rows = []
@@ -58,6 +72,7 @@ def page(record: dict[str, Any]) -> str:
                     f"{found['rank']:.2f}",
                     f"{found['best']:.0f}",
                     f"{100 * found['cost']:.1f} %",
+                    f"{100 * stopped(run, kind):.1f} %",
                     "-" if cost is None else f"{cost:.1f}",
                 ]
             )
@@ -69,6 +84,7 @@ def page(record: dict[str, Any]) -> str:
         "rank correlation",
         "best epoch",
         "cost of stopping there",
+        "cost of stopping by patience",
         "update, epochs",
     ]
     first = next(iter(record["runs"].values()))
@@ -76,7 +92,9 @@ def page(record: dict[str, Any]) -> str:
 
 Losses in nats, at the last epoch. *Mean gap* is the mean over the evaluated epochs after the first
 (every second or fourth) of |estimate / test loss - 1|, *signed* the same without the bars; *cost of
-stopping there* is the test loss where the estimate is lowest over the lowest test loss, less one.
+stopping there* is the test loss where the estimate is lowest over the lowest test loss, less one;
+*by patience* the same where the estimate was lowest when a tracker first said stop, after five
+updates without a lower one.
 The estimate sees the training data alone. The *gap of the training loss* is what one would get by
 taking that for the test loss.
 
