@@ -13,6 +13,7 @@ from benchmarks.records import conditions, table, write
 from benchmarks.timing import environment
 from engram.auditing.label_noise import LabelNoise, blended
 from engram.auditing.second_training import SecondOpinion, carried_over
+from engram.sensitivity.label_issues import suspicion
 
 TEXT = """# Audits beside five-fold cleanlab
 
@@ -61,6 +62,8 @@ def summary(path: Path) -> dict[str, Any]:
         arrays = {name: file[name] for name in file.files}
     name, noise, seed = path.stem.rsplit("-", 2)
     wrong, given = arrays["wrong"], arrays["given"]
+    both = (torch.from_numpy(arrays[name]) for name in ("loo_loss", "heard"))
+    arrays["label_loss"] = suspicion(*both).double().numpy()
     found: dict[str, Any] = {
         "data": name,
         "noise": noise,

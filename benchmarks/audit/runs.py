@@ -16,7 +16,6 @@ from engram.auditing.columns import Wanted
 from engram.auditing.estimating import estimated
 from engram.auditing.examples import Examples
 from engram.auditing.fitting import Schedule, fit
-from engram.auditing.issues import judged
 from engram.auditing.readers import read_examples
 from engram.auditing.second_training import second_opinion
 from engram.auditing.stock import stock_of
@@ -94,7 +93,6 @@ def _audit(examples: Examples, seed: int, epochs: int | None) -> dict[str, np.nd
     )
     second = time.process_time() - end
     assert opinion is not None
-    labels = judged(result, trained.training, examples.targets, opinion)
     heard = prequential(trained.training, examples.targets)
     assert heard is not None
     assert trained.training.visits is not None
@@ -104,7 +102,6 @@ def _audit(examples: Examples, seed: int, epochs: int | None) -> dict[str, np.nd
         "loo_loss": result.loo_loss.numpy(),
         "loss": result.loss.numpy(),
         "heard": heard.numpy(),
-        "label_loss": labels.losses.numpy(),
         "second_seconds": np.array(second),
         "second_loss": np.array(opinion.loss),
         "second_positions": opinion.positions.numpy(),

@@ -15,6 +15,7 @@ from engram.auditing.label_noise import LabelNoise, blended, label_noise
 from engram.auditing.outliers import wrong_numbers
 from engram.auditing.second_training import SecondOpinion, carried_over
 from engram.errors import LikelihoodError
+from engram.sensitivity.label_issues import suspicion
 from engram.sensitivity.result import Result
 from engram.training.memorisation import memorisation, prequential
 from engram.training.training import Training
@@ -68,9 +69,8 @@ def judged(
         opinion: of a model that has not seen half of them; None where there is none.
     """
     heard = None if training is None else prequential(training, targets)
-    losses = result.loo_loss.double()
-    if heard is not None:
-        losses = torch.where(heard.isfinite(), 0.5 * (losses + heard.double()), losses)
+    nothing = torch.full_like(result.loo_loss, torch.nan)
+    losses = suspicion(result.loo_loss, nothing if heard is None else heard).double()
     left_out = result.basis.known_likelihood.mean(result.outputs) + result.prediction_deviation
     known = None
     if training is not None and heard is not None:
