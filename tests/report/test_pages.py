@@ -61,6 +61,10 @@ def test_the_page_of_a_run_stands_alone(tmp_path: Path) -> None:
     for place in ("chart-map", "chart-losses", "chart-evolution", "chart-leverage"):
         assert place in page.ids
     assert "1 suspect" in page.text
+    result = tracker.update()
+    assert result is not None
+    assert page.text.index(result.verdict.level) < page.text.index("The memory map")
+    assert "contradict" in page.text[: page.text.index("The memory map")]
 
 
 def test_a_streamed_run_has_a_page_too(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 
 from engram.errors import DataError
@@ -33,7 +32,7 @@ BY_TWIN = (
 
 def training_data(
     history: History,
-    latest: Result | Epoch | pd.DataFrame | None = None,
+    latest: Result | Epoch | None = None,
     held_out: HeldOut | None = None,
     **shown: Any,
 ) -> PageData:
@@ -104,9 +103,7 @@ def _band(history: History) -> tuple[list[float], list[float]]:
     return [low for low, _ in ends], [high for _, high in ends]
 
 
-def _without_result(
-    history: History, epoch: Epoch | pd.DataFrame | None, shown: dict[str, Any]
-) -> PageData:
+def _without_result(history: History, epoch: Epoch | None, shown: dict[str, Any]) -> PageData:
     """What the visits of an epoch, or the last update that was finite, say of each example."""
     record = [number for number, found in enumerate(history) if found.finite][-1]
     last, losses = history.records[record], history.loo_losses[record].numpy()

@@ -370,9 +370,17 @@ class Tracker(Resumable):
         """Why to stop, in words; None while there is no reason."""
         return self.history.standstill() if self.should_stop else None
 
-    def report(self, path: str | Path, top: int = 20) -> Path:
-        """Write one HTML page with the figures, the history and the top examples."""
-        from engram.report.pages import training_page
+    def report(self, path: str | Path, top: int = 20, **shown: Any) -> Path:
+        """Write one HTML page: the training, and the examples as the last update sees them.
 
-        details = None if self._latest is None else self._latest.to_frame()
-        return training_page(self.history, details, self.held_out, top, path_of("file", path))
+        Args:
+            path: of the file.
+            top: rows of its table of examples.
+            shown: ``ids``, ``classes``, ``images``, ``texts`` and ``rows`` of the examples, as in
+                :meth:`engram.Result.report`.
+        """
+        from engram.report.html import write_page
+        from engram.report.training_page import training_data
+
+        data = training_data(self.history, self._latest, self.held_out, **shown)
+        return write_page(data, path_of("file", path), whole("top", top, remedy="use top=20"))
