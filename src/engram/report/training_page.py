@@ -13,7 +13,7 @@ from engram.report.page import Alert, Curves, Examples, Headline, Making, PageDa
 from engram.report.result_page import EXPLANATIONS, loss_interval, result_data
 from engram.sensitivity.result import Result
 from engram.tracking.held_out import HeldOut
-from engram.tracking.history import QUANTILES, History
+from engram.tracking.history import QUANTILES, History, Record
 from engram.tracking.streaming import Epoch
 
 SUSPECT = "suspect"
@@ -129,14 +129,22 @@ def _headline(history: History, of_examples: Headline) -> Headline:
     return replace(
         of_examples,
         title="A training and its memory",
-        sentence=(
-            f"Unseen data would have been predicted best at step {best.step}, with a loss near "
-            f"{best.estimate:.4f}; after {len(history)} updates the estimate is "
-            f"{last.estimate:.4f}."
-        ),
+        sentence=_sentence(history, best, last),
         train_loss=last.train,
         loo_loss=last.estimate,
         reasons=reasons,
+    )
+
+
+def _sentence(history: History, best: Record, last: Record) -> str:
+    if best is last:
+        return (
+            f"The loss on unseen data is near {last.estimate:.4f} after {len(history)} updates, "
+            "the lowest so far."
+        )
+    return (
+        f"Unseen data would have been predicted best at step {best.step}, with a loss near "
+        f"{best.estimate:.4f}; after {len(history)} updates the estimate is {last.estimate:.4f}."
     )
 
 
