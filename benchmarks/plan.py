@@ -152,7 +152,9 @@ figures {within} are within it. Planning took {min(planning):.0f} to {max(planni
 Memory is above what the process had with model and data. Retraining leaves out {LEAVE_OUT} examples
 one by one, with an epoch each, and three times nothing. Plan and run
 are in seconds of the processor with one thread, since other work on the machine changed between
-them; `engram.plan` itself takes the time on the wall.
+them; `engram.plan` itself takes the time on the wall. ResNet-20 and the transformer are fitted with
+a given prior precision, as after so little training their weights fit none; the conditions below
+are those of the last case that was measured.
 
 {conditions(record["environment"])} Batches of {BATCH_SIZE}. Written by
 `python -m benchmarks.plan` with ENGRAM_DATA naming the folder of the data.
