@@ -134,3 +134,21 @@ def test_a_term_needs_a_step_and_closing_ends_it() -> None:
     assert repr(trace) == "InfluenceTrace(10 examples x 4 test examples, 1 terms)"
     with pytest.raises(ArgumentError, match="indices from 0 to 9"):
         InfluenceTrace.of(tracker, test, [10])
+
+
+def test_a_tracker_adds_a_term_at_every_update() -> None:
+    model, train, test = problem()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    chosen = {"trace": test, "trace_examples": [3, 1]}
+    with engram.Tracker(model, optimizer, train, prior_precision=1e-9, **chosen) as tracker:
+        assert tracker.trace is not None
+        total = torch.zeros(2, 4).double()
+        for number in range(3):
+            step(model, optimizer, train)
+            step(model, optimizer, train)
+            tracker.update(step=number)
+            own = gradients(model, (train[0][[3, 1]], train[1][[3, 1]]))
+            unit = {n: torch.ones_like(p) for n, p in model.named_parameters()}
+            scale = float(tracker.posterior().multiply(unit)["0.weight"][0, 0])
+            total += 0.2 * own @ gradients(model, test).mT / scale
+        torch.testing.assert_close(tracker.trace.values, total)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,19 @@ from engram.likelihoods import Likelihood, resolve
 from engram.posteriors.gaussian import Posterior
 from engram.problem import Opener
 from engram.sensitivity.estimators import check_estimator, default_estimator
+from engram.sensitivity.leave_one_out import sensitivities_again
 from engram.sensitivity.result import Result
+from engram.sensitivity.sampling import Sampling
 from engram.tracking.held_out import HeldOut, check_alone, check_given, check_whole
 from engram.tracking.history import BoardWriter, History, Record
 from engram.tracking.index_check import Indexed, Indices, check_length
 from engram.tracking.looked_at import LookedAt
 from engram.tracking.own_record import named_by_steps, own_record
-from engram.tracking.sampling import Sampling, sampled_sensitivities
 from engram.tracking.saving import Resumable
 from engram.tracking.source_settings import SourceSettings, check_optimizer, source_of
 from engram.tracking.sources import training_lost
 from engram.tracking.streaming import Epoch, Stream, check_streamable, ended, whole_epoch
+from engram.tracking.tracing import InfluenceTrace
 from engram.tracking.training_steps import Training, TrainingSteps
 from engram.tracking.validation import validation_loss
 from engram.training.record import recorded
@@ -70,6 +72,10 @@ class Tracker(Resumable):
             data; the history's estimate is then theirs; see :meth:`twin_step`.
         patience: updates without a better estimate before ``should_stop``.
         folder: where all scores are written; without one, in a temporary file once they are large.
+        trace: test data; ``tracker.trace`` then adds up the influence of training examples on it
+            over the steps, a term at every update, see
+            :class:`engram.tracking.tracing.InfluenceTrace`.
+        trace_examples: positions of the training examples that are traced; all if not given.
         across_ranks: whether the processes of ``torch.distributed`` train this model together, as
             DDP does; False where each has a model of its own.
 
@@ -114,6 +120,8 @@ class Tracker(Resumable):
         patience: int = 5,
         folder: str | Path | None = None,
         across_ranks: bool = True,
+        trace: Data | None = None,
+        trace_examples: Sequence[int] | Tensor | None = None,
     ) -> None:
         patience = whole("patience", patience, remedy="use 5")
         check_estimator(estimator)
@@ -159,6 +167,9 @@ class Tracker(Resumable):
         self.steps = TrainingSteps(training, reduction, named)
         self.stream = Stream(training, self.source)
         self.history = History(self.folder)
+        self.trace: InfluenceTrace | None = None
+        if trace is not None:
+            self.trace = InfluenceTrace.of(self, trace, trace_examples)
         self.listeners: list[Callable[[Record, Tensor], None]] = []
         self.last_epoch: Epoch | None = None
         self._latest: Result | Epoch | None = None
@@ -189,11 +200,12 @@ class Tracker(Resumable):
         sampling = self.sampling.drawing(samples)
         chosen["estimator"] = sampling.rule(chosen["estimator"])  # complain before the fit
         self.looked_at.check(chosen["estimator"])
+        chosen |= {"samples": sampling.samples, "expectation": sampling.expectation}
         try:
             posterior = self.posterior()
             if is_auto(chosen["estimator"]):
                 chosen["estimator"] = default_estimator(posterior)
-            result = sampled_sensitivities(self.opener, self.model, posterior, sampling, **chosen)
+            result = sensitivities_again(self.opener, self.model, posterior, **chosen)
             result = self.looked_at.placed(result)
         except (NonFiniteError, PosteriorError) as error:
             if not training_lost(error, self.model, self.optimizer):
@@ -203,6 +215,8 @@ class Tracker(Resumable):
             self._tell(self._kept(lost, nothing, nothing, nothing), nothing)
             return None
         ranks = Processes.found(bool(chosen.get("across_ranks"))).count
+        if self.trace is not None and self.trace.is_due:
+            self.trace.add(posterior)
         record = Record.of_result(number, result, self._validation_loss(), ranks)
         columns = (result.score, result.loss, result.loo_loss)
         record = self._kept(record, *(self.looked_at.column(column) for column in columns))
@@ -293,6 +307,8 @@ class Tracker(Resumable):
         A tracker is closed by itself at the end of ``with Tracker(...) as tracker:``.
         """
         self.steps.close()
+        if self.trace is not None:
+            self.trace.close()
         if self.held_out is not None:
             self.held_out.twin.close()
         self._stop_recording()
