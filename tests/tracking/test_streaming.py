@@ -203,11 +203,11 @@ class Averaging(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
-        self.scale = nn.Parameter(torch.ones(5))
+        self.shift = nn.Parameter(torch.ones(5))
         self.register_buffer("average", torch.zeros(5))
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.linear(x) * self.scale
+        hidden = self.linear(x) + self.shift
         if self.training:
             self.average.mul_(0.9).add_(0.1 * hidden.detach().mean(0))
         output: Tensor = self.head((hidden - self.average).tanh())

@@ -38,7 +38,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, data: tuple[Tensor,
 def test_tracin_is_the_case_of_the_identity() -> None:
     model, train, test = problem()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tracker = engram.Tracker(model, optimizer, train, prior_precision=1e-9)
+    tracker = engram.Tracker(model, optimizer, train, posterior="optimizer", prior_precision=1e-9)
     trace = InfluenceTrace.of(tracker, test)
     total = torch.zeros(10, 4).double()
     precision = float(
@@ -66,7 +66,7 @@ def test_the_preconditioner_and_the_rates_are_those_of_the_steps() -> None:
     optimizer = torch.optim.Adam(groups)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
     chosen = [7, 2, 3]
-    tracker = engram.Tracker(model, optimizer, train, prior_precision=1.0)
+    tracker = engram.Tracker(model, optimizer, train, posterior="optimizer", prior_precision=1.0)
     trace = InfluenceTrace.of(tracker, test, chosen)
     total, rates = torch.zeros(3, 4).double(), torch.zeros(2).double()
     sizes = [sum(p.numel() for p in model[k].parameters()) for k in (0, 2)]
@@ -94,7 +94,7 @@ def test_a_trace_follows_what_leaving_an_example_out_does() -> None:
     model, train, test = problem()
     start = {k: v.clone() for k, v in model.state_dict().items()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    tracker = engram.Tracker(model, optimizer, train, prior_precision=1e-9)
+    tracker = engram.Tracker(model, optimizer, train, posterior="optimizer", prior_precision=1e-9)
     trace = InfluenceTrace.of(tracker, test)
     for _ in range(20):
         step(model, optimizer, train)
@@ -121,7 +121,7 @@ def test_a_trace_follows_what_leaving_an_example_out_does() -> None:
 def test_a_term_needs_a_step_and_closing_ends_it() -> None:
     model, train, test = problem()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with engram.Tracker(model, optimizer, train) as tracker:
+    with engram.Tracker(model, optimizer, train, posterior="optimizer") as tracker:
         trace = InfluenceTrace.of(tracker, test)
         with pytest.raises(ArgumentError, match="a step of the optimizer since the last term"):
             trace.add()
@@ -140,7 +140,9 @@ def test_a_tracker_adds_a_term_at_every_update() -> None:
     model, train, test = problem()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     chosen = {"trace": test, "trace_examples": [3, 1]}
-    with engram.Tracker(model, optimizer, train, prior_precision=1e-9, **chosen) as tracker:
+    with engram.Tracker(
+        model, optimizer, train, posterior="optimizer", prior_precision=1e-9, **chosen
+    ) as tracker:
         assert tracker.trace is not None
         total = torch.zeros(2, 4).double()
         for number in range(3):

@@ -73,7 +73,8 @@ class Tracker(Resumable):
         patience: updates without a better estimate before ``should_stop``.
         folder: where all scores are written; without one, in a temporary file once they are large.
         trace: test data; ``tracker.trace`` then adds up the influence of training examples on it
-            over the steps, a term at every update, see
+            over the steps, a term at every update with the posterior of the update
+            (``posterior="optimizer"`` has the optimizer's own), see
             :class:`engram.tracking.tracing.InfluenceTrace`.
         trace_examples: positions of the training examples that are traced; all if not given.
         across_ranks: whether the processes of ``torch.distributed`` train this model together, as

@@ -41,7 +41,7 @@ def callback(**more):
 
 
 def test_estimates_stand_in_the_history():
-    tracking = callback()
+    tracking = callback(settings={"posterior": "optimizer"})
     fitted = net([("tracker", tracking)], max_epochs=3).fit(*arrays())
     estimates = fitted.history[:, "loo_nll"]
     tracker = dict(fitted.callbacks_)["tracker"].tracker_
