@@ -129,6 +129,9 @@ def _blocks_of(sides: Sides, places: dict[str, Tensor]) -> Iterator[LayerBlock]:
         own["bias"] = places[call.bias]
     if call.function == "linear":
         yield _linear(own, sides.inputs, sides.gradients)
+    elif call.function == "__matmul__":
+        activations = torch.stack([a.reshape(-1, a.shape[-1]) for a in sides.inputs])
+        yield LayerBlock(own["weight"], activations, _stack(sides.gradients), activation_rows=True)
     elif call.function == "embedding":
         yield _embedding(own, sides.inputs, sides.gradients)
     elif call.function in CONVOLUTIONS:

@@ -1,6 +1,7 @@
 """Every linear map, convolution and embedding that a model applies, with what went in and out.
 
-Seen at `torch.nn.functional`, where layers, attention and a user's own code all pass.
+Seen at `torch.nn.functional`, where layers, attention and a user's own code all pass; products
+`x @ W` at the tensor.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ _STRIDE = {"bias": None, "stride": 1, "padding": 0}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "linear": {"bias": None},
     "embedding": {},
+    "__matmul__": {},
     **dict.fromkeys(CONVOLUTIONS, _STRIDE | {"dilation": 1, "groups": 1}),
     **dict.fromkeys(TRANSPOSED, _STRIDE | {"output_padding": 0, "groups": 1, "dilation": 1}),
 }
@@ -54,8 +56,9 @@ def record(model: nn.Module, example: Any, names: set[str]) -> tuple[list[Call],
 def _recording(name_of: dict[int, str], calls: list[Call]) -> Iterator[None]:
     with ExitStack() as stack:
         for function in DEFAULTS:
-            recorder = _recorder(function, getattr(F, function), name_of, calls)
-            stack.enter_context(patch.object(F, function, recorder))
+            owner = Tensor if function == "__matmul__" else F
+            recorder = _recorder(function, getattr(owner, function), name_of, calls)
+            stack.enter_context(patch.object(owner, function, recorder))
         yield
 
 
@@ -64,7 +67,7 @@ def _recorder(
 ) -> Callable[..., Tensor]:
     def recorded(layer_input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         output = original(layer_input, weight, *args, **kwargs)
-        if id(weight) not in name_of:
+        if id(weight) not in name_of or isinstance(layer_input, nn.Parameter):
             return output
         settings = DEFAULTS[function] | dict(zip(DEFAULTS[function], args, strict=False)) | kwargs
         bias = name_of.get(id(settings.pop("bias", None)))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import engram
 from engram.engine import prepare
 from engram.problem import Opener, Problem, opened_problem
-from engram.sensitivity.leave_one_out import left_out
+from engram.sensitivity.leave_one_out import Asked, left_out
 from minima import to_minimum
 
 DELTA = 2.0
@@ -140,7 +140,7 @@ def test_a_model_that_runs_otherwise_is_planned_anew(plans: list[nn.Module]) -> 
     fresh = engram.sensitivities(model, data, posterior, estimator="linear", progress=False)
     plans.clear()
     with opener.session(model, progress=False) as opened:
-        again = left_out(Problem(opened, posterior), "linear")
+        again = left_out(Problem(opened, posterior), Asked("linear"))
     assert len(plans) == 1
     torch.testing.assert_close(again.deviation, fresh.deviation, rtol=1e-12, atol=0)
 

@@ -21,6 +21,8 @@ PRINTS = {"report"}
 PRINTING = ("__repr__", "__str__")
 ALLOWED = {
     "sensitivity/provenance.py: noted": "writes: a list in a record goes on",
+    "auditing/page.py: _grouping": "shows: the column's name beside its groups",
+    "auditing/page.py: _making": "shows: all settings that were given",
 }
 
 

@@ -57,7 +57,7 @@ def test_leverages_that_were_not_computed_say_nothing(good):
 def test_a_gradient_that_is_no_number_is_not_converged(good):
     lost = replace(good[2], diagnostics=replace(good[2].diagnostics, relative_gradient=NAN))
     assert lost.verdict.level == "unreliable"
-    assert lost.verdict.reasons[0].signal == "convergence"
+    assert "convergence" in [reason.signal for reason in lost.verdict.reasons]
 
 
 def test_an_assessment_of_it_is_no_better(good):

@@ -99,7 +99,7 @@ def test_ridge_without_a_group_is_good_and_prints() -> None:
     assert not removal.flagged
     assert repr(removal).splitlines()[1:] == [
         "verdict               good",
-        "                      sign right, size within 3 times, its own loss within 3 times",
+        "  sign right, size within 3 times, its own loss within 3 times",
     ]
 
 

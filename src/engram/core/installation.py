@@ -37,7 +37,7 @@ class Library:
 
     @property
     def fits(self) -> bool:
-        """Whether it is as it should be: optional ones may be missing."""
+        """Whether it is as it should be; optional ones may be missing."""
         if self.installed is None:
             return bool(self.extra)
         return SpecifierSet(self.supported).contains(self.installed, prereleases=True)

@@ -39,7 +39,8 @@ class Headline:
     Attributes:
         title: of the page.
         sentence: what was found, in one sentence.
-        train_loss, loo_loss: means over the examples.
+        train_loss: mean over the examples.
+        loo_loss: the same under leave-one-out.
         loo_interval: low and high of the leave-one-out loss.
         accuracy: under leave-one-out; of a regression R squared.
         accuracy_name: which of the two it is, or another measure.
@@ -95,7 +96,8 @@ class Effect:
         kind: ``"class"``, or the grouping it is of.
         count: its examples.
         change: of the mean loss on ``PageData.effects_on``; positive where the group helps.
-        low, high: of the change.
+        low: end of the change's interval.
+        high: the other end.
         level: how far to trust it.
     """
 
@@ -114,8 +116,10 @@ class Curves:
 
     Attributes:
         steps: of the U updates, rising.
-        train, loo: losses, [U]; ``loo`` is the estimate of the test loss.
-        loo_low, loo_high: the band of the estimate, [U].
+        train: losses, [U].
+        loo: the estimate of the test loss, [U].
+        loo_low: lower end of the estimate's band, [U].
+        loo_high: upper end, [U].
         validation: loss, [U], with its band in ``validation_low`` and ``validation_high``.
         stop: the step to stop at: the lowest estimate.
         stop_reason: why, in a sentence.
@@ -156,7 +160,8 @@ class Comparison:
 
     Attributes:
         name: of what is compared, with its unit.
-        estimated, retrained: [n].
+        estimated: [n].
+        retrained: [n].
         positions: of the examples they are of, [n]; None for groups.
         names: in place of positions, n words.
         noise: what training twice without leaving anything out differs by.

@@ -229,7 +229,7 @@ class Result:
 
     @property
     def tokens(self) -> TokenLosses:
-        """Of sequences: the losses of each token, with the sequence and without it.
+        """The losses of each token of sequences, with the sequence in the data and without it.
 
         LikelihoodError for other data.
         """

@@ -15,7 +15,14 @@ from engram.core.arguments import AUTO
 from engram.core.memory import backing_off
 from engram.core.parameters import trainable
 from engram.engine.session import Session
-from engram.errors import DataError, ModelMismatchError, NonFiniteError, PosteriorError
+from engram.errors import (
+    ArgumentError,
+    DataError,
+    ModelMismatchError,
+    NonFiniteError,
+    PosteriorError,
+    TrainingError,
+)
 from engram.optimizers.ivon import at_mean
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import fitted
@@ -270,14 +277,20 @@ class FittedAndRead(Source):
         return _fitted_now(self.opener, self.model, replace(self.fitting, training=training))
 
     def _known(self) -> Training | None:
-        """The record, or a guess where it has less than half of the steps; None without any."""
+        """The record, or a guess where it has less than half of the steps; None without any.
+
+        Nor where nothing has moved yet: a learning rate of 0, or no gradient so far.
+        """
         training = self.fitting.training
         assert training is not None
-        if training.num_steps - training.num_bad_steps > training.num_missing_steps:
-            return training
-        if not (self.is_mean and training.num_steps + training.num_missing_steps):
-            return None
-        return Training.guess(self.model, self.steps.optimizer)
+        if training.num_steps - training.num_bad_steps <= training.num_missing_steps:
+            if not (self.is_mean and training.num_steps + training.num_missing_steps):
+                return None
+            try:
+                training = Training.guess(self.model, self.steps.optimizer)
+            except (ArgumentError, TrainingError):
+                return None
+        return training if any(training.of(self.model).moved.values()) else None
 
     def begin_epoch(self) -> None:
         self.steps.begin_epoch()
