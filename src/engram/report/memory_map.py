@@ -56,7 +56,8 @@ class Axis:
     Attributes:
         column: of the examples.
         odds: whether it is a share.
-        low, high: values beyond are put here.
+        low: values below are put here.
+        high: values above are put here.
     """
 
     column: str

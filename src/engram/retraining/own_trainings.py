@@ -124,7 +124,7 @@ class Replay:
 
     @property
     def content(self) -> tuple[Any, ...]:
-        """What decides its outcome, for a fingerprint: steps, first weights and functions."""
+        """Steps, first weights and functions, which decide its outcome, for a fingerprint."""
         order = self.training.order
         parts = None if order is None else StoredOrder.of(order)
         first = [snapshot.read() for snapshot in self.training.snapshots()[:1]]

@@ -47,7 +47,7 @@ class ReplayWorker:
 
     @property
     def num_refits(self) -> int:
-        """Trainings with nothing left out: the other one is the recorded training itself."""
+        """Trainings with nothing left out; the other one is the recorded training itself."""
         return 1
 
     def say_cost(self, trainings: int, shown: bool) -> None:
