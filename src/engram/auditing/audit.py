@@ -262,7 +262,8 @@ def _findings(examples: Examples, labels: Judged, copies: int) -> Findings:
 def _notes(examples: Examples, more: tuple[str, ...]) -> tuple[str, ...]:
     skipped = examples.skipped
     names = f"{len(skipped):,} could not be read and were left out: {'; '.join(skipped[:5])}"
-    return (*((names,) if skipped else ()), *examples.notes, *more)
+    told = (*((names,) if skipped else ()), *examples.notes, *more)
+    return tuple(dict.fromkeys(told))  # a reader and a model may say the same
 
 
 def _test_losses(trained: Fit, test: tuple[Tensor, Tensor], examples: Examples) -> dict[str, float]:
