@@ -48,6 +48,7 @@ def held(model, data):
     import time
 
     while pathlib.Path("hold").exists() and len(list(pathlib.Path("kept").rglob("*.safe*"))) >= 2:
+        pathlib.Path("waiting").touch()
         time.sleep(0.02)
     fit(model, data)
 
@@ -169,7 +170,7 @@ def test_stopped_by_ctrl_c_it_goes_on(here):
     settings = os.environ | {"OMP_NUM_THREADS": "1"}
     (here / "hold").touch()
     process = subprocess.Popen(command, cwd=here, env=settings, stderr=subprocess.PIPE, text=True)
-    while len(list((here / "kept").rglob("*.safe*"))) < 2:  # a training is done
+    while not (here / "waiting").exists():  # a training is done, and the next has begun
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
