@@ -164,12 +164,24 @@ def test_a_training_that_fails_shows_its_own_traceback(here):
     assert "engram/retraining" not in found.stderr
 
 
+def _heeds_ctrl_c():
+    """Whatever started the tests: what a shell puts into the background ignores Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_stopped_by_ctrl_c_it_goes_on(here):
     arguments = ["verify", "run", *NET, "--train", "my_nets:held", "--folder", "kept", "-q"]
     command = [sys.executable, "-m", "engram", *arguments, "--sample", "5"]
     settings = os.environ | {"OMP_NUM_THREADS": "1"}
     (here / "hold").touch()
-    process = subprocess.Popen(command, cwd=here, env=settings, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        cwd=here,
+        env=settings,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_heeds_ctrl_c,
+    )
     while not (here / "waiting").exists():  # a training is done, and the next has begun
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.05)
