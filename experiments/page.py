@@ -53,12 +53,13 @@ def page(folder: Path = FOLDER, target: Path | None = None) -> Path:
     parts = [_head(found), *(_part(PANELS[name], row, folder) for name, row in found.items())]
     missing = [name for name in PANELS if name not in found]
     if missing:
+        named = ", ".join(f"`{name}`" for name in missing)
         parts.append(
-            "## Not run yet\n\nWritten and run at the smallest scale by the tests, not yet at this "
-            f"one: {', '.join(f'`{name}`' for name in missing)}.".replace("\\\n", "\n")
+            "## Not run yet\n\nWritten, and not yet run at this scale (the smallest one of most is "
+            f"run by the tests): {named}."
         )
     path = target or RESULTS / "paper.md"
-    path.write_text("\n\n".join(parts).replace("\\\n", "\n") + "\n")
+    path.write_text("\n\n".join(parts) + "\n")
     return path
 
 
