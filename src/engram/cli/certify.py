@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from engram.cli.output import Json, Quiet, console, print_json, say
-from engram.cli.runs import Run, result_in
-from engram.cli.subjects import Data, Folder, Model, Seed, Train, Weights, subject, training
-from engram.core.arguments import AUTO
+from engram.cli.runs import Run
+from engram.cli.subjects import Data, Folder, Model, Seed, Train, Weights, by_training_again
 
 Refits = Annotated[int, typer.Option(min=4, help="Trainings without an example.")]
 
@@ -34,17 +33,14 @@ def command(
     """
     from engram.evidence.certify import certify
 
-    result = result_in(run)
-    net, examples = subject(model, weights, data)
-    found = certify(
-        net,
-        examples,
-        result,
-        train=training(train, AUTO),
-        refits=refits,
+    found = by_training_again(
+        certify,
+        run,
+        (model, weights, data, train),
         folder=folder or run / "certified",
         seed=seed,
-        progress=not quiet,
+        quiet=quiet,
+        refits=refits,
     )
     saved = found.save(run / "certificate")
     if as_json:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from torch import nn
 
 from engram.auditing.own_model import load_weights, named_function
+from engram.cli.runs import result_in
+from engram.core.arguments import AUTO
 from engram.errors import ArgumentError
 from engram.retraining.recipes import NAMED
 
@@ -39,6 +42,42 @@ Folder = Annotated[
     typer.Option("--folder", help="Where finished trainings are kept, to go on with."),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Of all random numbers.")]
+Found = TypeVar("Found")
+
+
+def by_training_again(
+    function: Callable[..., Found],
+    run: Path,
+    named: tuple[str, Path | None, str, str | None],
+    *,
+    folder: Path,
+    seed: int,
+    quiet: bool,
+    **counts: int,
+) -> Found:
+    """What a function that trains again says of a run's result.
+
+    Args:
+        function: ``engram.verify`` or ``engram.certify``.
+        run: folder of the result.
+        named: model, weights, data and training, as the options have them.
+        folder: where finished trainings are kept.
+        seed, quiet: as the options have them.
+        counts: of trainings, as the function calls them.
+    """
+    model, weights, data, train = named
+    result = result_in(run)
+    net, examples = subject(model, weights, data)
+    return function(
+        net,
+        examples,
+        result,
+        train=training(train, AUTO),
+        folder=folder,
+        seed=seed,
+        progress=not quiet,
+        **counts,
+    )
 
 
 def subject(model: str, weights: Path | None, data: str) -> tuple[nn.Module, Any]:

@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from engram.cli.output import Json, Quiet, console, print_json, say
-from engram.cli.runs import Run, result_in
-from engram.cli.subjects import Data, Folder, Model, Seed, Train, Weights, subject, training
-from engram.core.arguments import AUTO
+from engram.cli.runs import Run
+from engram.cli.subjects import Data, Folder, Model, Seed, Train, Weights, by_training_again
 
 Sample = Annotated[int, typer.Option(min=2, help="Examples that are left out, one by one.")]
 
@@ -35,17 +34,14 @@ def command(
     """
     from engram.evidence.verify import verify
 
-    result = result_in(run)
-    net, examples = subject(model, weights, data)
-    found = verify(
-        net,
-        examples,
-        result,
-        train=training(train, AUTO),
-        sample=sample,
+    found = by_training_again(
+        verify,
+        run,
+        (model, weights, data, train),
         folder=folder or run / "trainings",
         seed=seed,
-        progress=not quiet,
+        quiet=quiet,
+        sample=sample,
     )
     saved = found.save(run / "verification")
     if as_json:
