@@ -198,16 +198,16 @@ def test_ivon_streams_inside_its_guard_and_validates_at_the_mean() -> None:
 
 
 class Averaging(nn.Module):
-    """A buffer that moves in every forward pass, and a bare parameter: run again."""
+    """A buffer that moves in every forward pass, and a bare parameter without a rule: run again."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
-        self.shift = nn.Parameter(torch.ones(5))
+        self.scale = nn.Parameter(torch.ones(5))
         self.register_buffer("average", torch.zeros(5))
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.linear(x) + self.shift
+        hidden = self.linear(x) / self.scale
         if self.training:
             self.average.mul_(0.9).add_(0.1 * hidden.detach().mean(0))
         output: Tensor = self.head((hidden - self.average).tanh())

@@ -6,6 +6,8 @@ counts examples. Then each operation that a parameter enters is one of:
 - ``rule``: the operation has a rule;
 - ``copies``: it has none, and is run with one copy of the parameter per example;
 - ``derived``: no data enters (a reshaped or normalised weight); its result is followed instead;
+- ``constant``: no data enters but numbers that are the same for every example (positions that are
+  looked up); the rule is for them laid out once per example;
 - ``expand``: the parameter is laid out once per example (a class token).
 
 What fits none of these makes the smallest module that owns the parameters a *unit*.
@@ -27,10 +29,11 @@ class ParameterUse:
 
     Args:
         function: the operation.
-        kind: ``rule``, ``copies``, ``derived`` or ``expand``.
+        kind: ``rule``, ``copies``, ``derived``, ``constant`` or ``expand``.
         inputs: for each tensor among its arguments, which dimension counts examples.
         output: the same for its result.
-        names: of the parameters that enter, also by way of what was derived from them.
+        names: of the parameters that enter, also by way of what was derived from them without a
+            rule.
     """
 
     function: Function
@@ -56,10 +59,11 @@ class Plan:
     def ways(self) -> dict[str, str]:
         """For each parameter that is used: rule, copies or unit."""
         ways: dict[str, str] = {}
-        rank = {"rule": 0, "expand": 0, "derived": 1, "copies": 1, "unit": 2}
+        said = {"expand": "rule", "constant": "rule", "derived": "copies"}
+        rank = {"rule": 0, "expand": 0, "constant": 0, "derived": 1, "copies": 1, "unit": 2}
         found = [(name, use.kind) for use in self.uses for name in use.names]
         found += [(name, "unit") for unit in self.units.values() for name in unit.names]
         for name, kind in found:
             if rank[kind] >= rank.get(ways.get(name, "rule"), 0):
-                ways[name] = {"expand": "rule", "derived": "copies"}.get(kind, kind)
+                ways[name] = said.get(kind, kind)
         return ways

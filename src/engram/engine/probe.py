@@ -21,7 +21,7 @@ from engram.core.data.batches import Inputs
 from engram.core.parameters import trainable
 from engram.engine.interception import Interceptor, Paths, tensors
 from engram.engine.plan import ParameterUse, Scaling
-from engram.engine.rules import bind
+from engram.engine.rules import RULES, bind
 from engram.engine.rules.base import Function
 from engram.engine.units import Unit
 
@@ -116,6 +116,7 @@ class Probe(Interceptor):
         self.alignment = Alignment(tensors(inputs), self._dimension_of)
         self.parameters = {id(p): (name,) for name, p in trainable(model).items()}
         self.followed: dict[int, tuple[str, ...]] = dict(self.parameters)
+        self.without_rule = dict(self.followed)  # what of these had no rule on the way
         self.known = _input_scaling(inputs, three)
         self.alive: list[Any] = []  # ids stay unique while their tensors live
         self.position = 0
@@ -195,12 +196,15 @@ class Probe(Interceptor):
         if kind is None:
             self.unhandled.append(seen.names)
             return
-        if kind == "derived":
+        own = [n for t in seen.leaves for n in self.without_rule.get(id(t), ())]
+        names = tuple(dict.fromkeys(own))
+        if kind in ("derived", "constant"):
             for tensor in seen.results:
                 if tensor.requires_grad:  # else no derivative goes through it
                     self.followed.setdefault(id(tensor), seen.names)
+                    self.without_rule.setdefault(id(tensor), () if kind == "constant" else names)
         output = seen.found[0] if seen.found else None
-        self.uses.append(ParameterUse(seen.function, kind, seen.inputs, output, seen.names))
+        self.uses.append(ParameterUse(seen.function, kind, seen.inputs, output, names))
 
     def _kind(self, seen: Operation) -> str | None:
         if any(scale is not None and scale[0] < 0 for scale in (*seen.inputs, *seen.found)):
@@ -209,7 +213,7 @@ class Probe(Interceptor):
             self.behind = True
             return None
         if all(scale is None for scale in seen.found):
-            return "derived"
+            return "constant" if self._is_constant(seen) else "derived"
         output = seen.found[0]
         if len(seen.results) != 1 or output is None:
             return None
@@ -220,6 +224,16 @@ class Probe(Interceptor):
             return "rule"
         batched = [scale for scale in (*seen.inputs, output) if scale is not None]
         return "copies" if all(scale[1] == 1 for scale in batched) else None
+
+    def _is_constant(self, seen: Operation) -> bool:
+        """Whether a rule is for the operation, and its input the same for every example."""
+        bound = bind(seen.function, seen.args, seen.kwargs)
+        return (
+            bound is not None
+            and RULES[seen.function].takes_leading
+            and id(bound.input) not in self.followed
+            and all(id(p) in self.parameters for p in bound.parameters.values())
+        )
 
     def _rule_holds(self, data: Tensor, roles: dict[str, Tensor], output: Scaling) -> bool:
         scale = self.known.get(id(data))

@@ -9,7 +9,7 @@ made once per example only where such a copy is asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.func import vmap
 from torch.nn import functional
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from engram.engine.interception import Interceptor, tensors
 from engram.engine.plan import ParameterUse, Plan, Scaling
 from engram.engine.pooling import average_pool
 from engram.engine.rules import RULES, bind
-from engram.engine.rules.base import Call, Function
+from engram.engine.rules.base import Bound, Call, Function, Rule
 from engram.engine.rules.copies import Copies
 from engram.engine.sites import Site
 from engram.errors import EngineError
@@ -40,6 +40,7 @@ class Derived:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     index: int
+    constant: bool = False  # whether a rule is for it, with an input that all examples share
 
     def make(self, *args: Any, **kwargs: Any) -> Tensor:
         """The tensor from other arguments."""
@@ -97,6 +98,7 @@ class Recorder(Interceptor):
             "rule": self._by_rule,
             "copies": self._by_copies,
             "derived": self._derive,
+            "constant": self._derive,
             "expand": self._expand,
         }[use.kind]
         return handler(use, function, args, kwargs)
@@ -131,28 +133,36 @@ class Recorder(Interceptor):
         result = rule.cheaper_call(bound) if differentiated else None
         if result is None:
             result = function(*args, **kwargs)
-        if not result.requires_grad:  # under the model's own no_grad: no derivative reaches it
-            return result
+        if result.requires_grad:  # else under the model's own no_grad: no derivative reaches it
+            self._add_site(rule, bound, result, use.output)
+        return result
+
+    def _add_site(self, rule: Rule, bound: Bound, result: Tensor, scale: Scaling) -> None:
         roles = {
             role: self.name_of[id(p)]
             for role, p in bound.parameters.items()
             if id(p) in self.name_of
         }
         shapes = {role: self.parameters[name].shape for role, name in roles.items()}
-        dim, multiplicity = use.output
+        dim, multiplicity = scale
         call = Call(bound.input.detach().movedim(dim, 0), shapes, bound.options, multiplicity)
         self._check_examples(call.num_examples)
-        self.sites.append(
-            Site(
-                rule,
-                call,
-                roles,
-                get_gradient_edge(result),
-                dim,
-                bound.input,
-                bound.input._version,
-            )
-        )
+        edge, version = get_gradient_edge(result), bound.input._version
+        self.sites.append(Site(rule, call, roles, edge, dim, bound.input, version))
+
+    def _laid_out(self, recipe: Derived) -> Tensor:
+        """The operation on its input once per example, [B, ...], as a site of its rule."""
+        bound = bind(recipe.function, recipe.args, recipe.kwargs)
+        assert bound is not None
+        shared = bound.input
+        laid_out = replace(bound, input=shared.expand(self.num_examples, *shared.shape))
+
+        def put(leaf: Any) -> Any:
+            return laid_out.input if leaf is shared else leaf
+
+        args, kwargs = tree_map(put, (recipe.args, recipe.kwargs))
+        result: Tensor = recipe.function(*args, **kwargs)
+        self._add_site(RULES[recipe.function], laid_out, result, (0, 1))
         return result
 
     def _without_parameters(
@@ -194,8 +204,11 @@ class Recorder(Interceptor):
             return None
         with torch.enable_grad():
             for recipe in in_order(tensor, self.derived, self.own):
-                made = self._mapped(recipe.make, recipe.args, recipe.kwargs, None, None)
-                self.own[id(recipe.result)] = made
+                self.own[id(recipe.result)] = (
+                    self._laid_out(recipe)
+                    if recipe.constant
+                    else self._mapped(recipe.make, recipe.args, recipe.kwargs, None, None)
+                )
         return self.own[id(tensor)]
 
     def _mapped(
@@ -242,7 +255,8 @@ class Recorder(Interceptor):
             # an operation that had nothing to do gives its argument back: no new tensor, no recipe
             known = id(tensor) in self.name_of or id(tensor) in self.derived
             if tensor.requires_grad and not known:
-                self.derived[id(tensor)] = Derived(tensor, function, args, kwargs, index)
+                constant = use.kind == "constant"
+                self.derived[id(tensor)] = Derived(tensor, function, args, kwargs, index, constant)
         return result
 
     def _expand(

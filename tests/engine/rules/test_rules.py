@@ -89,6 +89,8 @@ TABLE = [
     Row(torch.Tensor.__matmul__, (3, 2, 4), {"weight": (4, 2)}, names={"weight": "other"}),
     Row(torch.mul, (5, 4), {"weight": (4,)}, names=OTHER),
     Row(torch.Tensor.mul, (2, 3, 4), {"weight": (3, 4)}, names=OTHER),
+    Row(torch.add, (5, 4), {"shift": (1, 5, 4)}, names={"shift": "other"}),
+    Row(torch.Tensor.add, (2, 3, 4), {"shift": (4,)}, names={"shift": "other"}),
     Row(functional.embedding, (6,), {"weight": (5, 3)}, tokens=5),
     Row(functional.embedding, (2, 3), {"weight": (5, 3)}, {"padding_idx": -4}, tokens=5),
 ]

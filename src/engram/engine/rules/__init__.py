@@ -16,6 +16,7 @@ from engram.engine.rules import (  # noqa: F401 (imported to be registered)
     norms,
     recurrent,
     scaling,
+    shift,
     transposed_convolution,
 )
 from engram.engine.rules.base import RULES, bind, plain_form

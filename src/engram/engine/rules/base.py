@@ -87,6 +87,8 @@ class Rule(ABC):
     signatures: ClassVar[Signatures]
     # roles whose parameters have Kronecker factors in common, the weight first; none without any
     kronecker_roles: ClassVar[tuple[str, ...]] = ()
+    # whether the input may have one dimension more in front, and the output then has it too
+    takes_leading: ClassVar[bool] = False
 
     @abstractmethod
     def bind(self, arguments: Mapping[str, Any]) -> Bound | None:

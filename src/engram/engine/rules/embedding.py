@@ -33,6 +33,7 @@ class Embedding(Rule):
         )
     }
     kronecker_roles: ClassVar[tuple[str, ...]] = ("weight",)
+    takes_leading: ClassVar[bool] = True
 
     def bind(self, arguments: Mapping[str, Any]) -> Bound | None:
         if arguments.get("max_norm") is not None or arguments.get("scale_grad_by_freq"):

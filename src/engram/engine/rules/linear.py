@@ -18,6 +18,7 @@ class Linear(MatrixRule):
     """y = x W' + b, at any number of positions."""
 
     signatures: ClassVar[Signatures] = {functional.linear: ("input", "weight", "bias")}
+    takes_leading: ClassVar[bool] = True
 
     def bind(self, arguments: Mapping[str, Any]) -> Bound | None:
         weight, bias = arguments["weight"], arguments.get("bias")
