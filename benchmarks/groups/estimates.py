@@ -73,6 +73,8 @@ def _row(removal: engram.Removal) -> dict[str, Any]:
         "own": removal.group.change,
         "test": removal.evaluation.change,
         "flagged": removal.flagged,
+        "verdict": removal.verdict.level,
+        "line": removal.verdict.line,
         "rise": removal.signals.remaining_change,
         "leverage": removal.signals.leverage,
         "agreement": removal.signals.agreement,

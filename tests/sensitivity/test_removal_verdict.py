@@ -53,6 +53,18 @@ def test_levels(
     assert level(matrix, signals, stopped) == expected
 
 
+def test_a_sign_is_not_called_right_where_the_step_is_not_to_be_believed() -> None:
+    found = removal_verdict(
+        Grounds(STEPPED, StepSignals(-0.1, 1.2, 0.8), True, exact=False, held=False, finite=True)
+    )
+    assert found.level == "unreliable"
+    assert found.line.startswith("sign mostly right, size not to be used")
+    cautious = removal_verdict(
+        Grounds(STEPPED, StepSignals(-0.1, 0.2, 0.8), True, exact=False, held=False, finite=True)
+    )
+    assert (cautious.level, cautious.ranking.text) == ("caution", "sign right")
+
+
 def test_what_is_exact_is_good_and_what_was_held_is_not() -> None:
     assert level(None, None, False, exact=True) == "good"
     assert level(AT_MINIMUM, StepSignals(0.0, 0.1, 1.0, 0.0), False, held=True) == "unreliable"

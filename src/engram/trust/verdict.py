@@ -17,6 +17,7 @@ from engram.trust.aspects import (
     CAUTION,
     EXAMPLES,
     GOOD,
+    GROUP,
     LEVELS,
     MEAN,
     RANKING,
@@ -180,8 +181,12 @@ class Verdict:
 
     def _aspect(self, name: str) -> Aspect:
         about = (LEVELS.index(reason.level) for reason in self.reasons if name in reason.about)
-        level, value = LEVELS[max(about, default=GOOD)], getattr(self.expected, name)
-        return Aspect(name, level, value, self.subject)
+        worst = max(about, default=GOOD)
+        if (
+            self.subject == GROUP
+        ):  # one step gives its sign and its size: what spoils one doubts all
+            worst = max(worst, LEVELS.index(self.level) - 1)
+        return Aspect(name, LEVELS[worst], getattr(self.expected, name), self.subject)
 
     @property
     def line(self) -> str:
