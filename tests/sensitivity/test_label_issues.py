@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import engram
+from engram.errors import DataError
 from engram.sensitivity.label_issues import suspicion
 from engram.sensitivity.result import Result
 
@@ -82,8 +83,8 @@ def test_without_visits_it_is_the_leave_one_out_loss() -> None:
 
 
 def test_visits_of_other_data_are_not_taken_for_these() -> None:
-    result, _ = asked(named=60)
-    assert bool(result.prequential.isnan().all())
+    with pytest.raises(DataError, match="60 examples; got 80"):
+        asked(named=60)
 
 
 def test_it_is_saved_with_the_result(tmp_path: Path) -> None:

@@ -189,6 +189,7 @@ def test_some_examples_stand_for_all() -> None:
     model = net()
     optimizer = OPTIMIZERS["AdamW"](model.parameters())
     tracker = engram.Tracker(model, optimizer, data(), examples=25)
+    unnamed = engram.record(optimizer)  # which any data can go with
     train(model, optimizer, 8)
     found = tracker.update()
     assert found is not None
@@ -203,7 +204,7 @@ def test_some_examples_stand_for_all() -> None:
         (x[chosen], y[chosen]),
         structure="kronecker",
         curvature="fisher",
-        training=tracker.training,
+        training=unnamed,
         progress=False,
     )
     # 60/25 (S + n/C) of the 25, in every direction

@@ -530,3 +530,25 @@ def test_a_record_goes_with_its_optimizer() -> None:
     del optimizer, model
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("named", ["loader", "notes"])
+@pytest.mark.parametrize("count", [1, NUM_DATA - 1, 2 * NUM_DATA])
+def test_data_of_another_number_of_examples_are_not_those_of_the_record(named, count):
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(INPUTS, LABELS), 9)
+    kind = {"loader": loader} if named == "loader" else {"replay": True}
+    training = engram.record(optimizer, model, **kind)
+    for rows, (x, y) in zip(torch.arange(NUM_DATA).split(9), loader, strict=True):
+        training.note(rows)
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    training.stop()
+    assert training.num_named == NUM_DATA
+    engram.laplace(model, (INPUTS, LABELS), training=training, progress=False)
+    others = torch.arange(count) % NUM_DATA
+    words = f"the data of the recorded training, 45 examples; got {count}"
+    with pytest.raises(DataError, match=words):
+        engram.laplace(model, (INPUTS[others], LABELS[others]), training=training, progress=False)

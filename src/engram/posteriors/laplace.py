@@ -30,7 +30,7 @@ from engram.posteriors.curved import check_curved
 from engram.posteriors.fitting_prior import fitting_prior
 from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.low_rank_fit import LEADING, MOST_OWN, fit_low_rank
-from engram.posteriors.stopped import Stopped
+from engram.posteriors.stopped import Stopped, check_training
 from engram.posteriors.structures import (
     STRUCTURES,
     Fit,
@@ -126,6 +126,7 @@ def laplace(
     tolerance = chosen_tolerance(tolerance, model)
     with session(model, data, likelihood, batch_size, progress) as opened:
         if training is not None:
+            check_training(training).check_data(opened.batches.num_data)
             stopped = Stopped.of(training, model, opened.batches.num_data, given)
             return fitted(opened, structure, stopped.base, curvature, tolerance, seed, stopped)
         if given is not None:

@@ -111,15 +111,20 @@ class Stopped:
         return sum((sizes[n] / total * value for n, value in values.items()), torch.zeros(()))
 
 
-def _record(training: Training, model: nn.Module) -> NamedTraining:
-    """The record by the names of a model's parameters; errors for what cannot be one."""
+def check_training(training: Training) -> Training:
+    """ArgumentError unless it is a record."""
     if not isinstance(training, Training):
         raise ArgumentError(
             "training= as engram.record(optimizer) gave it",
             shown(training),
             "call training = engram.record(optimizer) before the training loop",
         )
-    record = training.of(model)
+    return training
+
+
+def _record(training: Training, model: nn.Module) -> NamedTraining:
+    """The record by the names of a model's parameters; errors for what cannot be one."""
+    record = check_training(training).of(model)
     if not any(record.moved.values()):
         raise TrainingError(
             "a training that moves some parameters of the model",

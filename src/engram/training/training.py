@@ -16,7 +16,7 @@ from engram.core.parameters import check_module, trainable, uncompiled
 from engram.core.storage.files import remove_stale
 from engram.core.storage.kinds import AGAIN, Kind, stored
 from engram.core.storage.values import as_read, init_fields
-from engram.errors import ModelMismatchError, NonFiniteError, StorageError, TrainingError
+from engram.errors import DataError, ModelMismatchError, NonFiniteError, StorageError, TrainingError
 from engram.likelihoods import Categorical
 from engram.training.checkpoints import NAMES, Grid, Snapshot, taken, totals
 from engram.training.clock import ParameterClock
@@ -25,6 +25,9 @@ from engram.training.order import Order, StoredOrder
 from engram.training.saving import StoredSnapshot, StoredTraining, read
 from engram.training.segments import Like, NamedTraining, matched, moved, reached, shapes_of
 from engram.training.visits import Indices, Visits, positions
+
+# Of the highest named example: draws with replacement, or a short training, miss only the last few
+UNSEEN = 1.25
 
 
 class Source(Protocol):
@@ -174,6 +177,32 @@ class Training:
     def visits(self) -> Visits | None:
         """What the steps said about the examples that they named; None where they named none."""
         return None if self.seen.is_empty else self.seen
+
+    @property
+    def num_named(self) -> int:
+        """Examples that there are, as far as loader, visits or notes have named them; 0 if not."""
+        noted = () if self.order is None else self.order.parts
+        largest = max(
+            (int(part.indices.max()) + 1 for part in noted if len(part.indices)), default=0
+        )
+        return max(largest, self.seen.num_data)
+
+    def check_data(self, num_data: int) -> None:
+        """DataError for data that cannot be what was trained on.
+
+        A record that named no examples knows nothing of them, and all data will do.
+
+        Args:
+            num_data: examples of the data.
+        """
+        named = self.num_named
+        if named and not named <= num_data <= UNSEEN * named:
+            raise DataError(
+                f"the data of the recorded training, {named:,} examples",
+                f"{num_data:,}",
+                "pass the data that the model was trained on, all of it: an example is judged "
+                "beside the others, and engram.remove takes indices=",
+            )
 
     def visit(self, indices: Indices, outputs: Any, targets: Tensor | None = None) -> None:
         """Name the examples of a forward pass of the training, before its step is taken.
