@@ -161,7 +161,7 @@ def test_a_wrapped_optimizer_is_read_through() -> None:
     assert wrapped.log_det() == plain.log_det()
 
 
-class Lion(torch.optim.Optimizer):
+class Unheard(torch.optim.Optimizer):
     """Of a kind that engram does not know."""
 
     def __init__(self, parameters: Any) -> None:
@@ -175,7 +175,7 @@ class Lion(torch.optim.Optimizer):
 
 def test_an_unknown_optimizer_can_be_taught() -> None:
     model = line(2)
-    optimizer = Lion(model.parameters())
+    optimizer = Unheard(model.parameters())
     model(torch.ones(1, 2).double()).sum().backward()
     optimizer.step()
     with pytest.raises(PosteriorError, match=r"Adam.*IVON.*VON.*optimizer_state\.register"):
@@ -184,11 +184,11 @@ def test_an_unknown_optimizer_can_be_taught() -> None:
     def adapter(reading: Reading) -> Tensor:
         return reading.scaled(reading.state["v"].sqrt())
 
-    register("Lion", adapter)
+    register("Unheard", adapter)
     try:
         posterior = engram.posterior_of(optimizer, model, num_data=10)
     finally:
-        del OPTIMIZERS["Lion"]
+        del OPTIMIZERS["Unheard"]
     torch.testing.assert_close(diagonal(posterior)["weight"], torch.full((1, 2), 11.0).double())
 
 

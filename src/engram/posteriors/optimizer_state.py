@@ -12,6 +12,14 @@ Adamax                      ``exp_inf``                              N u + delta
 Adagrad                     ``sum``                                  N sqrt(sum / t) + delta
 DiagonalOnlineNewton,       ``precision``                            s
 DiagonalVON
+Adafactor                   row and column means of squares          N sqrt(r c' / mean r) + delta
+Adam8bit, AdamW8bit, ...    ``state2``, unpacked                     as Adam
+AdamWScheduleFree, RAdam... ``exp_avg_sq``, at the average weights   as Adam
+SGDScheduleFree             none, at the average weights             identity
+Lion                        ``exp_avg``, as noise of c               N sd(c) sqrt(pi / 2) + delta
+Muon                        ``momentum_buffer`` M = U s V'           U (N s / step(s) + delta) U'
+SOAP                        ``exp_avg_sq`` in its basis ``Q``        Q (N sqrt(v_hat) + delta) Q'
+Shampoo                     ``pre_cond`` of every axis               N (L (x) R / t^2)^1/4 + delta
 ==========================  =======================================  ==========================
 
 A root is taken to be no smaller than the optimizer's own ``eps``, which bounds its steps as well:
@@ -38,9 +46,14 @@ from engram.errors import PosteriorError
 from engram.linalg.block import Block
 from engram.linalg.dense import DenseBlock
 from engram.linalg.diagonal import DiagonalBlock
+from engram.linalg.kronecker import KroneckerBlock
 from engram.optimizers.ivon import check_restored
 from engram.optimizers.structures import SHARED
-from engram.training.metrics import root_of_average, root_of_rmsprop
+from engram.training.factored_squares import root_of_factors
+from engram.training.kronecker_roots import EigenRoot, root_of_shampoo, root_of_soap
+from engram.training.metrics import BITSANDBYTES
+from engram.training.normalised_steps import noise_of_lion, root_of_muon
+from engram.training.step_rules import root_of_average, root_of_rmsprop
 
 
 @dataclass(frozen=True)
@@ -65,7 +78,8 @@ class Reading:
         return root.clamp(min=share * float(self.group.get("eps", 0.0)))
 
 
-Adapter = Callable[[Reading], Tensor]
+# The precision of a parameter's entries; or a root in an eigenbasis, which is scaled there
+Adapter = Callable[[Reading], Tensor | EigenRoot]
 
 
 def identity(reading: Reading) -> Tensor:
@@ -99,6 +113,54 @@ def _adagrad(reading: Reading) -> Tensor:
 
 def _own(reading: Reading) -> Tensor:
     return reading.state["precision"]
+
+
+def _adafactor(reading: Reading) -> Tensor:
+    return reading.scaled(root_of_factors(reading.group, reading.state))
+
+
+def _averaged(reading: Reading) -> None:
+    """PosteriorError unless the weights are the average that schedule-free evaluates."""
+    if reading.group["train_mode"]:
+        raise PosteriorError(
+            "a schedule-free optimizer in eval mode, with the average x in the model",
+            "one in train mode, with the y at which gradients are taken",
+            "call optimizer.eval() before, and optimizer.train() to go on",
+        )
+
+
+def _averaged_adam(reading: Reading) -> Tensor:
+    _averaged(reading)
+    root = root_of_average(reading.group, reading.state, float(reading.group["k"]))
+    return reading.scaled(reading.floored(root))
+
+
+def _averaged_identity(reading: Reading) -> Tensor:
+    _averaged(reading)
+    return identity(reading)
+
+
+def _lion(reading: Reading) -> Tensor:
+    noise = noise_of_lion(reading.group, reading.state["exp_avg"])
+    return reading.scaled(noise * math.sqrt(math.pi / 2))
+
+
+def _muon(reading: Reading) -> EigenRoot:
+    left, right, root = root_of_muon(reading.state["momentum_buffer"], reading.group)
+    rows, columns = reading.parameter.shape
+    if rows <= columns:
+        return EigenRoot(root[:, None].expand(rows, columns), left, None)
+    return EigenRoot(root.expand(rows, columns), None, right)
+
+
+def _soap(reading: Reading) -> EigenRoot:
+    found = root_of_soap(reading.group, reading.state, reading.parameter.shape)
+    return EigenRoot(reading.floored(found.values), found.rows, found.columns)
+
+
+def _shampoo(reading: Reading) -> EigenRoot:
+    steps = float(reading.group["step"])
+    return root_of_shampoo(reading.state, reading.parameter.shape, steps)
 
 
 @dataclass(frozen=True)
@@ -166,11 +228,27 @@ def _entries(source: Source, adapter: Adapter) -> Iterator[Block]:
                 continue
             given = (group, state, source.scale, source.prior[name], source.as_kept)
             reading = Reading(parameter.detach(), *given)
-            precision = _read(reading, adapter, source.optimizer).detach()
-            yield DiagonalBlock.of(name, precision, source.tolerance)
+            found = _read(reading, adapter, source.optimizer)
+            if isinstance(found, EigenRoot):
+                yield _turned(name, reading, found, source.tolerance)
+            else:
+                yield DiagonalBlock.of(name, found.detach(), source.tolerance)
 
 
-def _read(reading: Reading, adapter: Adapter, optimizer: Optimizer) -> Tensor:
+def _turned(name: str, reading: Reading, root: EigenRoot, tolerance: float) -> Block:
+    """N root + delta in the root's eigenbasis."""
+    shape, dtype = reading.parameter.shape, reading.parameter.dtype
+    layout = Layout((name,), (shape,))
+    precision = reading.scaled(root.values).to(dtype)
+    if root.rows is None and root.columns is None:
+        return DiagonalBlock.of(name, precision.reshape(shape), tolerance)
+    if root.rows is not None and len(shape) == 1:
+        return DenseBlock.factorise(layout, root.rows * precision[:, 0] @ root.rows.mT)
+    rows, columns = (None if q is None else q.to(dtype)[None] for q in (root.rows, root.columns))
+    return KroneckerBlock(layout, precision[None].contiguous(), rows, columns)
+
+
+def _read(reading: Reading, adapter: Adapter, optimizer: Optimizer) -> Tensor | EigenRoot:
     try:
         return adapter(reading)
     except KeyError as missing:
@@ -222,7 +300,7 @@ class Kind:
     """How one kind of optimizer is read.
 
     Args:
-        entries: the precision of each parameter's entries; None where the state is no state of
+        entries: the precision of each parameter by itself; None where the state is no state of
             single parameters.
         blocks: all blocks, where ``entries`` is None.
         squares: whether the state is an average of squared gradients of batches.
@@ -239,7 +317,7 @@ class Kind:
     @property
     def is_identity(self) -> bool:
         """Whether the precision is the identity, of which a prior is no part."""
-        return self.entries is identity
+        return self.entries in (identity, _averaged_identity)
 
     def read(self, source: Source) -> Iterator[Block]:
         """The blocks of the precision."""
@@ -265,6 +343,15 @@ OPTIMIZERS: dict[str, Kind] = {
     "Newton": Kind(blocks=_dense),
     "OnlineNewton": Kind(blocks=_dense),
     "VON": Kind(blocks=_dense),
+    "Adafactor": Kind(_adafactor, squares=True, decoupled=True),
+    "Lion": Kind(_lion, decoupled=True),
+    "Muon": Kind(_muon, decoupled=True),
+    "SOAP": Kind(_soap, squares=True, decoupled=True),
+    "Shampoo": Kind(_shampoo, squares=True),
+    "AdamWScheduleFree": Kind(_averaged_adam, squares=True, decoupled=True),
+    "RAdamScheduleFree": Kind(_averaged_adam, squares=True, decoupled=True),
+    "SGDScheduleFree": Kind(_averaged_identity),
+    **dict.fromkeys(BITSANDBYTES, Kind(_adam, squares=True, decoupled=True)),
 }
 
 
@@ -275,7 +362,9 @@ def register(
 
     Args:
         name: of the class; subclasses are read in the same way.
-        adapter: from a :class:`Reading` of one parameter to the precision of each of its entries.
+        adapter: from a :class:`Reading` of one parameter to the precision of each of its entries,
+            or to an :class:`engram.training.kronecker_roots.EigenRoot`, which is scaled in its
+            eigenbasis.
         squares: whether its state is an average of squared gradients of batches, as Adam's, so
             that ``second_moment="example"`` means something.
         decoupled: whether its weight decay shrinks the weights by themselves, as AdamW's.

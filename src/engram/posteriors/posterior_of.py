@@ -31,6 +31,7 @@ from engram.posteriors.gaussian import SAME_PRIOR, Posterior, check_prior_precis
 from engram.posteriors.optimizer_state import Source, blocks_of, kind_of
 from engram.posteriors.tolerance import chosen_tolerance
 from engram.training.metrics import takes_mean_loss, unwrapped
+from engram.training.step_rules import weight_decay_of
 
 SECOND_MOMENTS = ("batch", "example", "paper")  # readings of an average of squared gradients
 
@@ -327,10 +328,11 @@ def _of_group(
 ) -> tuple[float, str]:
     if "prior_precision" in group:
         return float(group["prior_precision"]), "optimizer"
-    decay = float(group.get("weight_decay", 0.0))
+    decay = weight_decay_of(optimizer, group)
     if "ess" in group:
         return float(group["ess"]) * decay, "ess times weight decay"
-    if kind_of(optimizer).decoupled or group.get("decoupled_weight_decay"):
+    own = group.get("decoupled_weight_decay") or group.get("weight_decouple")
+    if kind_of(optimizer).decoupled or own:
         return num_data * decay, "decoupled weight decay"
     return scale * decay, "weight decay"
 

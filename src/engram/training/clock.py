@@ -27,7 +27,8 @@ from torch.optim import Optimizer
 
 from engram.errors import TrainingError
 from engram.training.checkpoints import DECAY, RATIO, SHRUNK, TIME
-from engram.training.metrics import Metric, Step, no_root, steps_taken
+from engram.training.metrics import Metric, steps_taken
+from engram.training.step_rules import Step, no_root
 
 # How long a root may be taken as constant. They trade cost for accuracy: read so, the time of a
 # small net's entries under Adam is within 0.8 % (99 of 100) of that read at every step, and their
@@ -53,7 +54,8 @@ class ParameterClock:
         shape: of the parameter.
         steps: that it has taken, those before recording began included.
         memory: total weight of gradients in the momentum.
-        decay_memory: the same for weight decay, which is not clipped.
+        decay_memory: the same for weight decay, which is not clipped; of weights that are averaged,
+            all that the stepped ones have shrunk by.
         pending: learning rates times weights that have not been divided by a root yet.
         pending_decay: the same for weight decay.
         latest: learning rate times weight of the last step, and the same for weight decay.
@@ -85,12 +87,15 @@ class ParameterClock:
 
     def advance(self, step: Step, metric: Metric, share: float, scale: float) -> Advance:
         """What a step does to this clock, and to others that stand as it does."""
-        rate, coupled, shrunk = float(step.group["lr"]), 0.0, 0.0
+        rate, coupled, shrunk = metric.rate(step), 0.0, 0.0
         memory, weight = metric.weight(step, self.memory, share * scale)
         decay_memory = self.decay_memory
-        decay, decoupled = metric.decay(step.group)
-        if decoupled:
-            shrunk = rate * decay
+        decay, decoupled = metric.decay(step)
+        if decoupled and metric.averages:  # of the average, in which the newest weights are a part
+            decay_memory += metric.shrink(step)
+            shrunk = rate * (decay_memory - self.shrunk)
+        elif decoupled and decay:
+            shrunk = metric.shrink(step)
         elif decay:
             decay_memory, plain = metric.weight(step, decay_memory, 1.0)
             coupled = rate * decay * plain
@@ -116,16 +121,22 @@ class ParameterClock:
         """Whether something waits to be divided."""
         return bool(self.waiting or self.pending or self.pending_decay)
 
-    def divide(self, root: Tensor | float, momentum: float = 0.0) -> Tensor | float:
+    def divide(
+        self, root: Tensor | float, momentum: float = 0.0, kept: float = 1.0
+    ) -> Tensor | float:
         """Divide what is pending by the root and add it; the inverse root, for :meth:`foresee`.
 
         Args:
             root: as it is now.
             momentum: of divided gradients.
+            kept: share of the weights so far in those that are used, where they are averaged.
         """
         inverse = root.reciprocal_() if isinstance(root, Tensor) else 1 / root
         if momentum:
             self.carry = inverse = momentum * self.carry + inverse
+        if kept != 1:
+            self.time = kept * self.time
+            self.decay = None if self.decay is None else kept * self.decay
         self._add(inverse, self.pending, self.pending_decay)
         self.pending = self.pending_decay = 0.0
         self.waiting = 0
@@ -240,7 +251,8 @@ class Clock:
     def _started(self, parameter: Tensor, group: Mapping[str, Any]) -> ParameterClock:
         """A clock at the steps that the parameter has taken already, with their momentum."""
         state = self.optimizer.state.get(parameter, {})
-        buffered = state.get("momentum_buffer") is not None
+        momentum = state.get("momentum_buffer", state.get("exp_avg"))
+        buffered = momentum is not None and "step" not in state
         taken = steps_taken(self.optimizer, parameter) or (LONG if buffered else 0)
         clock = ParameterClock(tuple(parameter.shape), taken)
         for number in range(max(1, taken - LONG + 1), taken + 1):
@@ -262,7 +274,8 @@ class Clock:
         for parameter, group, clock in self._moved():
             clock.steps += 1
             if not bad:
-                where = (id(group), clock.steps, clock.memory, clock.decay_memory)
+                of_whom = parameter if self.metric.one_by_one else group
+                where = (id(of_whom), clock.steps, clock.memory, clock.decay_memory)
                 if where not in alike:
                     step = self._step(parameter, group, clock)
                     alike[where] = clock.advance(step, self.metric, share, self.scale)
@@ -287,8 +300,7 @@ class Clock:
             for parameter, group, clock in self.each():
                 inverse: Tensor | float = 0.0
                 if clock.is_behind:
-                    root = self.root(self._step(parameter, group, clock))
-                    inverse = clock.divide(root, self.metric.carried(group))
+                    inverse = self._divided(self._step(parameter, group, clock), clock)
                 if keep is not None:
                     keep(self._places[id(parameter)], clock)
                 if isinstance(inverse, Tensor):
@@ -300,10 +312,14 @@ class Clock:
         with torch.no_grad():
             for parameter, group, clock in self.each():
                 if clock.is_behind:
-                    root = self.root(self._step(parameter, group, clock))
                     place = self._places[id(parameter)]
-                    found[place].divide(root, self.metric.carried(group))
+                    self._divided(self._step(parameter, group, clock), found[place])
         return found
+
+    def _divided(self, step: Step, clock: ParameterClock) -> Tensor | float:
+        """Divide what is pending in a clock by the root as it is now; the inverse root."""
+        kept = 1 - self.metric.rate(step) if self.metric.averages else 1.0
+        return clock.divide(self.root(step), self.metric.carried(step.group), kept)
 
     def _next_window(self) -> int:
         """Steps for which the roots may be taken as constant: a power of two.

@@ -25,7 +25,8 @@ from engram.core.dtypes import wide
 from engram.core.parameters import check_module, trainable
 from engram.errors import ArgumentError, ModelMismatchError
 from engram.training.clock import LONG, Clock, ParameterClock
-from engram.training.metrics import Step, metric_of, steps_taken, unwrapped
+from engram.training.metrics import metric_of, steps_taken, unwrapped
+from engram.training.step_rules import Step
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ def _rate(group: Mapping[str, Any], given: float | None) -> float:
     """The mean of the first and the last: what a linear and a cosine schedule have on average."""
     if given is not None:
         return positive("learning_rate", given)
+    if group["lr"] is None:
+        return 1.0  # transformers' Adafactor has a schedule of its own, and does not ask
     last = float(group["lr"])
     rate = (float(group.get("initial_lr", last)) + last) / 2
     return positive("learning rate in the optimizer", rate, "pass learning_rate=, its mean")
@@ -112,8 +115,9 @@ def _spend(
     with torch.no_grad():
         root = clock.root(step)
         hand.largest_gradient = _size(root, float(group.get("eps", 0.0)))
-        settled = (1 - clock.metric.carried(group)) / clock.metric.course(group, steps)
-        hand.divide(root * settled if isinstance(root, Tensor) else root)
+        settled = clock.metric.settled(group, steps)
+        scaled = isinstance(root, Tensor) or clock.metric.averages
+        hand.divide(root * settled if scaled else root)
 
 
 def _size(root: Tensor | float, eps: float) -> float:

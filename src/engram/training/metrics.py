@@ -24,202 +24,82 @@ DiagonalOnlineNewton,     1                                            s / N
 DiagonalVON
 Newton, OnlineNewton,     1                                            1 / (N diag(S^-1))
 VON
+Adafactor                 at most 1 / (lr sqrt(t)), times the          sqrt(v) of rows and
+                          parameter's size                             columns, and its clipping
+SOAP                      1 (m is bias-corrected)                      1 / diag(P^-1), P from its
+                                                                       eigenbasis
+Shampoo                   1                                            the same, P from its sums
+Lion                      that of gradients in the momentum c          E[c^2] / E[|c|]
+Muon                      the same                                     1 / diag(P^-1) of (c c')^1/2
+AdamWScheduleFree,        the share of the newest weights in the       P / lr, summed up, and the
+SGD..., RAdam...          average                                      sum averaged
+Adam8bit, AdamW8bit and   as Adam                                      as Adam, unpacked
+others of bitsandbytes
 ========================  ===========================================  ==========================
 
-The last ones step along all axes at once; the diagonal is what a time per entry can say of it.
+Newton's kin and SOAP step along all axes at once; the diagonal is what a time per entry can say.
 Where a gradient was clipped to a share of itself, that share stands in place of 1 in b.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor
-from torch.nn.functional import threshold
 from torch.optim import Optimizer
 
 from engram.errors import TrainingError
 from engram.optimizers.structures import SHARED
-
-RECTIFIED_FROM = 5.0  # length of its average from which RAdam divides by the root, as in torch
-_inverses: WeakKeyDictionary[Optimizer, tuple[Tensor, Tensor]] = WeakKeyDictionary()
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step of one parameter, as settings and state are right after it.
-
-    Args:
-        optimizer: that took it.
-        parameter: that was moved.
-        group: its settings.
-        state: of the parameter.
-        number: t, the steps of this parameter so far, this one included.
-    """
-
-    optimizer: Optimizer
-    parameter: Tensor
-    group: Mapping[str, Any]
-    state: Mapping[str, Any]
-    number: int
-
-
-# (step, weight in the momentum before, share of the gradient that was left by clipping) ->
-# (weight in the momentum now, weight of gradients in this step)
-Weight = Callable[[Step, float, float], tuple[float, float]]
-Root = Callable[[Step], Tensor | float]
-Forgetting = Callable[[Mapping[str, Any]], float]
-
-
-def plain_weight(step: Step, memory: float, share: float) -> tuple[float, float]:
-    """The gradient itself: no momentum."""
-    return memory, share
-
-
-def sgd_weight(step: Step, memory: float, share: float) -> tuple[float, float]:
-    """b <- mu b + (1 - dampening), at the first step 1; Nesterov's step has 1 + mu b."""
-    momentum = float(step.group.get("momentum", 0.0))
-    if not momentum:
-        return memory, share
-    fresh = share if step.number == 1 else (1 - float(step.group["dampening"])) * share
-    memory = momentum * memory + fresh
-    return memory, share + momentum * memory if step.group["nesterov"] else memory
-
-
-def averaged_weight(step: Step, memory: float, share: float) -> tuple[float, float]:
-    """m <- beta1 m + (1 - beta1) g, divided by 1 - beta1^t: 1, unless gradients were clipped."""
-    beta = float(step.group["betas"][0])
-    memory = beta * memory + (1 - beta) * share
-    return memory, memory / (1 - beta**step.number)
-
-
-def no_root(step: Step) -> float:
-    """1: the gradient is divided by nothing."""
-    return 1.0
-
-
-def root_of_average(group: Mapping[str, Any], state: Mapping[str, Any], steps: float) -> Tensor:
-    """sqrt(v / (1 - beta2^t)) of Adam and its kin; AMSGrad's v is the largest so far."""
-    square: Tensor = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
-    return square.sqrt().div_((1 - float(group["betas"][1]) ** steps) ** 0.5)
-
-
-def with_eps(root: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """The root plus eps; infinite where it is 0, since no gradient has reached such an entry.
-
-    Its steps moved nothing, and the first gradient that arrives finds another root. Taken by its
-    eps, the training time of pixels that few of 400 images have was 50,000 times that of others.
-    Without an eps the optimizer itself has made NaN of it.
-    """
-    eps = float(group["eps"])
-    return (
-        threshold(root, 0.0, math.inf, inplace=True).add_(eps) if eps else root
-    )  # one pass over the root
-
-
-def adam_root(step: Step) -> Tensor:
-    """sqrt(v_hat) + eps."""
-    return with_eps(root_of_average(step.group, step.state, step.number), step.group)
-
-
-def nadam_weight(step: Step, memory: float, share: float) -> tuple[float, float]:
-    """(1 - mu_t) / (1 - mu_1...mu_t) of the gradient, and the next mu over its product of m."""
-    beta, speed = float(step.group["betas"][0]), float(step.group["momentum_decay"])
-    now, later = (beta * (1 - 0.5 * 0.96 ** (t * speed)) for t in (step.number, step.number + 1))
-    product = float(step.state["mu_product"])
-    memory = beta * memory + (1 - beta) * share
-    fresh = (1 - now) / (1 - product) * share
-    return memory, fresh + later / (1 - product * later) * memory
-
-
-def radam_root(step: Step) -> Tensor | float:
-    """sqrt(v_hat) + eps over the rectification; 1 as long as v says too little."""
-    beta, number = float(step.group["betas"][1]), step.number
-    correction = 1 - beta**number
-    longest = 2 / (1 - beta) - 1
-    length = longest - 2 * number * beta**number / correction
-    if length <= RECTIFIED_FROM:
-        return 1.0
-    above, below = (length - 4) * (length - 2) * longest, (longest - 4) * (longest - 2) * length
-    root = with_eps(step.state["exp_avg_sq"].sqrt(), step.group)
-    return root.div_((correction * above / below) ** 0.5)
-
-
-def adamax_root(step: Step) -> Tensor:
-    """u, the largest gradient so far, slowly forgotten."""
-    return step.state["exp_inf"].clone()
-
-
-def root_of_rmsprop(group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor:
-    """sqrt(s), or that of the variance where it is centered."""
-    square: Tensor = state["square_avg"]
-    if group.get("centered"):
-        square = (square - state["grad_avg"] ** 2).clamp_(min=0)
-    return square.sqrt()
-
-
-def rmsprop_root(step: Step) -> Tensor:
-    """sqrt(s) + eps."""
-    return with_eps(root_of_rmsprop(step.group, step.state), step.group)
-
-
-def adagrad_weight(step: Step, memory: float, share: float) -> tuple[float, float]:
-    """The learning rate falls by itself: 1 / (1 + (t - 1) lr_decay)."""
-    return memory, share / (1 + (step.number - 1) * float(step.group["lr_decay"]))
-
-
-def adagrad_root(step: Step) -> Tensor:
-    """The root of the sum of squares, and eps."""
-    return with_eps(step.state["sum"].sqrt(), step.group)
-
-
-def ivon_weight(step: Step, memory: float, share: float) -> tuple[float, float]:
-    """m <- beta1 m + (1 - beta1) g, bias-corrected unless IVON is told not to."""
-    beta = float(step.group["beta1"])
-    memory = beta * memory + (1 - beta) * share
-    debiased = getattr(step.optimizer, "debias", True)
-    return memory, memory / (1 - beta**step.number) if debiased else memory
-
-
-def ivon_root(step: Step) -> Tensor:
-    """h + delta / ess, one flat h for a group; over its first value where lr is rescaled."""
-    group = step.group
-    place = next(n for n, p in enumerate(group["params"]) if p is step.parameter)
-    part = group["hess"].split([p.numel() for p in group["params"]])[place]
-    rescaled = getattr(step.optimizer, "rescale_lr", True)
-    first = group["hess_init"] + group["weight_decay"] if rescaled else 1.0
-    return (part + group["weight_decay"]).div_(first).reshape(step.parameter.shape)
-
-
-def own_diagonal_root(step: Step) -> Tensor:
-    """s / N: the step of our own optimizers is that of the sum over N examples."""
-    return step.state["precision"] / step.group["num_data"]
-
-
-def own_matrix_root(step: Step) -> Tensor:
-    """1 / (N diag(S^-1)), the parameter's part of it."""
-    shared: Mapping[str, Any] = dict(step.optimizer.state)[SHARED]  # type: ignore[index]
-    groups = step.optimizer.param_groups
-    trained = [p for group in groups for p in group["params"] if p.requires_grad]
-    place = next(n for n, p in enumerate(trained) if p is step.parameter)
-    parts = _inverse_diagonal(step.optimizer, shared["precision"]).split(
-        [p.numel() for p in trained]
-    )
-    inverse = parts[place].reshape(step.parameter.shape).to(step.parameter.dtype)
-    return (inverse * step.group["num_data"]).reciprocal_()
-
-
-def _inverse_diagonal(optimizer: Optimizer, precision: Tensor) -> Tensor:
-    """diag(S^-1), found once for all parameters of a step."""
-    if optimizer not in _inverses or _inverses[optimizer][0] is not precision:
-        factor = torch.linalg.cholesky(precision)
-        _inverses[optimizer] = (precision, torch.cholesky_inverse(factor).diagonal().clone())
-    return _inverses[optimizer][1]
+from engram.training.averaged_weights import (
+    all_of_it,
+    averaged_adam_root,
+    averaged_radam_root,
+    averaged_sgd_root,
+    averaged_shrinking,
+    newest_share,
+)
+from engram.training.factored_squares import (
+    adafactor_momentum,
+    adafactor_rate,
+    adafactor_root,
+    adafactor_shrinking,
+    adafactor_weight,
+)
+from engram.training.kronecker_roots import shampoo_root, shampoo_weight, soap_root, soap_weight
+from engram.training.normalised_steps import (
+    lion_root,
+    lion_weight,
+    muon_root,
+    muon_weight,
+    steadily,
+)
+from engram.training.step_rules import (
+    Forgetting,
+    Number,
+    Root,
+    Step,
+    Weight,
+    adagrad_root,
+    adagrad_weight,
+    adam_root,
+    adamax_root,
+    averaged_weight,
+    ivon_root,
+    ivon_weight,
+    nadam_weight,
+    no_root,
+    own_diagonal_root,
+    own_matrix_root,
+    plain_weight,
+    radam_root,
+    rate_of,
+    rmsprop_root,
+    sgd_weight,
+    shrinking,
+    weight_decay_of,
+)
 
 
 def _second_beta(group: Mapping[str, Any]) -> float:
@@ -257,6 +137,14 @@ def _all_forgotten(group: Mapping[str, Any]) -> float:
     return 1.0
 
 
+def _not_carried(group: Mapping[str, Any]) -> float:
+    return 0.0
+
+
+def _momentum(group: Mapping[str, Any]) -> float:
+    return float(group.get("momentum", 0.0))
+
+
 @dataclass(frozen=True)
 class Metric:
     """How one kind of optimizer turns gradients into steps.
@@ -267,43 +155,72 @@ class Metric:
         forgetting: the share of the root's average that a step replaces: where it is small, the
             root of a few steps is read once.
         decoupled: whether weight decay shrinks the weights by itself, as AdamW's.
-        carries: whether momentum is taken of gradients that are divided already, as RMSprop's.
+        carried: the momentum of gradients that are divided already, as RMSprop's; 0 where there is
+            none.
         course: mean of the inverse root over so many steps with gradients that are alike, relative
             to the last one: for guesses.
         has_gradients: whether it steps by the parameters' ``grad``; where not, every step moves
             all parameters, and there is nothing to clip.
+        rate: the learning rate of a step.
+        shrink: the share by which a decoupled weight decay shrinks the weights in a step.
+        one_by_one: whether parameters of one group have learning rates of their own.
+        averages: whether the weights in use are an average of those stepped, in which the newest
+            have the share ``rate``.
+        spoils_gradients: whether a step writes into the parameters' ``grad``.
     """
 
     weight: Weight = plain_weight
     root: Root = no_root
     forgetting: Forgetting = _all_forgotten
     decoupled: bool = False
-    carries: bool = False
+    carried: Forgetting = _not_carried
     course: Callable[[Mapping[str, Any], int], float] = _even
     has_gradients: bool = True
+    rate: Number = rate_of
+    shrink: Number = shrinking
+    one_by_one: bool = False
+    averages: bool = False
+    spoils_gradients: bool = False
 
-    def decay(self, group: Mapping[str, Any]) -> tuple[float, bool]:
+    def decay(self, step: Step) -> tuple[float, bool]:
         """Weight decay of the mean objective, and whether it is decoupled from the gradient."""
+        group = step.group
         if "prior_precision" in group:  # of our own optimizers: on the sum
             return float(group["prior_precision"]) / float(group["num_data"]), False
-        decoupled = self.decoupled or bool(group.get("decoupled_weight_decay"))
-        return float(group.get("weight_decay", 0.0)), decoupled
-
-    def carried(self, group: Mapping[str, Any]) -> float:
-        """The momentum of divided gradients."""
-        return float(group.get("momentum", 0.0)) if self.carries else 0.0
+        own = group.get("decoupled_weight_decay") or group.get("weight_decouple")
+        return weight_decay_of(step.optimizer, group), self.decoupled or bool(own)
 
     def forgotten(self, group: Mapping[str, Any]) -> float:
         """The share of the root that a step replaces; all where every root has its own weight."""
         return 1.0 if self.carried(group) else self.forgetting(group)
 
+    def settled(self, group: Mapping[str, Any], steps: int) -> float:
+        """What the last root is divided by to stand for so many steps: for guesses."""
+        if self.averages:
+            return 2 / steps
+        return (1 - self.carried(group)) / self.course(group, steps)
 
+
+# Adam's kin in bitsandbytes; all decay decoupled from the gradient, whatever their name
+BITSANDBYTES = tuple(
+    f"{kind}{bits}"
+    for kind in ("Adam", "AdamW", "PagedAdam", "PagedAdamW")
+    for bits in ("8bit", "32bit")
+)
 _OWN_DIAGONAL = Metric(root=own_diagonal_root, forgetting=_precision_rate, has_gradients=False)
 _OWN_MATRIX = Metric(root=own_matrix_root, forgetting=_precision_rate, has_gradients=False)
+_BITSANDBYTES = Metric(averaged_weight, adam_root, _second_beta, decoupled=True)
+_SCHEDULE_FREE: dict[str, Any] = {
+    "carried": all_of_it,
+    "rate": newest_share,
+    "shrink": averaged_shrinking,
+    "averages": True,
+    "spoils_gradients": True,
+}
 # Every optimizer that is recorded, by the name of its class; subclasses in the same way.
 METRICS: dict[str, Metric] = {
     "SGD": Metric(sgd_weight, forgetting=_nothing_forgotten),
-    "RMSprop": Metric(root=rmsprop_root, forgetting=_alpha, carries=True, course=_from_zero),
+    "RMSprop": Metric(root=rmsprop_root, forgetting=_alpha, carried=_momentum, course=_from_zero),
     "Adam": Metric(averaged_weight, adam_root, _second_beta),
     "AdamW": Metric(averaged_weight, adam_root, _second_beta, decoupled=True),
     "NAdam": Metric(nadam_weight, adam_root, _second_beta),
@@ -316,6 +233,23 @@ METRICS: dict[str, Metric] = {
     "Newton": _OWN_MATRIX,
     "OnlineNewton": _OWN_MATRIX,
     "VON": _OWN_MATRIX,
+    "Adafactor": Metric(
+        adafactor_weight,
+        adafactor_root,
+        decoupled=True,
+        carried=adafactor_momentum,
+        rate=adafactor_rate,
+        shrink=adafactor_shrinking,
+        one_by_one=True,
+    ),
+    "SOAP": Metric(soap_weight, soap_root, _second_beta, decoupled=True),
+    "Shampoo": Metric(shampoo_weight, shampoo_root, course=_growing, spoils_gradients=True),
+    "Lion": Metric(lion_weight, lion_root, steadily, decoupled=True),
+    "Muon": Metric(muon_weight, muon_root, steadily, decoupled=True),
+    "AdamWScheduleFree": Metric(root=averaged_adam_root, decoupled=True, **_SCHEDULE_FREE),
+    "RAdamScheduleFree": Metric(root=averaged_radam_root, decoupled=True, **_SCHEDULE_FREE),
+    "SGDScheduleFree": Metric(root=averaged_sgd_root, **_SCHEDULE_FREE),
+    **dict.fromkeys(BITSANDBYTES, _BITSANDBYTES),
 }
 
 
@@ -360,9 +294,12 @@ def register(
 
 
 def steps_taken(optimizer: Optimizer, parameter: Tensor) -> int:
-    """Steps that a parameter has taken, as far as the optimizer's state says; SGD's does not."""
+    """Steps that a parameter has taken, as far as the optimizer says; SGD's does not."""
     states: dict[Any, Any] = dict(optimizer.state)
     shared = states.get(SHARED, {}).get("step", getattr(optimizer, "current_step", 0))
+    for group in optimizer.param_groups:
+        if any(p is parameter for p in group["params"]):
+            shared = group.get("k", group.get("step", shared))  # of schedule-free, SOAP
     return int(states.get(parameter, {}).get("step", shared))
 
 

@@ -173,6 +173,7 @@ class Recorder:
         )
         self.training.follow(self)
         self.batches: NamedBatches | None = None
+        self._seen = 1.0  # share of the gradient that a step is about to see, where it spoils it
         self.handles = (
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
@@ -212,6 +213,8 @@ class Recorder:
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """The first weights, right before they are moved."""
         self.before_forward()
+        if self.clock.metric.spoils_gradients:
+            self._seen = self._share(self.training.num_steps + 1)
 
     def before_forward(self) -> None:
         """Keep the first weights, once."""
@@ -229,7 +232,8 @@ class Recorder:
             return  # a fused optimizer under a GradScaler has skipped the step
         training.num_steps += 1
         training.seen.advance(training.num_steps)
-        share = self._share()
+        spoilt = self.clock.metric.spoils_gradients
+        share = self._seen if spoilt else self._share(training.num_steps)
         training.num_bad_steps += math.isnan(share)
         training.sees_clipping = self.watch.sees_clipping
         is_due = training.grid.is_due(training.num_steps) and not math.isnan(share)
@@ -249,10 +253,10 @@ class Recorder:
         training.grid.add(taking.finished(self.model))
         training.seen.cut([snapshot.step for snapshot in training.grid.snapshots])
 
-    def _share(self) -> float:
+    def _share(self, number: int) -> float:
         """Of the gradient that clipping has left; NaN for a step that moves nothing by a rule."""
-        number = self.training.num_steps
-        rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        groups = self.optimizer.param_groups
+        rates = [float(group["lr"]) for group in groups if group["lr"] is not None]
         finite = all(0 <= rate < math.inf for rate in rates)
         share = self.watch.share() if self.clock.metric.has_gradients else 1.0
         if number <= ALWAYS or number % LOOK == 0:
