@@ -24,15 +24,15 @@ class Residual(nn.Module):
         return output
 
 
-class Shifted(nn.Module):
-    """A bare parameter: no rule, so that the batch is run again."""
+class Divided(nn.Module):
+    """A bare parameter that divides: no rule, so that the batch is run again."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear, self.shift = nn.Linear(4, 3), nn.Parameter(torch.ones(3))
+        self.linear, self.divisor = nn.Linear(4, 3), nn.Parameter(torch.ones(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.linear(x) + self.shift
+        output: Tensor = self.linear(x) / self.divisor
         return output
 
 
@@ -53,12 +53,12 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "relu": (lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), "tape"),
     "convolutions": (convolutions, "tape"),
     "residual": (Residual, "tape"),
-    "bare parameter": (Shifted, "again"),
+    "bare parameter": (Divided, "again"),
     "dropout": (
         lambda: nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Dropout(0.5), nn.Linear(9, 3)),
         "tape",
     ),
-    "dropout again": (lambda: nn.Sequential(Shifted(), nn.Dropout(0.5), nn.Linear(3, 3)), "again"),
+    "dropout again": (lambda: nn.Sequential(Divided(), nn.Dropout(0.5), nn.Linear(3, 3)), "again"),
 }
 
 

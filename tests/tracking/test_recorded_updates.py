@@ -189,8 +189,13 @@ def test_some_examples_stand_for_all() -> None:
     model = net()
     optimizer = OPTIMIZERS["AdamW"](model.parameters())
     tracker = engram.Tracker(model, optimizer, data(), examples=25)
-    unnamed = engram.record(optimizer)  # which any data can go with
+    torch.manual_seed(1)
     train(model, optimizer, 8)
+    twin = net()  # the same training, in a record without names, which any data can go with
+    of_twin = OPTIMIZERS["AdamW"](twin.parameters())
+    unnamed = engram.record(of_twin)
+    torch.manual_seed(1)
+    train(twin, of_twin, 8)
     found = tracker.update()
     assert found is not None
     chosen = found.indices
@@ -200,7 +205,7 @@ def test_some_examples_stand_for_all() -> None:
     assert posterior.num_data == NUM_DATA
     x, y = data()
     some = engram.laplace(
-        model,
+        twin,
         (x[chosen], y[chosen]),
         structure="kronecker",
         curvature="fisher",
