@@ -34,6 +34,7 @@ class Basis:
         not_estimated: what training does and the estimate does not, in words.
         stopped: whether the posterior has the time of a training that was stopped in it.
         along: whether the estimate goes along the checkpoints of that training.
+        training_seconds: that it took; None where that is not known.
     """
 
     estimator: str | None = None
@@ -51,6 +52,7 @@ class Basis:
     not_estimated: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
     stopped: bool = field(default=False, metadata=ADDED_LATER)
     along: bool = field(default=False, metadata=ADDED_LATER)
+    training_seconds: float | None = field(default=None, metadata=ADDED_LATER)
 
     @classmethod
     def of(
@@ -80,6 +82,7 @@ class Basis:
             not_estimated,
             posterior.stopped,
             along,
+            None if posterior.training is None else posterior.training.seconds,
         )
 
     @property

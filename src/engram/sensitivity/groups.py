@@ -69,6 +69,7 @@ class Removal:
             without the record of a training.
         stopped: whether the training was recorded, and is what the removal is about.
         exact: whether it is no estimate: fitted again, or with a quadratic objective.
+        training_seconds: that the recorded training took; None where that is not known.
         verdict: how far to believe it, with reasons and what to do about them.
     """
 
@@ -86,12 +87,21 @@ class Removal:
     passes: float | None = None
     stopped: bool = False
     exact: bool = False
+    training_seconds: float | None = None
     verdict: Verdict = field(init=False)
 
     def __post_init__(self) -> None:
         effects = [self.group, *([self.evaluation] if self.evaluation is not None else [])]
         finite = all(effect.is_finite for effect in effects)
-        grounds = Grounds(self.matrix, self.signals, self.stopped, self.exact, self.flagged, finite)
+        grounds = Grounds(
+            self.matrix,
+            self.signals,
+            self.stopped,
+            self.exact,
+            self.flagged,
+            finite,
+            self.training_seconds,
+        )
         object.__setattr__(self, "verdict", removal_verdict(grounds))
         # without a record flagged says what it says of single examples, and no more
         judged = self.stopped and self.verdict.level == LEVELS[UNRELIABLE]
@@ -304,8 +314,17 @@ def _remove(
     evaluation = others[0] if others else None
     signals = step_signals(opened, posterior, parts, step.delta)
     facts = (step.flagged, rule, at, step.matrix, step.why, signals, step.passes)
-    stopped = posterior.training is not None
-    return Removal(chosen, weights, step.delta, own, evaluation, *facts, stopped=stopped)
+    recorded = posterior.training
+    return Removal(
+        chosen,
+        weights,
+        step.delta,
+        own,
+        evaluation,
+        *facts,
+        stopped=recorded is not None,
+        training_seconds=None if recorded is None else recorded.seconds,
+    )
 
 
 def _replayed(

@@ -11,6 +11,7 @@ import torch
 from engram.sensitivity.group_steps import Matrix
 from engram.sensitivity.step_signals import StepSignals
 from engram.trust.aspects import ASPECTS, EXACT, GROUP, SIZE
+from engram.trust.remedies import replay
 from engram.trust.thresholds import (
     DRIFT,
     FACTORS_OVERLOOK,
@@ -22,7 +23,6 @@ from engram.trust.thresholds import (
     OTHER_RULE,
     OVERLOOKED,
     RAISE_PRIOR,
-    REPLAY_IT,
     REPLAY_RISE,
     RISE,
     STOPPED_RISE,
@@ -52,6 +52,7 @@ class Grounds:
         exact: whether it is no estimate: a fit again, or a quadratic objective.
         held: whether a guard held.
         finite: whether all its numbers are.
+        seconds: that the recorded training took; None where that is not known.
     """
 
     matrix: Matrix | None
@@ -60,6 +61,7 @@ class Grounds:
     exact: bool
     held: bool
     finite: bool
+    seconds: float | None = None
 
 
 def removal_verdict(grounds: Grounds) -> Verdict:
@@ -72,7 +74,7 @@ def removal_verdict(grounds: Grounds) -> Verdict:
     if grounds.signals is None and not grounds.exact:
         reasons.append(_said("signals", CAUTION, NO_SIGNAL, OTHER_RULE))
     if grounds.stopped and grounds.matrix is not None:
-        reasons.append(_said("one_step", CAUTION, ONE_STEP, REPLAY_IT, (SIZE,)))
+        reasons.append(_said("one_step", CAUTION, ONE_STEP, replay(grounds.seconds), (SIZE,)))
     if grounds.signals is not None:
         known = _values(grounds.signals)
         found = [rule.reason(known[rule.signal]) for rule in _rules(grounds)]

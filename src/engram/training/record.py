@@ -231,6 +231,7 @@ class Recorder:
         if bool(getattr(optimizer, "found_inf", False)):
             return  # a fused optimizer under a GradScaler has skipped the step
         training.num_steps += 1
+        training.stopwatch.lap()
         training.seen.advance(training.num_steps)
         spoilt = self.clock.metric.spoils_gradients
         share = self._seen if spoilt else self._share(training.num_steps)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch
 from torch import Tensor
 
 from engram.core.storage.kinds import check_that
-from engram.core.storage.values import READERS, typed, wrong
+from engram.core.storage.values import ADDED_LATER, READERS, typed, wrong
 from engram.training.checkpoints import Snapshot
 from engram.training.clock import ParameterClock
 from engram.training.order import StoredOrder
+from engram.training.stopwatch import Stopwatch
 from engram.training.visits import Visits
 
 
@@ -65,6 +67,7 @@ class StoredTraining:
     end: StoredSnapshot | None
     order: StoredOrder | None
     visits: Visits | None
+    stopwatch: Stopwatch = field(default_factory=Stopwatch, metadata=ADDED_LATER)
 
 
 def read(content: Any, where: str) -> StoredTraining:
@@ -87,6 +90,9 @@ def read(content: Any, where: str) -> StoredTraining:
     named = found.names is None or len(found.names) <= len(found.clocks)
     if found.visits is not None:
         found.visits.check_fit()
+    watch = found.stopwatch
+    timed = watch.intervals >= 0 and 0 <= watch.seconds < math.inf
+    check_that(timed, "seconds of some steps", f"{watch}")
     good = named and min(found.num_steps, found.checkpoints, found.stride) >= 0
     check_that(good, "counts that are not negative, and a name for a parameter", "others")
     return found

@@ -128,6 +128,7 @@ class NamedTraining:
         numbers: of the parameters in the snapshots, by name.
         likes: type and device of the parameters.
         visits: what the steps said about their examples; None where they named none.
+        seconds: that the steps took; None where that is not known.
     """
 
     num_steps: int
@@ -139,6 +140,7 @@ class NamedTraining:
     likes: Mapping[str, Like] = field(repr=False)
     sizes: Mapping[str, int] = field(repr=False)
     visits: Visits | None = field(default=None, repr=False)
+    seconds: float | None = None
 
     def prior_precision(self, num_data: int) -> Named:
         """delta = N W / C by name: the prior precision that the weight decay stands for.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from engram.training.guess import Known, guessed
 from engram.training.order import Order, StoredOrder
 from engram.training.saving import StoredSnapshot, StoredTraining, read
 from engram.training.segments import Like, NamedTraining, matched, moved, reached, shapes_of
+from engram.training.stopwatch import Stopwatch
 from engram.training.visits import Indices, Visits, positions
 
 # Of the highest named example: draws with replacement, or a short training, miss only the last few
@@ -74,6 +76,7 @@ class Training:
         order: of the examples, with ``replay=True``.
         seen: what the steps said about the examples that they named.
         end: weights and times after the last step, once they were asked for.
+        stopwatch: seconds from step to step.
     """
 
     optimizer_name: str
@@ -89,6 +92,7 @@ class Training:
     order: Order | None = field(default=None, repr=False)
     seen: Visits = field(default_factory=lambda: Visits(Categorical()), repr=False)
     end: Snapshot | None = field(default=None, repr=False)
+    stopwatch: Stopwatch = field(default_factory=Stopwatch, repr=False)
     _source: Source | None = field(default=None, init=False, repr=False)
 
     @classmethod
@@ -171,7 +175,14 @@ class Training:
             likes,
             {name: parameter.numel() for name, parameter in parameters.items()},
             None if self.visits is None or self.visits.with_targets is None else self.visits,
+            self.seconds,
         )
+
+    @property
+    def seconds(self) -> float | None:
+        """That the recorded steps took, pauses left out; None where fewer than two were seen."""
+        each = self.stopwatch.seconds_per_step
+        return None if math.isnan(each) else each * self.num_steps
 
     @property
     def visits(self) -> Visits | None:
@@ -323,6 +334,7 @@ class Training:
         self.names, self.end = self.names or found.names, found.end
         self.guessed, self.order = found.guessed, found.order if self.order else None
         self.seen.load(found.seen)
+        self.stopwatch = replace(found.stopwatch)
         if self._source is not None:
             self._source.restart(self.num_steps)
 
@@ -369,6 +381,7 @@ class Training:
             parts[-1] if parts else None,
             None if self.order is None else StoredOrder.of(self.order),
             None if self.seen.is_empty else self.seen.copied(),
+            replace(self.stopwatch),
         )
 
     @classmethod
@@ -389,6 +402,7 @@ class Training:
             order=None if saved.order is None else saved.order.opened(),
             seen=saved.visits or Visits(Categorical()),
             end=None if saved.end is None else saved.end.opened(folder),
+            stopwatch=saved.stopwatch,
         )
 
     def _drop_missing(self) -> None:

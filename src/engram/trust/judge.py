@@ -22,9 +22,8 @@ from engram.trust.expectation import (
     TRAIN,
     Predictor,
 )
+from engram.trust.remedies import record, truth
 from engram.trust.thresholds import (
-    ALONG_RULES,
-    CHECK_SIZE,
     CLOSED,
     COMPUTE,
     CONVERGENCE,
@@ -40,10 +39,10 @@ from engram.trust.thresholds import (
     OWN_RULES,
     PRIOR,
     RANKING_AT_END,
-    RECORD,
     RICHER,
     SIZES_ONLY,
     STOPPED,
+    along_rules,
 )
 from engram.trust.verdict import CAUTION, LEVELS, UNRELIABLE, Reason, Rule, Verdict
 
@@ -100,6 +99,8 @@ class Foundation(Protocol):
     def stopped(self) -> bool: ...
     @property
     def along(self) -> bool: ...
+    @property
+    def training_seconds(self) -> float | None: ...
 
 
 class Judged(Protocol):
@@ -192,10 +193,12 @@ def was_stopped(result: Judged) -> list[Reason]:
     if not result.basis.stopped:
         return []
     if not result.basis.along and result.diagnostics.computed:
-        return [Reason("end_alone", LEVELS[CAUTION], 1.0, 0.0, END_ALONE, RECORD, SIZES_ONLY)]
+        again = record(result.basis.training_seconds)
+        return [Reason("end_alone", LEVELS[CAUTION], 1.0, 0.0, END_ALONE, again, SIZES_ONLY)]
     if not math.isnan(expected_of(result).size):
         return []
-    return [Reason("stopped", LEVELS[CAUTION], 1.0, 0.0, STOPPED, CHECK_SIZE, SIZES_ONLY)]
+    look = truth(result.basis.training_seconds)
+    return [Reason("stopped", LEVELS[CAUTION], 1.0, 0.0, STOPPED, look, SIZES_ONLY)]
 
 
 def _linearised(result: Judged) -> bool:
@@ -251,11 +254,13 @@ def _factor(ratio: float) -> float:
 
 def rules_of(result: Judged) -> tuple[Rule, ...]:
     """The rules, with remedies that the result's structure leaves open."""
+    rules: tuple[Rule, ...]
     basis, foretold = result.basis, not math.isnan(expected_of(result).size)
     if basis.stopped and foretold:
         # what the posterior of a recorded training takes as fixed, training does not move
-        return (*(ALONG_RULES if basis.along else END_RULES), GUARD)
-    rules: tuple[Rule, ...] = OWN_RULES
+        rules = along_rules(basis.training_seconds) if basis.along else END_RULES
+        return (*rules, GUARD)
+    rules = OWN_RULES
     if basis.prior_fitted:
         rules = tuple(NOT_TOLD if rule is CONVERGENCE else rule for rule in rules)
     if basis.stopped:  # no minimum is assumed, and the prior is the training's own

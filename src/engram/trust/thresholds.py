@@ -16,6 +16,7 @@ import math
 from dataclasses import replace
 
 from engram.trust.aspects import MEAN, RANKING, SIZE
+from engram.trust.remedies import certify, record, truth
 from engram.trust.verdict import Rule
 
 SIZES_ONLY = (SIZE, MEAN)  # the order may be right for all that
@@ -98,22 +99,13 @@ OWN_RULES = (CONVERGENCE, PRIOR, CONSISTENCY, CAPACITY, GUARD, COVERAGE, BY_HEAR
 RICHER = (CONSISTENCY, CAPACITY, GUARD)  # their remedies name a richer structure
 
 # What to expect of nets that were stopped (docs/results/trust-practical.md).
-CERTIFY = (
-    "Where the number counts: engram.certify(..., refits=32) trains 32 times and gives the mean "
-    "with an interval; engram.retrain(..., subsets=64) the truth of every example."
-)
-RECORD = (
-    "Record the training with its checkpoints and visits, engram.record(optimizer, model, "
-    "loader=loader), and pass training= without an estimator: in the study the ranking of half of "
-    "the nets was then above 0.94, not 0.85, and sizes within 2 times for 7 of 10, not for 6."
-)
 RANKING_ALONG = Rule(
     "expected_ranking",
     caution=0.1,
     unreliable=0.25,
     text="the estimate ranks examples otherwise at other times of the training, as it did for nets "
     "whose ranking was off",
-    remedy=CERTIFY,
+    remedy=truth(None),
     about=(RANKING,),
 )
 SIZE_ALONG = Rule(
@@ -121,7 +113,7 @@ SIZE_ALONG = Rule(
     caution=1.35,
     unreliable=2.5,
     text="losses, leverages and readouts are those of nets whose sizes were off",
-    remedy=CERTIFY,
+    remedy=certify(None),
     about=(SIZE,),
 )
 MEAN_ALONG = replace(
@@ -132,7 +124,20 @@ MEAN_ALONG = replace(
     text="losses, leverages and readouts are those of nets whose mean was off",
     about=(MEAN,),
 )
-ALONG_RULES = (RANKING_ALONG, SIZE_ALONG, MEAN_ALONG)
+
+
+def along_rules(seconds: float | None = None) -> tuple[Rule, ...]:
+    """The rules of an estimate along a recorded training.
+
+    Args:
+        seconds: that the training took, by which the remedies are told.
+    """
+    ranks = replace(RANKING_ALONG, remedy=truth(seconds))
+    sizes = (replace(rule, remedy=certify(seconds)) for rule in (SIZE_ALONG, MEAN_ALONG))
+    return (ranks, *sizes)
+
+
+ALONG_RULES = along_rules()
 END_ALONE = (
     "the end of a training alone: sizes have been seen at 0.4 to 40 times the truth, and no figure "
     "of the end tells which"
@@ -140,7 +145,7 @@ END_ALONE = (
 RANKING_AT_END = replace(
     RANKING_ALONG,
     text="losses and gradient are those of nets whose ranking was off",
-    remedy=RECORD,
+    remedy=record(None),
 )
 END_RULES = (RANKING_AT_END,)  # sizes at the end alone are never good, by END_ALONE
 
@@ -254,10 +259,6 @@ ONE_STEP = (
     "one step from the end of a training that was stopped: the group's own loss is mostly right, "
     "changes of other losses have been seen at a quarter to a half of the truth"
 )
-REPLAY_IT = (
-    "Record with engram.record(optimizer, model, replay=True), pass training= and use "
-    'estimator="replay".'
-)
 HELD = "a guard held, or a weight beyond 1 takes out more than first order can see"
 LET_GO = 'Leave out fewer at a time, give weights up to 1, or use structure="full".'
 LOST_EFFECT = "the effect has numbers that are NaN or infinite"
@@ -289,6 +290,5 @@ STOPPED = (
     "the training was stopped: the ranking is mostly good; leave-one-out losses have been seen at "
     "0.7 to 3 times the truth, and their increases further off"
 )
-CHECK_SIZE = "Where the size counts, find the truth with engram.retrain(..., subsets=64)."
 NOTHING = "leverages and gradient were not computed, and nothing is known to judge it by"
 COMPUTE = "Leave out diagnostics=False; they take at most a quarter of the pass."
