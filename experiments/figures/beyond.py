@@ -201,10 +201,14 @@ def draw_posteriors(settings: OneNet, outcome: Outcome) -> Figure:
     figure, axes = plotting.panel("leave-one-out loss by posterior", width=6.4)
     rows = {n: v for n, v in outcome.numbers.items() if isinstance(v, dict)}
     colours = [plotting.BLUE if "time" in name else plotting.GREY for name in rows]
-    axes.barh(list(rows), [row["ratio"] for row in rows.values()], color=colours)
+    axes.scatter([row["ratio"] for row in rows.values()], list(rows), s=45, c=colours)
     axes.axvline(1, color=plotting.BLACK, linewidth=0.8)
+    axes.grid(axis="y", linewidth=0.4)
     axes.set_xlabel("estimated over true leave-one-out loss")
     axes.set_xscale("log")
+    ticks = (0.5, 1, 2, 5, 10)
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
     return figure
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 
@@ -65,12 +66,17 @@ def _of_net(net: Settings, scale: Scale, place: Workplace) -> Outcome:
         place.stage(f"{net.model}-{name}", make)
         for name, make in (("estimates", estimate), ("truth", retrain))
     )
+    # a mean in place of a sum: classes of a part of the images are not quite of one size
+    counts = data.train[1].bincount()
+    loco = {
+        name: (torch.tensor(estimated.numbers[name]) / counts).tolist() for name in ("paper", "own")
+    }
     numbers = {
-        "LOCO, the paper's form": agreement(truth.numbers["test"], estimated.numbers["paper"]),
-        "LOCO, all cross terms": agreement(truth.numbers["test"], estimated.numbers["own"]),
+        "LOCO, the paper's form": agreement(truth.numbers["test"], loco["paper"]),
+        "LOCO, all cross terms": agreement(truth.numbers["test"], loco["own"]),
         "test loss, all cross terms": agreement(truth.numbers["test"], estimated.numbers["test"]),
     }
-    arrays = {name: torch.tensor(estimated.numbers[name]) for name in ("paper", "own", "test")}
+    arrays = {name: torch.tensor(loco[name]) for name in ("paper", "own")}
     return Outcome(
         {**numbers, **accuracies}, arrays | {"true": torch.tensor(truth.numbers["test"])}
     )
@@ -82,24 +88,32 @@ def run(settings: Classes, scale: Scale, place: Workplace) -> Outcome:
         found = _of_net(net, scale, place)
         numbers[net.model] = dict(found.numbers)
         arrays |= {f"{net.model}.{name}": values for name, values in found.arrays.items()}
+    numbers["classes"] = place.data(settings.nets[0].data, scale).classes
     return Outcome(numbers, arrays)
 
 
 def draw(settings: Classes, outcome: Outcome) -> Figure:
-    figure, axes = plotting.panel(f"classes of {settings.nets[0].data} left out")
-    for net, colour in zip(settings.nets, (plotting.BLUE, plotting.RED), strict=False):
+    figure = Figure(figsize=(9.0, 4.0), layout="constrained")
+    for number, net in enumerate(settings.nets):
+        axes = figure.add_subplot(1, len(settings.nets), number + 1)
         true, loco = (outcome.arrays[f"{net.model}.{name}"] for name in ("true", "paper"))
-        axes.scatter(true, loco / loco.max(), s=14, color=colour, label=net.model)
-        for label, (x, y) in enumerate(zip(true, loco / loco.max(), strict=True)):
-            axes.annotate(str(label), (float(x), float(y)), fontsize=7)
-    axes.set_xlabel("test loss of the net trained without the class")
-    axes.set_ylabel("estimated LOCO, over the largest")
-    axes.legend(frameon=False, fontsize=8)
+        axes.scatter(true, loco, s=14, color=plotting.RED)
+        slope, height = np.polyfit(true, loco, 1)
+        ends = np.array([float(true.min()), float(true.max())])
+        axes.plot(ends, slope * ends + height, color=plotting.GREY, linestyle="--", linewidth=1)
+        for name, x, y in zip(outcome.numbers["classes"], true, loco, strict=True):
+            axes.annotate(name, (float(x), float(y)), fontsize=7, xytext=(3, 3),
+                          textcoords="offset points")  # fmt: skip
+        axes.set_title(f"{net.model} on {net.data}", fontsize=10)
+        axes.set_xlabel("test loss of the net trained without the class")
+        axes.set_ylabel("estimated loss of the class left out")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(x=0.15)
     return figure
 
 
 def held(outcome: Outcome) -> tuple[str, str]:
-    rows = outcome.numbers.items()
+    rows = [(name, row) for name, row in outcome.numbers.items() if isinstance(row, dict)]
     ranks = {name: row["LOCO, the paper's form"]["spearman"] for name, row in rows}
     ratios = {name: row["test loss, all cross terms"]["ratio"] for name, row in rows}
     least = min(ranks.values())

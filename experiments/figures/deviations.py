@@ -137,24 +137,26 @@ def _pictures(data: Data, score: Tensor) -> dict[str, Tensor]:
         order = own[score[own].argsort()]
         chosen += [order[-SHOWN:], order[:SHOWN]]
     rows = torch.cat(chosen)
-    return {"images": images[rows], "labels": labels[rows], "scores": score[rows]}
+    return {"images": images[rows], "scores": score[rows]}
 
 
 def draw(settings: Settings, outcome: Outcome) -> Figure:
-    figure = Figure(figsize=(6.4, 6.2))
-    axes = figure.add_axes((0.12, 0.55, 0.84, 0.4))
+    figure = Figure(figsize=(6.4, 6.6), layout="constrained")
+    grid = figure.add_gridspec(4, 2 * SHOWN, height_ratios=(5, 0.9, 1.5, 1.5))
+    axes = figure.add_subplot(grid[0, :])
     found = {n.removeprefix("estimate "): v for n, v in outcome.arrays.items() if "estimate" in n}
     plotting.scatter(axes, outcome.arrays["true"], found, "deviation")
     axes.set_title(f"{settings.model} on {settings.data}", fontsize=10)
-    below = figure.add_axes((0.12, 0.4, 0.84, 0.08))
+    below = figure.add_subplot(grid[1, :], sharex=axes)
     below.hist(outcome.arrays["true"], bins=30, color=plotting.GREY)
-    below.set_yticks([])
-    below.set_xlabel("true deviation", fontsize=8)
-    images, scores = outcome.arrays["images"], outcome.arrays["scores"]
-    words = [f"{value:.2g}" for value in scores.tolist()]
-    half = len(images) // 2
-    plotting.pictures(figure, images[:half], words[:half], 0.19)
-    plotting.pictures(figure, images[half:], words[half:], 0.01)
+    below.set_ylabel("count", fontsize=8)
+    below.tick_params(labelbottom=False)
+    images, scores = outcome.arrays["images"], outcome.arrays["scores"].tolist()
+    for place, image in enumerate(images):
+        row, column = divmod(place, 2 * SHOWN)
+        words = {0: "most sensitive", SHOWN: "least sensitive"}.get(column, "")
+        own = figure.add_subplot(grid[2 + row, column])
+        plotting.picture(own, image, words, f"{scores[place]:.1e}")
     return figure
 
 

@@ -21,6 +21,7 @@ CLOSE, NEAR = 0.15, 0.4  # mean distance from the test loss, of a good match and
 LOOKS = (1, 2, 5, 10, 20, 30, 40, 50, 75, 100, 150, 200, 250, 300)  # epochs
 TURNED = 1.1  # a loss that ends so many times its least has turned upwards
 STOPPED = 1.05  # test loss at the epoch that is chosen, over the least one
+SHOWN = 2.5  # times the largest test loss
 STRUCTURES = ("diagonal", "kronecker")
 
 
@@ -183,8 +184,9 @@ def draw(settings: Settings, outcome: Outcome) -> Figure:
             "training loss": columns["train"],
         }
     plotting.curves(axes, epochs, lines, "epoch", "nats per example")
-    largest = max(max(lines[name]) for name in (next(iter(lines)), *list(lines)[-1:]))
-    axes.set_ylim(0, 1.3 * largest)
+    test = max(next(iter(lines.values())))
+    highest = max(max(values) for values in lines.values())
+    axes.set_ylim(0, 1.05 * min(highest, SHOWN * test))  # what is farther off leaves the picture
     return figure
 
 

@@ -17,6 +17,7 @@ from experiments.workplace import Workplace
 
 GROUPS = 60
 LOOKS = 4
+SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def run(settings: Settings, scale: Scale, place: Workplace) -> Outcome:
         return followed(tracker, figures_on(model, data.test)["error"])
 
     found = place.stage("followed", follow)
-    return outcome_of(found, raw.train[0])
+    return outcome_of(found, raw.train[0], "epoch")
 
 
 def _looks(epochs: int) -> list[int]:
@@ -84,31 +85,34 @@ def followed(tracker: engram.Tracker, error: float) -> Outcome:
     )
 
 
-def outcome_of(found: Outcome, images: torch.Tensor) -> Outcome:
+def outcome_of(found: Outcome, images: torch.Tensor, unit: str) -> Outcome:
     """Means over groups of examples, sorted by the last look, and some images."""
     scores, images = found.arrays["scores"], images[found.arrays["looked"]]
     order = scores[-1].argsort()
     groups = torch.stack([part.mean(1) for part in scores[:, order].chunk(GROUPS, dim=1)], 1)
     shares = [round(top_share(row), 4) for row in scores]
     return Outcome(
-        {**found.numbers, "share of the top tenth": shares},
-        {"groups": groups, "low": images[order[:6]], "high": images[order[-6:]]},
+        {**found.numbers, "unit": unit, "share of the top tenth": shares},
+        {"groups": groups, "low": images[order[:SHOWN]], "high": images[order[-SHOWN:]]},
     )
 
 
 def draw(settings: object, outcome: Outcome) -> Figure:
-    figure = Figure(figsize=(6.4, 5.0))
-    axes = figure.add_axes((0.12, 0.12, 0.84, 0.5))
+    figure = Figure(figsize=(6.4, 5.6), layout="constrained")
+    grid = figure.add_gridspec(3, SHOWN, height_ratios=(1, 1, 2.6))
+    for row, (name, words) in enumerate((("high", "most sensitive"), ("low", "least sensitive"))):
+        for place, image in enumerate(outcome.arrays[name]):
+            above = f"{words} at the end" if not place else ""
+            plotting.picture(figure.add_subplot(grid[row, place]), image, above)
+    axes = figure.add_subplot(grid[2, :])
     groups, steps = outcome.arrays["groups"], outcome.numbers["steps"]
-    chosen = torch.linspace(0, len(steps) - 1, min(4, len(steps))).round().long().unique()
-    for number in chosen.tolist():
+    for number, step in enumerate(steps):
         values = groups[number] / groups[number].sum()
-        axes.plot(range(len(values)), values, label=f"step {steps[number]}")
-    axes.set_xlabel("examples in groups, from least to most sensitive at the end")
+        axes.plot(range(len(values)), values, label=f"{outcome.numbers['unit']} {step}")
+    axes.set_xlabel(f"{GROUPS} groups of examples, from least to most sensitive at the end")
     axes.set_ylabel("share of all sensitivity")
     axes.legend(frameon=False, fontsize=8)
-    plotting.pictures(figure, outcome.arrays["high"], ["high"] * 6, 0.82)
-    plotting.pictures(figure, outcome.arrays["low"], ["low"] * 6, 0.64)
+    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 

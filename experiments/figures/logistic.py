@@ -73,7 +73,7 @@ def run(settings: Settings, scale: Scale, place: Workplace) -> Outcome:
         return followed(tracker, figures_on(model, data.test)["error"])
 
     found = place.stage("followed", follow)
-    return outcome_of(found, data.train[0])
+    return outcome_of(found, data.train[0], "update")
 
 
 FINDING = (
