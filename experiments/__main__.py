@@ -6,7 +6,7 @@ import argparse
 import difflib
 import os
 import shutil
-import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,29 +34,31 @@ def run(panel: Panel, scale: str, place: Workplace, results: Path | None, force:
     """
     if not force:
         check_affordable(panel, panel.scales[scale])
-    began, threads = time.perf_counter(), torch.get_num_threads()
-    found = panel.run(panel.settings, panel.scales[scale], place)
+    settings = (panel.settings, panel.scales[scale])
+    found = panel.run(*settings, place.at(panel.name, *settings))
+    folder = place.folder / panel.name
     level, reason = panel.held(found)
     numbers: dict[str, Any] = {
         "panel": panel.name,
         "scale": scale,
         "seed": place.seed,
         "versions": {"engram": engram.__version__, "torch": torch.__version__},
-        "threads": threads,
-        "seconds": round(time.perf_counter() - began, 1),
+        "settings": {n: v for n, v in asdict(panel.scales[scale]).items() if v is not None},
+        "threads": torch.get_num_threads(),
+        "processor_seconds": round(sum(place.seconds), 1),
         "verdict": level,
         "reason": reason,
         "results": dict(found.numbers),
     }
     outcome = Outcome(numbers, found.arrays)
-    write(place.folder / "outcome", outcome)
+    write(folder / "outcome", outcome)
     figure = panel.draw(panel.settings, found)
     for kind in ("png", "svg"):
-        figure.savefig(place.folder / f"figure.{kind}", dpi=110)
+        figure.savefig(folder / f"figure.{kind}", dpi=110)
     if results is not None:
         results.mkdir(parents=True, exist_ok=True)
-        shutil.copy(place.folder / "outcome.json", results / f"{panel.name}.json")
-        shutil.copy(place.folder / "figure.png", results / f"{panel.name}.png")
+        shutil.copy(folder / "outcome.json", results / f"{panel.name}.json")
+        shutil.copy(folder / "figure.png", results / f"{panel.name}.png")
     return outcome
 
 
@@ -100,12 +102,15 @@ def main(arguments: list[str] | None = None) -> None:
         print(page())
     else:
         for panel in chosen_panels(given.names):
-            folder = given.folder / given.scale / f"seed-{given.seed}" / panel.name
-            place = Workplace(folder, given.seed, given.data_dir, not given.quiet)
+            folder = given.folder / given.scale / f"seed-{given.seed}"
+            place = Workplace(
+                folder, seed=given.seed, data_dir=given.data_dir, progress=not given.quiet
+            )
             results = given.results if given.scale != "smoke" else None
             found = run(panel, given.scale, place, results, given.force).numbers
-            words = f"{found['verdict']}: {found['reason']}"
-            print(f"{panel.name}  {words}  ({found['seconds']} s, {folder})", flush=True)
+            words = f"{panel.name}  {found['verdict']}: {found['reason']}"
+            seconds = f"{found['processor_seconds']} s of a processor"
+            print(f"{words}  ({seconds}, {folder / panel.name})", flush=True)
 
 
 if __name__ == "__main__":

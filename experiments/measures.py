@@ -1,7 +1,8 @@
-"""How well an estimate and the truth agree."""
+"""How well an estimate and the truth agree, and when a finding counts as reproduced."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -9,6 +10,7 @@ from scipy.stats import pearsonr, spearmanr
 from torch import Tensor
 
 REPRODUCED, PARTLY, NOT = "reproduced", "partly", "not reproduced"
+TWICE = 2.0  # sizes agree where their ratio is between its inverse and this
 
 
 def agreement(
@@ -23,13 +25,23 @@ def agreement(
     }
 
 
-def graded(value: float, good: float, fair: float, words: str) -> tuple[str, str]:
-    """A verdict on a number that should be large."""
-    level = REPRODUCED if value >= good else PARTLY if value >= fair else NOT
-    return level, f"{words} {value:.2f}"
+def of_rank_and_size(row: dict[str, float], good: float, fair: float) -> tuple[str, str]:
+    """Reproduced where ranks and sizes agree, partly where ranks alone do, or nearly."""
+    rank, ratio = row["spearman"], row["ratio"]
+    sized = ratio > 0 and abs(math.log(ratio)) <= math.log(TWICE)
+    words = f"rank correlation {rank:.2f}, estimated over true sizes {ratio:.2f}"
+    if rank >= good and sized:
+        return REPRODUCED, words
+    return (PARTLY if rank >= fair else NOT), words
 
 
 def mean_distance(estimates: Sequence[float], truths: Sequence[float]) -> float:
     """Mean of |estimate - truth| / truth."""
     a, b = torch.tensor(estimates), torch.tensor(truths)
     return float(((a - b).abs() / b).mean())
+
+
+def top_share(values: Tensor, part: float = 0.1) -> float:
+    """Share of a sum that the largest tenth has."""
+    count = max(1, round(part * len(values)))
+    return float(values.topk(count).values.sum() / values.sum())

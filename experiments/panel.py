@@ -21,9 +21,13 @@ class Scale:
         num_train, num_test: images; None for all.
         epochs: of training.
         count: how many are left out, tuned over or looked at, where the figure has such a number.
-        again: epochs of training again.
-        rate: first learning rate of training again, where so few epochs ask for a larger one.
-        every: epochs between two looks.
+        again: epochs of training again; its rates are such that their sum over all steps, which is
+            how far it can go, is the paper's.
+        batch: examples of a step of training again; fewer than in the paper take as many steps over
+            fewer images.
+        faster: what multiplies the learning rates of the first training, which takes fewer steps
+            than the paper's.
+        looked: training examples that a look during training goes over; None for all.
         data: another data set in place of the paper's.
     """
 
@@ -32,8 +36,10 @@ class Scale:
     epochs: int
     count: int = 0
     again: int = 0
-    rate: float | None = None
-    every: int = 1
+    batch: int | None = None
+    batch: int | None = None
+    faster: float = 1.0
+    looked: int | None = None
     data: str | None = None
 
 
@@ -62,6 +68,7 @@ class Panel:
         finding: what the paper finds in it.
         settings: the paper's.
         scales: how much of it, by name.
+        criterion: when the finding counts as reproduced, and when partly.
         run: from the settings, a scale and a workplace to the outcome.
         draw: the picture of an outcome.
         held: from an outcome to whether the finding holds, with the reason.
@@ -71,6 +78,7 @@ class Panel:
     figure: str
     title: str
     finding: str
+    criterion: str
     settings: Any
     scales: Mapping[str, Scale]
     run: Callable[[Any, Scale, Any], Outcome]

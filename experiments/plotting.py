@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 SIZE = (5.2, 3.8)  # inches of a panel
@@ -24,8 +25,11 @@ def panel(title: str, width: float = SIZE[0], height: float = SIZE[1]) -> tuple[
 
 def scatter(axes: Axes, true: Tensor, estimates: Mapping[str, Tensor], what: str) -> None:
     """Estimates against the truth, with the diagonal."""
-    for (name, values), colour in zip(estimates.items(), (GREY, BLUE, RED), strict=False):
-        axes.scatter(true, values, s=12, alpha=0.7, label=name, color=colour)
+    looks = (("s", 22, BLUE), ("o", 34, RED))
+    for (name, values), (marker, size, colour) in zip(estimates.items(), looks, strict=False):
+        axes.scatter(
+            true, values, s=size, marker=marker, label=name, edgecolors=colour, facecolors="none"
+        )
     largest = float(true.max()) if len(true) else 1.0
     axes.plot([0, largest], [0, largest], color=BLACK, linewidth=0.8, linestyle=":")
     axes.set_xlabel(f"true {what}")
@@ -51,6 +55,7 @@ def curves(
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.legend(frameon=False, fontsize=8)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:
@@ -62,11 +67,10 @@ def smoothed(values: Sequence[float], window: int) -> list[float]:
     return found
 
 
-def pictures(figure: Figure, images: Tensor, words: Sequence[str], place: float) -> None:
-    """Images in a row at a height of the figure."""
-    count = len(images)
-    for number, image in enumerate(images):
-        axes = figure.add_axes((0.05 + 0.9 * number / count, place, 0.85 / count, 0.16))
-        axes.imshow(image.permute(1, 2, 0).clamp(0, 1).squeeze(), cmap="gray")
-        axes.set_title(words[number], fontsize=6)
-        axes.axis("off")
+def picture(axes: Axes, image: Tensor, above: str = "", below: str = "") -> None:
+    """An image, with words above it that begin at its left edge, and below it."""
+    axes.imshow(image.permute(1, 2, 0).clamp(0, 1).squeeze(), cmap="gray")
+    axes.set_title(above, fontsize=8, loc="left", pad=3)
+    axes.set_xlabel(below, fontsize=7, labelpad=2)
+    axes.set_xticks([])
+    axes.set_yticks([])

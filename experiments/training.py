@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,8 +13,12 @@ from torch.nn import functional
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from tqdm import tqdm
 
+from experiments.panel import Scale
+from experiments.workplace import Data
+
 MOMENTUM = 0.9
 IBLR_BETA2 = 0.99999
+STABLE = 0.1  # the largest rate of SGD with momentum, and of iBLR, that a scale takes by itself
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,8 @@ class Training:
         optimizer: ``sgd``, ``adam``, ``adamw`` or ``iblr``.
         rates: the first learning rate and the last.
         batch_size: of the mini-batches.
-        prior_precision: delta of delta / 2 |theta|^2 on the sum of the losses.
+        prior_precision: delta of delta / 2 |theta|^2 on the sum of the losses, for all of the
+            paper's images.
         hessian_start: h_0 of iBLR.
     """
 
@@ -34,6 +39,16 @@ class Training:
     batch_size: int
     prior_precision: float
     hessian_start: float = 0.1
+
+    def on(self, data: Data, scale: Scale) -> Training:
+        """On as many images as there are: delta / N stays, and the rates are the scale's."""
+        first, last = self.rates
+        faster = min(scale.faster, max(1.0, STABLE / first))
+        return replace(
+            self,
+            rates=(faster * first, faster * last),
+            prior_precision=data.share * self.prior_precision,
+        )
 
 
 def make_optimizer(model: nn.Module, training: Training, num_data: int) -> optim.Optimizer:
@@ -110,7 +125,7 @@ def fit(
         for batch in torch.randperm(len(targets), generator=generator).split(training.batch_size):
             optimizer.zero_grad()
             with optimizer.sampled_params(train=True) if sampled else nullcontext():
-                loss_of(model(inputs[batch]), targets[batch]).backward()
+                loss_of(model(channels_last(inputs[batch])), targets[batch]).backward()
             optimizer.step()
         schedule.step()
         if after is not None:
@@ -119,12 +134,20 @@ def fit(
     return model.eval()
 
 
+def channels_last(images: Tensor) -> Tensor:
+    """The same images in memory as convolutions are fastest on a processor."""
+    if images.shape[1] > 1:
+        return images.contiguous(memory_format=torch.channels_last)
+    height, width = images.shape[2:]  # one channel: strides alone tell the layout
+    return images.contiguous().as_strided(images.shape, (height * width, 1, width, 1))
+
+
 @torch.no_grad()
 def figures_on(model: nn.Module, data: tuple[Tensor, Tensor]) -> dict[str, float]:
     """Mean negative log likelihood in nats, and the share of wrong predictions."""
     was = model.training
     model.eval()
-    outputs = torch.cat([model(part) for part in data[0].split(500)])
+    outputs = torch.cat([model(channels_last(part)) for part in data[0].split(500)])
     model.train(was)
     one = outputs.shape[1] == 1
     predicted = (outputs[:, 0] > 0).long() if one else outputs.argmax(1)

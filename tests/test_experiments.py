@@ -7,10 +7,15 @@ import torch
 from experiments.__main__ import chosen_panels, main, run
 from experiments.cost import check_affordable
 from experiments.figures import PANELS
+from experiments.figures.beyond import AHEAD, BEHIND, OFF
+from experiments.figures.deviations import training_again
+from experiments.measures import NOT, PARTLY, REPRODUCED, of_rank_and_size
 from experiments.models import MODELS, SIZES, make
 from experiments.page import ACCURACIES, page
 from experiments.panel import LARGE, SCALES, Outcome, Scale
-from experiments.workplace import Workplace
+from experiments.remarks import REMARKS
+from experiments.training import Training
+from experiments.workplace import WHOLE, Data, Workplace
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -31,21 +36,27 @@ DIFFERENT = [
 ]
 
 
+VERDICTS = (REPRODUCED, PARTLY, NOT, AHEAD, BEHIND, OFF)
+
+
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_a_panel_runs_at_the_smallest_scale(name, tmp_path):
     panel = PANELS[name]
     place = Workplace(tmp_path, progress=False)
     found = run(panel, "smoke", place, tmp_path / "results", force=False)
-    assert found.numbers["verdict"] in ("reproduced", "partly", "not reproduced")
-    assert json.loads((tmp_path / "outcome.json").read_text())["seed"] == 0
-    assert all((tmp_path / f"figure.{kind}").stat().st_size > 2000 for kind in ("png", "svg"))
-    stages = {p: p.stat().st_mtime_ns for p in (tmp_path / "stages").glob("*")}
+    assert found.numbers["verdict"] in VERDICTS
+    folder = tmp_path / name
+    assert json.loads((folder / "outcome.json").read_text())["seed"] == 0
+    assert all((folder / f"figure.{kind}").stat().st_size > 2000 for kind in ("png", "svg"))
+    stages = {p: p.stat().st_mtime_ns for p in tmp_path.glob("*/*/*.json")}
+    assert stages
     again = run(panel, "smoke", place, None, force=False)  # goes on with what is finished
     assert again.numbers["results"] == found.numbers["results"]
-    assert stages == {p: p.stat().st_mtime_ns for p in (tmp_path / "stages").glob("*")}
+    assert stages == {p: p.stat().st_mtime_ns for p in tmp_path.glob("*/*/*.json")}
     text = page(tmp_path / "results", tmp_path / "paper.md").read_text()
     assert f"## {name}" in text
     assert panel.finding in text
+    assert panel.criterion in text
 
 
 def test_every_panel_has_all_scales_and_a_title():
@@ -54,7 +65,9 @@ def test_every_panel_has_all_scales_and_a_title():
         assert set(panel.scales) == set(SCALES)
         assert panel.title
         assert panel.finding
+        assert panel.criterion
     assert set(ACCURACIES) <= set(PANELS)
+    assert set(REMARKS) <= set(PANELS)
 
 
 def test_a_stage_that_is_finished_is_read(tmp_path):
@@ -64,6 +77,50 @@ def test_a_stage_that_is_finished_is_read(tmp_path):
     again = place.stage("one", lambda: pytest.fail("made again"))
     assert again.numbers == kept.numbers
     assert torch.equal(again.arrays["b"], torch.ones(2))
+
+
+def test_a_stage_of_other_settings_is_not_read(tmp_path):
+    place = Workplace(tmp_path)
+    place.at("panel", Scale(10, 10, 1)).stage("one", lambda: Outcome({"a": 1}))
+    other = place.at("panel", Scale(10, 10, 2)).stage("one", lambda: Outcome({"a": 2}))
+    assert other.numbers["a"] == 2
+    assert place.at("panel", Scale(10, 10, 1)).stage("one", lambda: Outcome({})).numbers["a"] == 1
+
+
+def test_images_are_standardised_and_delta_goes_with_their_number(tmp_path):
+    scale = Scale(120, 60, 1, faster=4.0, data="digits")
+    raw = Workplace(tmp_path).data("cifar10", scale)
+    data = raw.standardised()
+    assert data.train[0].mean((0, 2, 3)).abs().max() < 1e-5
+    assert torch.allclose(data.train[0].std((0, 2, 3)), torch.ones(3))
+    mean, deviation = raw.train[0][:, 0].mean(), raw.train[0][:, 0].std()  # of training alone
+    assert torch.allclose(data.test[0][:, 0], (raw.test[0][:, 0] - mean) / deviation, atol=1e-5)
+    here = Training("sgd", (0.05, 0.005), 32, 100.0).on(data, scale)
+    assert here.prior_precision / data.num_train == pytest.approx(100 / 50_000)
+    assert here.rates == pytest.approx((0.1, 0.01))  # four times would not be stable
+
+
+@pytest.mark.parametrize("name", ["fig2a", "fig2b", "fig2c", "fig6a", "fig6b", "fig3a", "fig11d"])
+def test_training_again_has_the_paper_s_sum_of_rates(name, tmp_path):
+    panel = PANELS[name]
+    one = getattr(panel.settings, "net", panel.settings)
+    for net in getattr(one, "nets", (one,)):
+        small, whole = panel.scales["cpu"], panel.scales["paper"]
+        count = small.num_train or WHOLE[net.data]
+        data = Data((torch.zeros(count), torch.zeros(count)), (), (), WHOLE[net.data])
+        found = training_again(net, data, small)
+        steps = small.again * count / found.batch_size
+        theirs = whole.again * data.whole / net.training.batch_size
+        assert found.learning_rate * steps == pytest.approx(net.rates_again[0] * theirs)
+        assert found.final_learning_rate * steps == pytest.approx(net.rates_again[1] * theirs)
+
+
+def test_a_verdict_looks_at_sizes_too():
+    right = {"spearman": 0.9, "ratio": 1.4}
+    assert of_rank_and_size(right, 0.8, 0.5)[0] == REPRODUCED
+    assert of_rank_and_size({**right, "ratio": 8.0}, 0.8, 0.5)[0] == PARTLY
+    assert of_rank_and_size({**right, "ratio": 0.1}, 0.8, 0.5)[0] == PARTLY
+    assert of_rank_and_size({"spearman": 0.3, "ratio": 1.0}, 0.8, 0.5)[0] == NOT
 
 
 def test_an_unknown_panel_shows_the_list(capsys):

@@ -12,10 +12,14 @@ from torch import Tensor, nn
 
 import engram
 from experiments import plotting
-from experiments.measures import NOT, PARTLY, REPRODUCED, agreement
+from experiments.measures import agreement
 from experiments.panel import Outcome, Panel, Scale
 from experiments.training import Training, figures_on, fit, loss_of, make_optimizer
 from experiments.workplace import Data, Workplace
+
+# the paper has no finding here: what the answer means for engram's estimate
+AHEAD, BEHIND, OFF = "in favour", "mixed", "against"
+TIED, RANKED, NEAR = 0.02, 0.7, 0.2
 
 
 @dataclass(frozen=True)
@@ -132,8 +136,8 @@ def held_predictors(outcome: Outcome) -> tuple[str, str]:
     best = max(found, key=found.__getitem__)
     words = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
     own = found["leave-one-out, training time"]
-    level = REPRODUCED if own >= max(found.values()) - 0.02 else PARTLY if own >= 0.7 else NOT
-    return level, f"best: {best}; {words}"
+    level = AHEAD if own >= max(found.values()) - TIED else BEHIND if own >= RANKED else OFF
+    return level, f"best over {outcome.numbers['nets']} nets: {best}; {words}"
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,7 @@ def run_posteriors(settings: OneNet, scale: Scale, place: Workplace) -> Outcome:
             data.train,
             subsets=scale.again,
             train=train_one,
-            folder=place.folder / "subsets",
+            folder=place.own / "subsets",
             seed=place.seed,
             progress=place.progress,
         )
@@ -197,10 +201,14 @@ def draw_posteriors(settings: OneNet, outcome: Outcome) -> Figure:
     figure, axes = plotting.panel("leave-one-out loss by posterior", width=6.4)
     rows = {n: v for n, v in outcome.numbers.items() if isinstance(v, dict)}
     colours = [plotting.BLUE if "time" in name else plotting.GREY for name in rows]
-    axes.barh(list(rows), [row["ratio"] for row in rows.values()], color=colours)
+    axes.scatter([row["ratio"] for row in rows.values()], list(rows), s=45, c=colours)
     axes.axvline(1, color=plotting.BLACK, linewidth=0.8)
+    axes.grid(axis="y", linewidth=0.4)
     axes.set_xlabel("estimated over true leave-one-out loss")
     axes.set_xscale("log")
+    ticks = (0.5, 1, 2, 5, 10)
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
     return figure
 
 
@@ -208,7 +216,7 @@ def held_posteriors(outcome: Outcome) -> tuple[str, str]:
     rows = {n: v for n, v in outcome.numbers.items() if isinstance(v, dict)}
     nearest = min(rows, key=lambda n: abs(torch.tensor(rows[n]["ratio"]).log()))
     words = f"nearest: {nearest}, {rows[nearest]['ratio']:.2f} of the truth"
-    return (REPRODUCED if "training time" in nearest else NOT), words
+    return (AHEAD if "training time" in nearest else OFF), words
 
 
 def run_mixture(settings: OneNet, scale: Scale, place: Workplace) -> Outcome:
@@ -274,8 +282,8 @@ def held_mixture(outcome: Outcome) -> tuple[str, str]:
         f"mixture {mixture['loo']:.3f} for {mixture['test']:.3f}"
     )
     sees = mixture["loo"] < single["loo"]
-    near = abs(mixture["loo"] / mixture["test"] - 1) <= 0.2
-    return (REPRODUCED if sees and near else PARTLY if sees else NOT), words
+    near = abs(mixture["loo"] / mixture["test"] - 1) <= NEAR
+    return (AHEAD if sees and near else BEHIND if sees else OFF), words
 
 
 PANELS = [
@@ -284,6 +292,8 @@ PANELS = [
         "discussion: predictors of generalisation",
         "Leave-one-out beside other predictors of the test loss",
         "Open in the paper: how leave-one-out compares with marginal likelihood and sharpness.",
+        "in favour where leave-one-out with training time has the largest rank correlation with "
+        f"the test loss (or at most {TIED} less), mixed where it is at least {RANKED}",
         Nets("fmnist", (16, 64, 256), (1.0, 10.0, 60.0), (1e-3, 5e-3), (16, 128)),
         {
             "smoke": Scale(100, 60, 3, count=3, data="digits"),
@@ -299,6 +309,8 @@ PANELS = [
         "discussion: the choice of the posterior",
         "Leave-one-out by posterior, with the training time and without",
         "Open in the paper: what the posterior's form does to the estimate.",
+        "in favour where the posterior whose mean leave-one-out loss is nearest to the truth has "
+        "the training time",
         OneNet("fmnist", 12, Training("adam", (3e-3, 0.0), 32, 10.0)),
         {
             "smoke": Scale(60, 40, 2, count=2, again=14, data="digits"),
@@ -314,6 +326,8 @@ PANELS = [
         "discussion: mixtures",
         "An ensemble as a mixture posterior, against a single Gaussian",
         "Open in the paper: posteriors beyond one Gaussian.",
+        "in favour where the mixture's estimate is below the single one's, as its test loss is, "
+        f"and within {NEAR:.0%} of it; mixed where it is only below",
         OneNet("fmnist", 64, Training("adam", (3e-3, 0.0), 32, 10.0)),
         {
             "smoke": Scale(80, 60, 3, data="digits"),

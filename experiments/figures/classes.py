@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 
 import engram
 from experiments import plotting
-from experiments.figures.deviations import Settings, trained
-from experiments.measures import agreement, graded
+from experiments.figures.deviations import LENET, SGD, Settings, trained, training_again
+from experiments.measures import NOT, PARTLY, REPRODUCED, agreement
 from experiments.panel import Outcome, Panel, Scale
-from experiments.training import Training
 from experiments.workplace import Workplace
 
 
@@ -24,9 +24,9 @@ class Classes:
 
 
 def _of_net(net: Settings, scale: Scale, place: Workplace) -> Outcome:
-    data = place.data(net.data, scale)
-    model = trained(net, data, scale, place)
-    delta = net.training.prior_precision
+    data = place.data(net.data, scale).standardised()
+    model, accuracies = trained(net, data, scale, place)
+    delta = net.training.on(data, scale).prior_precision
 
     def estimate() -> Outcome:
         posterior = engram.laplace(
@@ -54,98 +54,109 @@ def _of_net(net: Settings, scale: Scale, place: Workplace) -> Outcome:
             classes=True,
             prior_precision=delta,
             evaluate_on=data.test,
-            folder=place.folder / "retraining",
-            train=engram.recipes.SGD(
-                learning_rate=scale.rate or net.rates_again[0],
-                epochs=scale.again,
-                batch_size=net.training.batch_size,
-            ),
+            folder=place.own / f"{net.model}-retraining",
+            train=training_again(net, data, scale),
             seed=place.seed,
             progress=place.progress,
         )
         assert truth.evaluation_loss is not None
         return Outcome({"test": truth.evaluation_loss.double().mean(1).tolist()})
 
-    estimated, truth = place.stage("estimates", estimate), place.stage("truth", retrain)
+    estimated, truth = (
+        place.stage(f"{net.model}-{name}", make)
+        for name, make in (("estimates", estimate), ("truth", retrain))
+    )
+    # a mean in place of a sum: classes of a part of the images are not quite of one size
+    counts = data.train[1].bincount()
+    loco = {
+        name: (torch.tensor(estimated.numbers[name]) / counts).tolist() for name in ("paper", "own")
+    }
     numbers = {
-        "LOCO, the paper's form": agreement(truth.numbers["test"], estimated.numbers["paper"]),
-        "LOCO, all cross terms": agreement(truth.numbers["test"], estimated.numbers["own"]),
+        "LOCO, the paper's form": agreement(truth.numbers["test"], loco["paper"]),
+        "LOCO, all cross terms": agreement(truth.numbers["test"], loco["own"]),
         "test loss, all cross terms": agreement(truth.numbers["test"], estimated.numbers["test"]),
     }
-    arrays = {name: torch.tensor(estimated.numbers[name]) for name in ("paper", "own", "test")}
-    return Outcome(numbers, arrays | {"true": torch.tensor(truth.numbers["test"])})
+    arrays = {name: torch.tensor(loco[name]) for name in ("paper", "own")}
+    return Outcome(
+        {**numbers, **accuracies}, arrays | {"true": torch.tensor(truth.numbers["test"])}
+    )
 
 
 def run(settings: Classes, scale: Scale, place: Workplace) -> Outcome:
     numbers, arrays = {}, {}
     for net in settings.nets:
-        own = Workplace(place.folder / net.model, place.seed, place.data_dir, place.progress)
-        found = _of_net(net, scale, own)
+        found = _of_net(net, scale, place)
         numbers[net.model] = dict(found.numbers)
         arrays |= {f"{net.model}.{name}": values for name, values in found.arrays.items()}
+    numbers["classes"] = place.data(settings.nets[0].data, scale).classes
     return Outcome(numbers, arrays)
 
 
 def draw(settings: Classes, outcome: Outcome) -> Figure:
-    figure, axes = plotting.panel(f"classes of {settings.nets[0].data} left out")
-    for net, colour in zip(settings.nets, (plotting.BLUE, plotting.RED), strict=False):
+    figure = Figure(figsize=(9.0, 4.0), layout="constrained")
+    for number, net in enumerate(settings.nets):
+        axes = figure.add_subplot(1, len(settings.nets), number + 1)
         true, loco = (outcome.arrays[f"{net.model}.{name}"] for name in ("true", "paper"))
-        axes.scatter(true, loco / loco.max(), s=14, color=colour, label=net.model)
-        for label, (x, y) in enumerate(zip(true, loco / loco.max(), strict=True)):
-            axes.annotate(str(label), (float(x), float(y)), fontsize=7)
-    axes.set_xlabel("test loss of the net trained without the class")
-    axes.set_ylabel("estimated LOCO, over the largest")
-    axes.legend(frameon=False, fontsize=8)
+        axes.scatter(true, loco, s=14, color=plotting.RED)
+        slope, height = np.polyfit(true, loco, 1)
+        ends = np.array([float(true.min()), float(true.max())])
+        axes.plot(ends, slope * ends + height, color=plotting.GREY, linestyle="--", linewidth=1)
+        for name, x, y in zip(outcome.numbers["classes"], true, loco, strict=True):
+            axes.annotate(name, (float(x), float(y)), fontsize=7, xytext=(3, 3),
+                          textcoords="offset points")  # fmt: skip
+        axes.set_title(f"{net.model} on {net.data}", fontsize=10)
+        axes.set_xlabel("test loss of the net trained without the class")
+        axes.set_ylabel("estimated loss of the class left out")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(x=0.15)
     return figure
 
 
 def held(outcome: Outcome) -> tuple[str, str]:
-    found = [row["LOCO, the paper's form"]["spearman"] for row in outcome.numbers.values()]
-    return graded(min(found), 0.6, 0.3, "smallest rank correlation over classes")
+    rows = [(name, row) for name, row in outcome.numbers.items() if isinstance(row, dict)]
+    ranks = {name: row["LOCO, the paper's form"]["spearman"] for name, row in rows}
+    ratios = {name: row["test loss, all cross terms"]["ratio"] for name, row in rows}
+    least = min(ranks.values())
+    level = REPRODUCED if least >= GOOD else PARTLY if least >= FAIR else NOT
+    words = "rank correlation " + ", ".join(f"{v:.2f} ({name})" for name, v in ranks.items())
+    sizes = ", ".join(f"{v:.2f} ({name})" for name, v in ratios.items())
+    return level, f"{words}; the test loss by all cross terms is {sizes} of the true one"
 
 
+GOOD, FAIR = 0.6, 0.3  # rank correlations over ten classes
 FINDING = (
     "Classes whose removal hurts the test loss most have the largest leave-one-class-out loss, "
     "although the estimate takes each example's own gradient in place of the class's."
 )
+CRITERION = (
+    f"reproduced where the paper's form has a rank correlation of at least {GOOD} with the test "
+    f"loss over the ten classes for both nets, partly where it is at least {FAIR}; its sizes are "
+    "those of another loss (the class's own), so that none are compared"
+)
 SCALES = {
-    "smoke": Scale(120, 40, 2, again=1, rate=1e-3, data="digits"),
-    "cpu": Scale(3000, 2000, 40, again=30, rate=1e-3),
+    "smoke": Scale(120, 40, 2, again=1, data="digits"),
+    "cpu": Scale(4000, None, 60, again=3, batch=64, faster=10.0),
     "paper": Scale(None, None, 300, again=1000),
 }
-SGD = Training("sgd", (1e-2, 1e-3), 256, 100.0)
-LENET = Training("sgd", (1e-1, 1e-3), 256, 100.0)
+
+
+def _panel(name: str, figure: str, title: str, *nets: Settings) -> Panel:
+    return Panel(name, figure, title, FINDING, CRITERION, Classes(nets), SCALES, run, draw, held)
+
+
 PANELS = [
-    Panel(
+    _panel(
         "fig3a",
         "3 (a)",
         "Fashion-MNIST: classes left out of an MLP and of LeNet5",
-        FINDING,
-        Classes(
-            (
-                Settings("fmnist", "mlp_32_16", SGD, (1e-5, 1e-6)),
-                Settings("fmnist", "lenet5", LENET, (1e-4, 1e-5)),
-            )
-        ),
-        SCALES,
-        run,
-        draw,
-        held,
+        Settings("fmnist", "mlp_32_16", SGD, (1e-5, 1e-6), 1000),
+        Settings("fmnist", "lenet5", LENET, (1e-4, 1e-5), 1000),
     ),
-    Panel(
+    _panel(
         "fig11d",
         "11 (d)",
         "MNIST: classes left out of an MLP and of LeNet5",
-        FINDING,
-        Classes(
-            (
-                Settings("mnist", "mlp_500_300", SGD, (1e-4, 1e-5)),
-                Settings("mnist", "lenet5", LENET, (1e-5, 1e-6)),
-            )
-        ),
-        SCALES,
-        run,
-        draw,
-        held,
+        Settings("mnist", "mlp_500_300", SGD, (1e-4, 1e-5), 1000),
+        Settings("mnist", "lenet5", LENET, (1e-5, 1e-6), 1000),
     ),
 ]

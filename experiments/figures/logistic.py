@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LinearLR
 
 import engram
 from engram.optimizers import DiagonalVON, GaussNewton
-from experiments.figures.evolution import draw, held, outcome_of
+from experiments.figures.evolution import CRITERION, draw, followed, held, outcome_of
 from experiments.models import make
 from experiments.panel import Outcome, Panel, Scale
 from experiments.training import figures_on
@@ -61,6 +61,7 @@ def run(settings: Settings, scale: Scale, place: Workplace) -> Outcome:
             estimator="linear",
             samples=scale.count,
             expectation="deviation",
+            examples=scale.looked,
         )
         generator = place.generator()
         for number in range(1, updates + 1):
@@ -69,16 +70,10 @@ def run(settings: Settings, scale: Scale, place: Workplace) -> Outcome:
             schedule.step()
             if number in settings.looks or number == updates:
                 tracker.update(step=number, diagnostics=False)
-        scores = tracker.history.score_matrix()
-        steps = [record.step for record in tracker.history]
-        tracker.close()
-        return Outcome(
-            {"steps": steps, "test accuracy": 1 - figures_on(model, data.test)["error"]},
-            {"scores": scores.float()},
-        )
+        return followed(tracker, figures_on(model, data.test)["error"])
 
     found = place.stage("followed", follow)
-    return outcome_of(found.arrays["scores"], found.numbers, data.train[0])
+    return outcome_of(found, data.train[0], "update")
 
 
 FINDING = (
@@ -91,10 +86,11 @@ PANELS = [
         "11 (a)",
         "MNIST, Bayesian logistic regression with VON",
         FINDING,
+        CRITERION,
         Settings(),
         {
             "smoke": Scale(120, 60, 12, count=3, data="digits"),
-            "cpu": Scale(6000, 10_000, 125, count=150),
+            "cpu": Scale(None, None, 125, count=150, looked=6000),
             "paper": Scale(None, None, 125, count=150),
         },
         run,

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 import engram
 from experiments import plotting
-from experiments.measures import agreement, mean_distance
+from experiments.measures import NOT, PARTLY, REPRODUCED, agreement, mean_distance
 from experiments.models import make
 from experiments.panel import Outcome, Panel, Scale, smoke
 from experiments.training import Training, figures_on, fit
@@ -29,7 +29,8 @@ class Settings:
 
 
 def _at(settings: Settings, delta: float, data: Data, scale: Scale, place: Workplace) -> Outcome:
-    training = replace(settings.training, prior_precision=delta)
+    """At one delta, which is that of as many images as there are; what is kept is the paper's."""
+    training = replace(settings.training.on(data, scale), prior_precision=delta)
     model = fit(
         make(settings.model, place.seed),
         data.train,
@@ -43,12 +44,12 @@ def _at(settings: Settings, delta: float, data: Data, scale: Scale, place: Workp
         model, data.train, structure="kronecker", prior_precision=delta, progress=False
     )
     result = engram.sensitivities(
-        model, data.train, posterior, estimator="linear", diagnostics=False, progress=False
+        model, data.train, posterior, estimator="paper", diagnostics=False, progress=False
     )
     test = figures_on(model, data.test)
     return Outcome(
         {
-            "delta": delta,
+            "delta": delta / data.share,
             "train": result.train_nll,
             "loo": result.loo_nll,
             "test": test["nll"],
@@ -58,12 +59,12 @@ def _at(settings: Settings, delta: float, data: Data, scale: Scale, place: Workp
 
 
 def run(settings: Settings, scale: Scale, place: Workplace) -> Outcome:
-    data = place.data(settings.data, scale)
+    data = place.data(settings.data, scale).standardised()
     first, last = (math.log10(value) for value in settings.strengths)
     grid = torch.logspace(first, last, scale.count, dtype=torch.float64).tolist()
     rows = [
         place.stage(
-            f"delta-{number:03d}", lambda d=delta: _at(settings, d, data, scale, place)
+            f"delta-{number:03d}", lambda d=delta: _at(settings, d * data.share, data, scale, place)
         ).numbers
         for number, delta in enumerate(grid)
     ]
@@ -79,6 +80,8 @@ def run(settings: Settings, scale: Scale, place: Workplace) -> Outcome:
             columns["loo"].index(min(columns["loo"]))
         ],
         "best test loss": min(columns["test"]),
+        "training loss": {"mean distance": mean_distance(columns["train"], columns["test"])},
+        "test accuracy": 1 - columns["error"][columns["loo"].index(min(columns["loo"]))],
     }
     return Outcome(numbers, {name: torch.tensor(values) for name, values in columns.items()})
 
@@ -91,7 +94,13 @@ def draw(settings: Settings, outcome: Outcome) -> Figure:
         "leave-one-out estimate": plotting.smoothed(columns["loo"], settings.window),
         "training loss": plotting.smoothed(columns["train"], settings.window),
     }
-    plotting.curves(axes, columns["delta"], lines, "regulariser $\\delta$", "nats per example")
+    plotting.curves(
+        axes,
+        columns["delta"],
+        lines,
+        "regulariser $\\delta$ (as of all of the paper's images)",
+        "nats per example",
+    )
     axes.set_xscale("log")
     beside = axes.twinx()
     beside.plot(columns["delta"], columns["error"], color=plotting.RED, linewidth=0.8, alpha=0.6)
@@ -102,14 +111,22 @@ def draw(settings: Settings, outcome: Outcome) -> Figure:
 def held(outcome: Outcome) -> tuple[str, str]:
     found = outcome.numbers
     lost = found["test loss at the estimate's best"] / found["best test loss"] - 1
-    correlated = found["agreement"]["spearman"]
-    words = f"test loss {lost:.1%} above the best, rank correlation {correlated:.2f}"
-    if lost <= 0.03 and correlated >= 0.7:
-        return "reproduced", words
-    return ("partly" if lost <= 0.1 else "not reproduced"), words
+    correlated, far = found["agreement"]["spearman"], found["mean distance"]
+    words = f"the estimate is {far:.0%} from the test loss over the grid (the training loss "
+    words += f"{found['training loss']['mean distance']:.0%}), rank correlation {correlated:.2f}; "
+    words += f"at its least the test loss is {lost:.1%} above the best"
+    if lost <= LOST and correlated >= RANKED and far <= CLOSE:
+        return REPRODUCED, words
+    return (PARTLY if lost <= LOST or far <= CLOSE else NOT), words
 
 
+LOST, RANKED, CLOSE = 0.03, 0.7, 0.15
 FINDING = "The estimate nearly lies on the test loss over three orders of magnitude."
+CRITERION = (
+    f"reproduced where the estimate is on average within {CLOSE:.0%} of the test loss over the "
+    f"grid, their rank correlation is at least {RANKED}, and the test loss at the estimate's least "
+    f"is at most {LOST:.0%} above the best; partly where one of the first and the last holds"
+)
 
 
 def _panel(letter: str, settings: Settings, paper: Scale, small: Scale) -> Panel:
@@ -119,6 +136,7 @@ def _panel(letter: str, settings: Settings, paper: Scale, small: Scale) -> Panel
         f"4 ({letter}), 7 ({letter})",
         title,
         FINDING,
+        CRITERION,
         settings,
         {"smoke": smoke(settings.model, epochs=2, count=2), "cpu": small, "paper": paper},
         run,
@@ -132,18 +150,18 @@ PANELS = [
         "a",
         Settings("mnist", "mlp_500_300", Training("sgd", (1e-2, 1e-3), 256, 1.0), (1.0, 1000.0), 3),
         Scale(None, None, 500, count=96),
-        Scale(3000, 5000, 40, count=12),
+        Scale(4000, 10_000, 20, count=8, faster=10.0),
     ),
     _panel(
         "b",
         Settings("fmnist", "lenet5", Training("adam", (1e-3, 1e-5), 256, 1.0), (10.0, 1000.0), 5),
         Scale(None, None, 300, count=96),
-        Scale(3000, 5000, 30, count=12),
+        Scale(4000, 10_000, 20, count=8),
     ),
     _panel(
         "c",
         Settings("cifar10", "cnn", Training("adamw", (1e-3, 1e-5), 512, 1.0), (10.0, 1000.0), 3),
         Scale(None, None, 150, count=30),
-        Scale(2000, 2000, 15, count=8, data="cifar10_10k"),
+        Scale(1000, 2000, 12, count=6, data="cifar10_10k"),
     ),
 ]
