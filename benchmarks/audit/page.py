@@ -102,8 +102,8 @@ def _noise(arrays: dict[str, np.ndarray]) -> LabelNoise:
     opinion = SecondOpinion(*map(torch.from_numpy, said), float(arrays["second_loss"]))
     labels = torch.from_numpy(arrays["given"])
     both = (torch.from_numpy(arrays[name]) for name in ("loo_probabilities", "visits"))
-    contradicted = blended(*both).argmax(1) != labels
-    return carried_over(opinion, torch.from_numpy(arrays["label_loss"]), contradicted, labels)
+    losses = torch.from_numpy(arrays["label_loss"])
+    return carried_over(opinion, losses, blended(*both), labels)
 
 
 def _cut_off(chance: np.ndarray, wrong: np.ndarray) -> dict[str, float]:

@@ -18,8 +18,15 @@ from engram.auditing.duplicates import find_duplicates, without_copies
 from engram.auditing.estimating import estimated
 from engram.auditing.examples import Examples
 from engram.auditing.fitting import Fit, Schedule
-from engram.auditing.group_effects import Trained, group_effects, no_groups
+from engram.auditing.group_effects import (
+    Trained,
+    class_effects,
+    group_effects,
+    no_classes,
+    no_groups,
+)
 from engram.auditing.issues import Judged, issue_table, judged
+from engram.auditing.neighbours import neighbours_of
 from engram.auditing.outcome import Audit, Findings, shown_of
 from engram.auditing.own_model import Own
 from engram.auditing.provenance import provenance
@@ -215,11 +222,15 @@ class _Plan:
         labels = judged(result, trained.training, examples.targets, opinion)
         issues = issue_table(examples, result, labels, copies)
         test = None if others is None else (stock.encode(others.inputs), others.targets)
-        groups = no_groups()
-        if examples.groups is not None and not self.minimal:
+        groups, classes, near = no_groups(), no_classes(), None
+        if not self.minimal:
             about = Trained(trained.model, data, posterior, trained.training, result, test)
-            groups = group_effects(about, examples.groups, self.progress)
-            issues["group_harm"] = issues["group"].map(groups["harm"]).astype(float)
+            near = neighbours_of(trained.model, data, posterior, labels.losses, self.progress)
+            if isinstance(examples.task, Classes):
+                classes = class_effects(about, examples.task.classes, self.progress)
+            if examples.groups is not None:
+                groups = group_effects(about, examples.groups, self.schedule.seed, self.progress)
+                issues["group_harm"] = issues["group"].map(groups["harm"]).astype(float)
         facts = {
             **provenance(),
             "source": examples.source,
@@ -244,6 +255,8 @@ class _Plan:
             facts,
             _notes(examples, stock.notes),
             {} if test is None else _test_losses(trained, test, examples),
+            classes,
+            near,
         )
 
 

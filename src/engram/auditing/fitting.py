@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +29,12 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     ),
 }
 SGD_FASTER = 10.0  # times the learning rate of Adam, and as much less decay a step
-PATIENCE = 2  # epochs in a row whose estimate is no better, after which training stops
+# When to stop. From epoch to epoch the estimate goes up and down by a hundredth while it still
+# falls, and it turns up before the loss on other data does, as at the last weights alone it
+# overshoots: on five tables and two texts that was lowest 0 to 11 epochs later
+PATIENCE = 5  # epochs since the lowest estimate
+TOLERATED = 1.05  # times the lowest estimate
+OVERFITTED = 2  # epochs in a row beyond that
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class Fit:
         model: in eval mode.
         training: the record; None where nobody recorded it.
         curve: for every epoch its number, the training loss, and the leave-one-out estimate.
-        stopped: the epoch after which the estimate got no better; None where it ran to the end.
+        stopped: the last epoch, where the estimate stopped it; None where it ran to the end.
     """
 
     model: nn.Module
@@ -200,9 +205,7 @@ class _Loop:
         if not self.recipe.stops_early:
             return
         point["loo"] = self._estimate()
-        looks = [one["loo"] for one in self.fit.curve if "loo" in one]
-        best = looks.index(min(looks))
-        if len(looks) - 1 - best >= PATIENCE:
+        if is_enough([one["loo"] for one in self.fit.curve]):
             self.fit.stopped = self.done
 
     def _estimate(self) -> float:
@@ -227,6 +230,20 @@ class _Loop:
         self.training.stop()
         self.stock.model.eval()
         return self.fit
+
+
+def is_enough(estimates: Sequence[float]) -> bool:
+    """Whether to stop after these estimates, one an epoch.
+
+    Example:
+        >>> is_enough([1.0, 0.9, 0.91, 0.9, 0.91, 0.89]), is_enough([1.0, 0.9, 0.96, 0.97])
+        (False, True)
+    """
+    lowest = min(estimates)
+    waited = len(estimates) - 1 - list(estimates).index(lowest)
+    late = estimates[-OVERFITTED:]
+    beyond = len(late) == OVERFITTED and min(late) > TOLERATED * lowest
+    return waited >= PATIENCE or beyond
 
 
 def _batches(count: int, size: int) -> list[Tensor]:

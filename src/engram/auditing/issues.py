@@ -83,11 +83,10 @@ def judged(
     if training is not None and heard is not None and training.visits is not None:
         at_visits, _ = training.visits.mean_predictions(torch.arange(len(targets)))
     probabilities = blended(result.loo_probabilities, at_visits)
-    contradicted = probabilities.argmax(1) != labels
     noise = (
         label_noise(probabilities, labels)
         if opinion is None
-        else carried_over(opinion, losses, contradicted, labels)
+        else carried_over(opinion, losses, probabilities, labels)
     )
     return Judged(losses, noise, known, probabilities)
 

@@ -1,38 +1,37 @@
 r"""How many labels are likely to be wrong, and how sure that is: a cut-off, not only a ranking.
 
-Where a model contradicts a label, one of the two is wrong. Which of them shows in how often it
-happens among examples that the model is as sure of. Of those that it is surest of, the model is
-hardly ever wrong: labels are contradicted there as often as labels are wrong,
+A label that a model contradicts is wrong, or the model is, or the example could as well be of
+either class. What tells them apart is how contradictions go with the model's confidence: where
+classes overlap they die out as it grows, wrong labels stay. So labels are modelled as
 
-.. math:: \epsilon = P(\hat y \neq y \mid \text{the surest}), \qquad
-    r(c) = P(\hat y \neq y \mid c) = \epsilon + (1 - \epsilon)\, m(c)
+.. math:: P(y \mid x) = \sum_k q_k(x) \, M_{ky}, \qquad
+    M = \mathrm{diag}(1 - \epsilon) + \mathrm{diag}(\epsilon) \, T, \qquad
+    q = \mathrm{softmax}(a \log p + b)
 
-and r at a lower confidence c, a rising function of its rank, gives how often the model is wrong
-there, m(c). A label y that the model contradicts with :math:`\hat y` is then wrong with chance
+with the model's probabilities p of examples that it was not trained on, made as sure as they
+deserve to be by a and b, and a share :math:`\epsilon_k` of the labels of class k replaced by others,
+:math:`T_k`. All of it is fitted to the labels as they were given, by maximum a posteriori. A label
+is then wrong with chance
 
-.. math:: \frac{\epsilon\, (1 - m)\, T(\hat y, y)}
-    {\epsilon\, (1 - m)\, T(\hat y, y) + (1 - \epsilon)\, m\, g(y)}
-
-with the rate of class :math:`\hat y`. Here g(y) is what the model itself would give to y if it
-were wrong, its probabilities without :math:`\hat y`, and T which label stands in place of which,
-counted among the surest.
+.. math:: \frac{\sum_k q_k \, \epsilon_k \, T_{ky}}{P(y \mid x)}
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 MORE_LIKELY = 0.5  # chance of being wrong from which a label counts as an issue
 SMALLEST = 1e-6  # probability below which none is told from none
-SUREST = (0.2, 0.3, 0.4)  # shares of the examples that count as the surest; their mean is taken
-FEWEST = 20  # examples that such a share must have
-FEWEST_OF_CLASS = 50  # examples of a class, from which its labels have a rate of their own
-SHARED = 10.0  # examples' worth of the rate of all classes in that of one
-LARGEST_RATE = 0.45  # of wrong labels: beyond, it is the model that is wrong
-LEAST_ODDS = 1e-3  # of any class, where the model is wrong
+EXPECTED = (1.0, 9.0)  # wrong and right labels that are taken for seen: little, and no rate is 0
+RATES_DIFFER = 2.0  # between classes, standard deviation of their log odds
+SWAPS_DIFFER = 2.0  # between pairs of classes, of their log odds
+OFFSET = 1.0  # of b, nats
+MOST_ENTRIES = 3_000_000  # probabilities that are fitted to; of more a sample
+STEPS = 200  # of L-BFGS; tens are usual
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +47,11 @@ class LabelNoise:
     chance: Tensor
     is_issue: Tensor
     rate: float
+
+    @classmethod
+    def of(cls, chance: Tensor, rate: float) -> LabelNoise:
+        """With the labels that are more likely wrong than right."""
+        return cls(chance, chance > MORE_LIKELY, rate)
 
     @property
     def count(self) -> int:
@@ -79,63 +83,107 @@ def blended(left_out: Tensor, heard: Tensor | None) -> Tensor:
     return p / p.sum(1, keepdim=True)
 
 
+@dataclass(frozen=True, eq=False)
+class NoiseModel:
+    """How labels come about, by a model's probabilities.
+
+    Args:
+        log_scale: log a, [].
+        offset: b, [C].
+        base: log odds of a wrong label, of all classes together, [].
+        rates: what those of each class add, [C].
+        swaps: log odds of which label stands in place of which, [C, C].
+    """
+
+    log_scale: Tensor
+    offset: Tensor
+    base: Tensor
+    rates: Tensor
+    swaps: Tensor
+
+    @classmethod
+    def fitted(cls, probabilities: Tensor, labels: Tensor) -> NoiseModel:
+        """To labels as they were given.
+
+        Args:
+            probabilities: of examples that their model was not trained on, [N, C].
+            labels: [N].
+        """
+        classes = probabilities.shape[1]
+        zeros = torch.zeros(classes, dtype=torch.float64)
+        usual = torch.tensor(math.log(EXPECTED[0] / EXPECTED[1]), dtype=torch.float64)
+        first = cls(zeros.sum(), zeros, usual, zeros, torch.zeros(classes, classes).double())
+        return first.refitted(probabilities, labels, tuple(vars(first)))
+
+    def refitted(self, probabilities: Tensor, labels: Tensor, names: tuple[str, ...]) -> NoiseModel:
+        """The same with some of its parts fitted."""
+        most = max(1, MOST_ENTRIES // probabilities.shape[1])
+        some = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:most]
+        logs, given = _logs(probabilities[some]), labels[some]
+        parts = {name: getattr(self, name).clone().requires_grad_() for name in names}
+        optimizer = torch.optim.LBFGS(
+            list(parts.values()), max_iter=STEPS, line_search_fn="strong_wolfe"
+        )
+        present = replace(self, **parts)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            wrong, right = present.joint(logs, given)
+            loss = present.penalty() - (wrong + right).clamp(min=1e-12).log().sum()
+            loss.backward()
+            return loss
+
+        with torch.enable_grad():
+            optimizer.step(closure)
+        return replace(self, **{name: part.detach() for name, part in parts.items()})
+
+    def penalty(self) -> Tensor:
+        """Minus the log of the prior."""
+        log_odds = torch.nn.functional.logsigmoid
+        wrong, right = EXPECTED
+        spread = (self.rates / RATES_DIFFER).square().sum()
+        spread = spread + (self.offset / OFFSET).square().sum()
+        spread = spread + (self.swaps / SWAPS_DIFFER).square().sum()
+        return spread / 2 - wrong * log_odds(self.base) - right * log_odds(-self.base)
+
+    def clean(self, logs: Tensor) -> Tensor:
+        """q, the probabilities of right labels, [N, C]."""
+        return (self.log_scale.exp() * logs + self.offset).softmax(1)
+
+    def joint(self, logs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Probability of each label and its being wrong, and of its being right, [N] each."""
+        q, rate = self.clean(logs), torch.sigmoid(self.base + self.rates)
+        itself = torch.eye(len(rate), dtype=torch.bool)
+        swaps = self.swaps.masked_fill(itself, -math.inf).softmax(1)
+        wrong = (q * rate * swaps[:, labels].T).sum(1)
+        return wrong, q.gather(1, labels[:, None])[:, 0] * (1 - rate)[labels]
+
+    def noise(self, probabilities: Tensor, labels: Tensor) -> LabelNoise:
+        """What comes of it for labels with these probabilities."""
+        logs = _logs(probabilities)
+        wrong, right = self.joint(logs, labels)
+        rate = (self.clean(logs) * torch.sigmoid(self.base + self.rates)).sum(1).mean()
+        return LabelNoise.of(wrong / (wrong + right).clamp(min=1e-12), float(rate))
+
+
 def label_noise(probabilities: Tensor, labels: Tensor) -> LabelNoise:
     """Wrong labels of a classifier, from probabilities without each example.
 
     Args:
-        probabilities: of the classes, [N, C], as :func:`blended` gives them.
+        probabilities: of the classes, [N, C], of a model that has not seen the labels.
         labels: as they were given, [N].
 
     Example:
-        >>> p = torch.tensor([[0.9, 0.1]] * 50 + [[0.1, 0.9]] * 50)
-        >>> y = torch.tensor([0] * 50 + [1] * 49 + [0])
-        >>> label_noise(p, y).is_issue.nonzero()
-        tensor([[99]])
+        >>> p = torch.tensor([[0.98, 0.02]] * 50 + [[0.02, 0.98]] * 50)
+        >>> y = torch.tensor([0] * 50 + [1] * 48 + [0] * 2)
+        >>> label_noise(p, y).is_issue.nonzero()[:, 0]
+        tensor([98, 99])
     """
-    confidence, predicted = probabilities.double().max(1)
-    contradicted = (predicted != labels).double()
-    order = confidence.argsort(descending=True, stable=True)
-    rates = _rates(contradicted[order], predicted[order], probabilities.shape[1])
-    rate = rates[predicted]
-    mistaken = rising(-confidence, (contradicted - rate) / (1 - rate), -confidence)
-    mistaken = mistaken.clamp(SMALLEST, 1.0)
-    surest = order[: _size(SUREST[-1], len(order))]
-    swaps = _swaps(predicted[surest], labels[surest], probabilities.shape[1])
-    others = (1 - confidence).clamp(min=SMALLEST)
-    given = probabilities.double().gather(1, labels[:, None])[:, 0] / others
-    label_is = rate * (1 - mistaken) * swaps[predicted, labels]
-    model_is = (1 - rate) * mistaken * given.clamp(LEAST_ODDS, 1.0)
-    chance = torch.where(contradicted > 0, label_is / (label_is + model_is), 0.0)
-    return LabelNoise(chance, chance > MORE_LIKELY, float(rate.mean()))
+    return NoiseModel.fitted(probabilities, labels).noise(probabilities, labels)
 
 
-def _rates(contradicted: Tensor, predicted: Tensor, classes: int) -> Tensor:
-    """How often the labels of examples of each class are wrong, [C].
-
-    Args:
-        contradicted: 1 where a label is, the surest prediction first, [N].
-        predicted: classes, in that order, [N].
-        classes: C.
-    """
-    overall = _among_surest(contradicted)
-    found = torch.full((classes,), overall, dtype=torch.float64)
-    for number in range(classes):
-        own = contradicted[predicted == number]
-        if len(own) >= FEWEST_OF_CLASS:
-            weight = SUREST[-1] * len(own)
-            found[number] = (_among_surest(own) * weight + overall * SHARED) / (weight + SHARED)
-    floor = 0.5 / _size(SUREST[-1], len(contradicted))  # less than one is not seen
-    return found.clamp(floor, LARGEST_RATE)
-
-
-def _among_surest(contradicted: Tensor) -> float:
-    """The share of labels that are contradicted, mean over some shares of the surest."""
-    sizes = [_size(share, len(contradicted)) for share in SUREST]
-    return sum(float(contradicted[:size].mean()) for size in sizes) / len(sizes)
-
-
-def _size(share: float, count: int) -> int:
-    return min(count, max(FEWEST, int(share * count)))
+def _logs(probabilities: Tensor) -> Tensor:
+    return probabilities.double().clamp(min=SMALLEST).log()
 
 
 def rising(places: Tensor, values: Tensor, at: Tensor) -> Tensor:
@@ -144,11 +192,3 @@ def rising(places: Tensor, values: Tensor, at: Tensor) -> Tensor:
 
     fitted = IsotonicRegression(out_of_bounds="clip").fit(places.numpy(), values.numpy())
     return torch.from_numpy(fitted.predict(at.numpy())).double()
-
-
-def _swaps(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Which label stands in place of which, each row a distribution; one in C - 1 before counts."""
-    counts = torch.full((classes, classes), 1.0 / max(1, classes - 1), dtype=torch.float64)
-    counts.index_put_((predicted, labels), torch.ones(len(labels)).double(), accumulate=True)
-    counts.fill_diagonal_(0.0)
-    return counts / counts.sum(1, keepdim=True).clamp(min=SMALLEST)

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from engram.auditing.examples import Examples
+from engram.auditing.group_effects import no_classes
 from engram.auditing.tasks import Task
 from engram.core.arguments import path_of
 from engram.core.printable import printable
@@ -19,7 +20,7 @@ from engram.sensitivity.result import Result
 if TYPE_CHECKING:
     import pandas as pd
 
-    from engram.report.page import PageData
+    from engram.report.page import Neighbours, PageData
 
 MOST_THUMBNAILS = 2000  # pictures that are kept for showing: the page has no more
 
@@ -87,6 +88,9 @@ class Audit:
         facts: versions, times, the model: for people to read.
         notes: what was done to the data, and what could not be read.
         test: the loss and accuracy on the data given as ``test=``; empty without.
+        classes: what examples of the other classes gain where there are none of a class, a row a
+            class; empty where there are no classes.
+        neighbours: the examples that help and harm those whose labels look most wrong.
     """
 
     shown: Shown = field(repr=False)
@@ -99,6 +103,8 @@ class Audit:
     facts: Mapping[str, Any] = field(repr=False)
     notes: tuple[str, ...] = ()
     test: Mapping[str, float] = field(default_factory=dict)
+    classes: pd.DataFrame = field(default_factory=no_classes, repr=False)
+    neighbours: Neighbours | None = field(default=None, repr=False)
 
     @property
     def loo_probabilities(self) -> Tensor:

@@ -55,7 +55,7 @@ def wrong_residuals(residuals: Tensor) -> LabelNoise:
     # no smaller residual has a smaller rate: the usual step-up of false discovery rates
     rates[order] = rates[order].flip(0).cummin(0).values.flip(0)
     chance = 1 - rates
-    return LabelNoise(chance, chance > MORE_LIKELY, float(chance.mean()))
+    return LabelNoise.of(chance, float(chance.mean()))
 
 
 def wrong_sets(predicted: Tensor, targets: Tensor) -> LabelNoise:
@@ -70,4 +70,4 @@ def wrong_sets(predicted: Tensor, targets: Tensor) -> LabelNoise:
         for p, y in zip(predicted.double().unbind(1), targets.unbind(1), strict=True)
     ]
     chance = torch.stack([one.chance for one in own]).amax(0)
-    return LabelNoise(chance, chance > MORE_LIKELY, sum(one.rate for one in own) / len(own))
+    return LabelNoise.of(chance, sum(one.rate for one in own) / len(own))

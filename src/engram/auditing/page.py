@@ -12,6 +12,7 @@ from engram.report.page import Alert, Curves, Effect, Making, PageData
 from engram.report.result_page import result_data
 
 WRONG, MEMORISED, COPIED = "likely wrong label", "memorised", "near duplicate"
+CLASS = "class"
 
 
 def audit_page(audit: Audit) -> PageData:
@@ -37,6 +38,7 @@ def audit_page(audit: Audit) -> PageData:
         flags=flags | kept,
         groups=groups,
         label_score=issues["label_score"].to_numpy(),
+        neighbours=audit.neighbours,
     )
     headline = replace(plain.headline, title=_title(audit), sentence=_sentence(audit))
     return replace(
@@ -45,6 +47,7 @@ def audit_page(audit: Audit) -> PageData:
         examples=examples,
         alerts=_alerts(audit, plain),
         effects=_effects(audit),
+        effect_notes=_effect_notes(audit),
         effects_on=str(audit.facts.get("groups_on", "the other examples")),
         curves=_curves(audit),
         making=_making(audit, plain),
@@ -108,25 +111,34 @@ def _alerts(audit: Audit, plain: PageData) -> list[Alert]:
         if row["hurts"]:
             title = f"{_grouping(audit)} {name} hurts"
             text = (
-                f"Without its {row['examples']:,} examples others' loss falls by {row['harm']:.3g}."
+                f"Without its {row['examples']:,} examples others' loss falls by {row['harm']:.2g} "
+                "more than without as many random ones."
             )
             alerts.append(Alert(title, text, group=(_grouping(audit), str(name))))
     return alerts + [alert for alert in plain.alerts if alert.flag not in (WRONG, MEMORISED)]
 
 
 def _effects(audit: Audit) -> list[Effect]:
-    return [
-        Effect(
-            str(name),
-            _grouping(audit),
-            row["examples"],
-            -row["harm"],
-            -row["harm_high"],
-            -row["harm_low"],
-            row["verdict"],
+    """Of groups, then of classes."""
+    found = [
+        Effect(str(name), kind, row["examples"], -row[of], -row[high], -row[low], row["verdict"])
+        for frame, kind, (of, low, high) in (
+            (audit.groups, _grouping(audit), ("harm", "harm_low", "harm_high")),
+            (audit.classes, CLASS, ("gain", "gain_low", "gain_high")),
         )
-        for name, row in audit.groups.to_dict("index").items()
+        for name, row in frame.to_dict("index").items()
     ]
+    return found
+
+
+def _effect_notes(audit: Audit) -> dict[str, str]:
+    """What the changes of each kind are compared with."""
+    return {
+        _grouping(audit): "Beside leaving out as many random examples of the same classes. The "
+        "intervals hold for all at once.",
+        CLASS: "What examples of the other classes would lose. Where that is less than nothing, "
+        "this class is in their way: it is taken for them, or they for it.",
+    }
 
 
 def _curves(audit: Audit) -> Curves | None:

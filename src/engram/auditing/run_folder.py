@@ -5,6 +5,7 @@
 ``examples.parquet``   a row an example: the table of issues, its text and its group
 ``result/``            sensitivities: ``result.json`` and safetensors
 ``thumbnails.safetensors``  pictures of the examples that are shown, of images
+``neighbours.safetensors``  examples that help and harm those whose labels look most wrong
 ``report.html``        the page
 =====================  =======================================================================
 """
@@ -12,28 +13,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from engram.auditing.group_effects import no_classes, no_groups
 from engram.auditing.outcome import Audit, Findings, Shown
 from engram.auditing.tasks import Task
 from engram.core.storage.files import read_tensors, replacing, write_tensors
 from engram.core.storage.kinds import Kind, stored
 from engram.core.storage.values import init_fields, read_fields
 from engram.errors import StorageError, brief
+from engram.report.examples import Neighbours
 from engram.sensitivity.result import KIND as RESULT
 
 if TYPE_CHECKING:
     import pandas as pd
 
-TABLE, RESULTS, THUMBNAILS, PAGE = (
+TABLE, RESULTS, THUMBNAILS, NEIGHBOURS, PAGE = (
     "examples.parquet",
     "result",
     "thumbnails.safetensors",
+    "neighbours.safetensors",
     "report.html",
 )
 TEXT, GROUP = "text", "group"  # columns of the table beside those of the issues
@@ -52,11 +56,11 @@ class Run:
     test: Mapping[str, float]
     curve: tuple[Mapping[str, float], ...]
     groups: tuple[Mapping[str, Any], ...]
+    classes: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
     def of(cls, audit: Audit) -> Run:
         """The part of an audit that is neither table nor array."""
-        groups = audit.groups.reset_index().to_dict("records")
         return cls(
             audit.shown.kind,
             audit.shown.task,
@@ -66,8 +70,24 @@ class Run:
             audit.notes,
             audit.test,
             tuple(audit.curve),
-            tuple({str(k): v for k, v in row.items()} for row in groups),
+            _records(audit.groups),
+            _records(audit.classes),
         )
+
+
+def _records(frame: pd.DataFrame) -> tuple[dict[str, Any], ...]:
+    """The rows of a table, its index a column."""
+    rows = frame.reset_index().to_dict("records")
+    return tuple({str(k): v for k, v in row.items()} for row in rows)
+
+
+def _frame(records: tuple[Mapping[str, Any], ...], empty: pd.DataFrame) -> pd.DataFrame:
+    """The table of rows, as :func:`_records` gives them."""
+    import pandas as pd
+
+    if not records:
+        return empty
+    return pd.DataFrame([dict(row) for row in records]).set_index(empty.index.name)
 
 
 def write_run(audit: Audit, folder: Path) -> Path:
@@ -80,6 +100,14 @@ def write_run(audit: Audit, folder: Path) -> Path:
             "thumbnails": torch.from_numpy(np.ascontiguousarray(audit.shown.thumbnails)),
         }
         write_tensors(folder / THUMBNAILS, tensors)
+    if audit.neighbours is not None:
+        columns = {item.name: getattr(audit.neighbours, item.name) for item in fields(Neighbours)}
+        tensors = {
+            name: torch.from_numpy(np.ascontiguousarray(column))
+            for name, column in columns.items()
+            if column is not None
+        }
+        write_tensors(folder / NEIGHBOURS, tensors)
     audit.report(folder / PAGE)
     return KIND.write(audit, folder)
 
@@ -103,8 +131,6 @@ def _read_table(path: Path) -> pd.DataFrame:
 
 def _audit(run: Run, folder: Path) -> Audit:
     """The audit of a folder."""
-    import pandas as pd
-
     table = _read_table(folder / TABLE)
     result = RESULT.read(folder / RESULTS)
     if TEXT not in table or len(table) != result.num_data:
@@ -127,18 +153,23 @@ def _audit(run: Run, folder: Path) -> Audit:
         pictured,
         thumbnails,
     )
-    groups = pd.DataFrame([dict(row) for row in run.groups])
+    near = None
+    if (folder / NEIGHBOURS).exists():
+        tensors = read_tensors(folder / NEIGHBOURS)[0]
+        near = Neighbours(**{name: column.numpy() for name, column in tensors.items()})
     return Audit(
         shown,
         result,
         table.drop(columns=TEXT),
         run.findings,
-        groups.set_index("group") if len(groups) else groups,
+        _frame(run.groups, no_groups()),
         run.curve,
         run.settings,
         run.facts,
         run.notes,
         run.test,
+        _frame(run.classes, no_classes()),
+        near,
     )
 
 

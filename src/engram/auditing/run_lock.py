@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engram.auditing.run_folder import KIND, PAGE, RESULTS, TABLE, THUMBNAILS
+from engram.auditing.run_folder import KIND, NEIGHBOURS, PAGE, RESULTS, TABLE, THUMBNAILS
 from engram.core.storage.files import reason_of
 from engram.core.storage.json_folder import read_folder, write_folder
 from engram.errors import RunFolderError, StorageError
@@ -109,7 +109,13 @@ def _check_ours(folder: Path) -> None:
         raise RunFolderError("a folder for the run", f"the file {folder}", "give another name")
     beside = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     own = any(name in beside for name in ("run.json", f"{PROGRESS}.json", LOCK))
-    stopped = TABLE in beside and set(beside) <= {TABLE, RESULTS, THUMBNAILS, PAGE}  # in writing
+    stopped = TABLE in beside and set(beside) <= {
+        TABLE,
+        RESULTS,
+        THUMBNAILS,
+        NEIGHBOURS,
+        PAGE,
+    }  # in writing
     if beside and not (own or stopped):
         raise RunFolderError(
             "an empty folder, or that of an earlier run",

@@ -4,9 +4,9 @@ How sure a model is of an example that it was trained on depends on the example'
 well that is taken out again: too little where the head alone is asked, too much where a net has
 learned its data by heart. Which labels come first is hardly changed by it, but how many of them are
 wrong is. So half of the examples are judged by a model that has never seen them, by
-:mod:`engram.auditing.label_noise`, and what comes of it is carried over to all: the chance that a
-label is wrong is the rising function of the loss that labels are ranked by which is nearest to the
-chances of that half.
+:mod:`engram.auditing.label_noise`, and what comes of it is carried over to all: how often labels
+are wrong, and of which classes; and the chance of each is a rising function of the loss that labels
+are ranked by.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from engram.auditing.fitting import Schedule, fit
-from engram.auditing.label_noise import MORE_LIKELY, LabelNoise, label_noise, rising
+from engram.auditing.label_noise import LabelNoise, NoiseModel, rising
 from engram.auditing.stock.base import Stock
 from engram.auditing.tasks import Task
 
@@ -76,19 +76,35 @@ def second_opinion(
 
 
 def carried_over(
-    opinion: SecondOpinion, losses: Tensor, contradicted: Tensor, labels: Tensor
+    opinion: SecondOpinion, losses: Tensor, probabilities: Tensor, labels: Tensor
 ) -> LabelNoise:
-    """Chances of all labels, by those of the half that was judged.
+    """Chances of all labels, by what the half that was judged says of how labels come about.
+
+    There are two readings of the same noise. The half's own chances are those of a model that has
+    learned from half of the data; those of the whole model's left-out probabilities have its
+    knowledge, and something of the labels themselves. Both make too little of wrong labels, so that
+    the one that finds more of them is taken.
 
     Args:
         opinion: on that half.
         losses: that all labels are ranked by, [N].
-        contradicted: labels that are not the likeliest class without the example, [N]; no other
-            one is called wrong.
+        probabilities: without each example, by the whole model, [N, C]; no label that is their
+            likeliest class is called wrong.
         labels: as they were given, [N].
     """
-    some = opinion.positions
-    own = label_noise(opinion.probabilities, labels[some])
-    chance = rising(losses[some], own.chance, losses)
-    chance = torch.where(contradicted, chance, 0.0)
-    return LabelNoise(chance, chance > MORE_LIKELY, own.rate)
+    some, contradicted = opinion.positions, probabilities.argmax(1) != labels
+    fitted = NoiseModel.fitted(opinion.probabilities, labels[some])
+    half = fitted.noise(opinion.probabilities, labels[some])
+    whole = fitted.refitted(probabilities, labels, ("log_scale", "offset"))
+    judged = contradicted[some]
+    readings = [_along(losses, losses, whole.noise(probabilities, labels).chance, contradicted)]
+    if int(judged.sum()) > 1:
+        own = (losses[some][judged], half.chance[judged])
+        readings.append(_along(losses, *own, contradicted))
+    found = [LabelNoise.of(chance, half.rate) for chance in readings]
+    return max(found, key=lambda one: float(one.chance[one.is_issue].sum()))
+
+
+def _along(losses: Tensor, places: Tensor, values: Tensor, contradicted: Tensor) -> Tensor:
+    """Chances that rise with the loss, of labels that are contradicted."""
+    return torch.where(contradicted, rising(places, values, losses), 0.0)

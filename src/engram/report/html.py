@@ -127,7 +127,9 @@ def _effects(data: PageData) -> Iterator[dict[str, Any]]:
     for number, kind in enumerate(_kinds(data)):
         rows = tables.effect_rows([effect for effect in data.effects if effect.kind == kind])
         label = f"What leaving out each {kind} changes"
-        yield {"name": kind, "chart": f"chart-effects-{number}", "label": label, "rows": rows}
+        note = data.effect_notes.get(kind, "")
+        chart = f"chart-effects-{number}"
+        yield {"name": kind, "chart": chart, "label": label, "rows": rows, "note": note}
 
 
 def _predictions(data: PageData) -> dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:

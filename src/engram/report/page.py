@@ -204,6 +204,7 @@ class PageData:
         alerts: the most urgent first.
         effects: of classes and groups; sorted by the page.
         effects_on: what their changes are measured on.
+        effect_notes: a sentence for each kind of effect, where there is something to say of it.
         curves: the training over time.
         metrics: measures of the predictions by name, each on the training data and left out.
         comparisons: estimated against retrained.
@@ -221,6 +222,7 @@ class PageData:
     alerts: Sequence[Alert] = ()
     effects: Sequence[Effect] = ()
     effects_on: str = "the other examples"
+    effect_notes: Mapping[str, str] = field(default_factory=dict)
     curves: Curves | None = None
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     comparisons: Sequence[Comparison] = ()
