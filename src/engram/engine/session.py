@@ -29,7 +29,7 @@ MEMORY_SHARE = 0.25  # of what is free: the rest is for what is computed from a 
 WORKING_SET = 192 * 2**20  # bytes: beyond, no quicker, and twice the memory of a training step
 COPIES_OF_ACTIVATIONS = 8  # inputs, gradients, their graph, perturbations and temporaries of a pass
 RETAINED_BLOCK = 31 * 2**20  # bytes: just below the largest that the C library keeps, 32 MB
-ALONE = Processes()
+ALONE = Processes()  # whoever passes over the data by itself
 
 
 @dataclass(frozen=True)

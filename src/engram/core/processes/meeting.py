@@ -8,7 +8,7 @@ error says what differs, and on which process.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -60,7 +60,8 @@ def together(
     """
     peers = Processes.found(across_ranks)
     if peers.alone:
-        yield peers
+        with whole_weights(model) if across_ranks else nullcontext():
+            yield peers
         return
     presence = Presence(peers.rank, peers.count)
     peers = replace(peers, presence=presence)
