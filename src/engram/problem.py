@@ -17,8 +17,9 @@ from torch import nn
 
 from engram.core.arguments import AUTO
 from engram.core.data.batches import Batches, Data
+from engram.core.processes.group import Processes
 from engram.engine.prepare import Engine
-from engram.engine.session import Session, session
+from engram.engine.session import ALONE, Session, session
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace_torch import as_posterior
@@ -71,11 +72,15 @@ class Opener:
 
     @contextmanager
     def session(
-        self, model: nn.Module, batch_size: int | str = AUTO, progress: bool = True
+        self,
+        model: nn.Module,
+        batch_size: int | str = AUTO,
+        progress: bool = True,
+        peers: Processes = ALONE,
     ) -> Iterator[Session]:
         """The model, opened for passes; it is as before when this ends, in any way."""
         given = (model, self.data, self.likelihood, batch_size, progress)
-        with session(*given, planned=self.engine) as opened:
+        with session(*given, planned=self.engine, peers=peers) as opened:
             self.engine = opened.engine
             yield opened
 
@@ -87,6 +92,7 @@ def opened_problem(
     posterior: Posterior | Any,
     batch_size: int | str = AUTO,
     progress: bool = True,
+    peers: Processes = ALONE,
 ) -> Iterator[Problem]:
     """Open a model with its data and posterior; it is as before when this ends, in any way.
 
@@ -96,7 +102,9 @@ def opened_problem(
         posterior: of this model at its present weights; a fitted laplace-torch object works too.
         batch_size: most examples at a time; ``"auto"`` is what the free memory has room for.
         progress: show bars where passes take longer than a few seconds.
+        peers: processes that share the examples.
     """
     posterior = as_posterior(posterior, model)
-    with session(model, data, posterior.known_likelihood, batch_size, progress) as opened:
+    given = (model, data, posterior.known_likelihood, batch_size, progress)
+    with session(*given, peers=peers) as opened:
         yield Problem(opened, posterior)

@@ -11,12 +11,15 @@ their sums is in :mod:`engram.linalg.kronecker_factors`.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Collection, Sequence
 
+import torch
 from torch import Tensor
 
 from engram.core.parameters import Layout
+from engram.core.processes.group import Processes
 from engram.engine.passes import Trace
 from engram.engine.sites import Site
 from engram.linalg.kronecker_factors import Factors
@@ -40,6 +43,26 @@ class KroneckerFactors:
     def drop_unused(self) -> None:
         """Forget layers whose output reaches no output of the model: they have no gradients."""
         self.layers = {name: f for name, f in self.layers.items() if f.complete}
+
+    def take_sums(self, peers: Processes, device: torch.device) -> None:
+        """Replace what is collected by its sums over processes."""
+        if peers.alone:
+            return
+        layouts: dict[str, Layout] = {}
+        forms = {n: [f.layout.names, f.layout.shapes] for n, f in self.layers.items()}
+        for said in peers.told("layers", forms):
+            for first, (names, shapes) in said.items():
+                layouts.setdefault(first, Layout(tuple(names), tuple(map(torch.Size, shapes))))
+        own = {
+            json.dumps([first, name]): value
+            for first, factors in self.layers.items()
+            for name, value in factors.sums.items()
+        }
+        sums: dict[str, dict[str, Tensor]] = {first: {} for first in layouts}
+        for key, value in peers.summed("Kronecker factors", own, device).items():
+            first, name = json.loads(key)
+            sums[first][name] = value
+        self.layers = {n: Factors.of_sums(layout, sums[n]) for n, layout in layouts.items()}
 
     def update_columns(self, trace: Trace) -> None:
         """Add a batch's inputs; once per batch."""

@@ -6,6 +6,7 @@ entry as they are, entry by entry in an eigenbasis, or as an outer product.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from engram.core.dtypes import wide, widest
 from engram.core.parameters import Layout, Named
+from engram.core.processes.group import Processes
 from engram.engine.passes import Trace
 from engram.engine.rules.base import CHUNK_BYTES
 from engram.engine.sites import DENSE_CHUNK_BYTES, Site, per_example_gradients
@@ -95,6 +97,20 @@ class SquareMoments:
         zeros = {name: torch.zeros(shape) for name, shape in shapes.items()}
         return block.coordinates(zeros) if found is None else found
 
+    def take_sums(self, peers: Processes, device: torch.device) -> None:
+        """Replace what is collected by its sums over processes."""
+        if peers.alone:
+            return
+        own = {json.dumps([name]): value for name, value in self.by_name.items()}
+        own |= {json.dumps(["", *names]): value for names, value in self.by_block.items()}
+        self.by_name, self.by_block = {}, {}
+        for key, value in peers.summed("squares of gradients", own, device).items():
+            first, *names = json.loads(key)
+            if names:
+                self.by_block[tuple(names)] = value
+            else:
+                self.by_name[first] = value
+
     def _add_name(self, name: str, value: Tensor) -> None:
         value = wide(value)
         self.by_name[name] = self.by_name[name] + value if name in self.by_name else value
@@ -124,6 +140,10 @@ class OuterMoments:
                     rows = []
         if rows:
             self._add(rows)
+
+    def take_sums(self, peers: Processes) -> None:
+        """Replace the matrix by its sum over processes."""
+        self.matrix = peers.summed("outer products", {"matrix": self.matrix})["matrix"]
 
     def _add(self, rows: list[Tensor]) -> None:
         stacked = torch.cat(rows)

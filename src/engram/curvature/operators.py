@@ -21,11 +21,12 @@ from torch import Tensor
 from engram.core.data.batches import Batch, call
 from engram.core.dtypes import widest
 from engram.core.parameters import Layout, trainable
+from engram.core.processes.group import Processes
 from engram.core.state.model import device_of
 from engram.core.state.process import plain_attention
 from engram.curvature.batched_gradients import many_gradients
 from engram.curvature.kinds import Curvature, check_exact
-from engram.engine.session import Session
+from engram.engine.session import ALONE, Session
 
 # Vectors, or rows of a whole Hessian, found in one batched backward pass, where memory holds them:
 # more share its cost, and take memory
@@ -61,6 +62,8 @@ class CurvatureOperator(ABC):
         prior: delta, added to the diagonal; [P], or one number.
         examples: those that are summed over, with weights; all of them if not given.
         scale: of the whole.
+        peers: processes that share the examples, and make every product together; this one alone
+            if not given, as for products that each makes of examples of its own.
 
     Attributes:
         products: vectors multiplied so far, each of them one pass over the data.
@@ -75,8 +78,10 @@ class CurvatureOperator(ABC):
         prior: Tensor | float = 0.0,
         examples: Weighted | None = None,
         scale: float = 1.0,
+        peers: Processes = ALONE,
     ) -> None:
         self.opened, self.layout, self.prior, self.scale = opened, layout, prior, scale
+        self.peers = peers
         parameters = trainable(opened.model)
         self.parameters = [parameters[name] for name in layout.names]
         self.products = 0
@@ -102,6 +107,7 @@ class CurvatureOperator(ABC):
         self.products += len(vectors)
         parts = [self._times(part) for part in vectors.split(self._vectors_at_once())]
         found = torch.cat(parts) if parts else vectors
+        found = self.peers.summed("curvature products", {"products": found})["products"]
         prior = self.prior.to(vectors) if isinstance(self.prior, Tensor) else self.prior
         return self.scale * (found + prior * vectors)
 
@@ -123,10 +129,13 @@ class CurvatureOperator(ABC):
     def _batches(self) -> Iterator[Batch]:
         opened, source = self.opened, iter(self.opened.batches)
         length = len(opened.batches)
-        if self._examples is not None:
+        chosen = None if self._examples is None else self._examples.indices
+        if not self.peers.alone:
+            chosen = opened.own_rows(chosen)
+        if chosen is not None:
             size = opened.batches.batch_size
-            source = iter(opened.batches.subset(self._examples.indices, size))
-            length = -(-len(self._examples.indices) // size)
+            source = iter(opened.batches.subset(chosen, size))
+            length = -(-len(chosen) // size)
         for part in opened.parts(source, "curvature products", length):
             yield opened.placed(part)
 
@@ -277,6 +286,7 @@ class Hessian(CurvatureOperator):
             with torch.enable_grad(), plain_attention():
                 flat = torch.cat([g.flatten() for g in self._gradient(batch, None)])
             total += hessian_rows(flat, self.parameters)
+        total = self.peers.summed("Hessian", {"matrix": total})["matrix"]
         return 0.5 * (total + total.mT)
 
 
@@ -297,8 +307,12 @@ EXACT: dict[str, type[CurvatureOperator]] = {"hessian": Hessian, "ggn": GaussNew
 
 
 def exact_curvature(
-    kind: str, opened: Session, layout: Layout, prior: Tensor | float = 0.0
+    kind: str,
+    opened: Session,
+    layout: Layout,
+    prior: Tensor | float = 0.0,
+    peers: Processes = ALONE,
 ) -> CurvatureOperator:
     """The operator of this name, ``hessian`` or ``ggn``."""
     check_exact(kind)
-    return EXACT[kind](opened, layout, prior)
+    return EXACT[kind](opened, layout, prior, peers=peers)

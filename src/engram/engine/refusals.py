@@ -14,6 +14,7 @@ from engram.core.data.inputs import tensors_of
 from engram.core.memory import is_out_of_memory
 from engram.core.parameters import check_one_type, trainable
 from engram.core.state.modes_and_buffers import Buffers
+from engram.core.state.sharded import is_sharded
 from engram.engine.interception import FunctionMode, tensors
 from engram.engine.rules.base import Function
 from engram.errors import EngineError, EngramError, brief, interruption
@@ -113,7 +114,7 @@ def check_kinds(model: nn.Module) -> None:
         )
     check_one_type(model)
     for name, parameter in model.named_parameters():
-        if hasattr(parameter, "device_mesh"):
+        if is_sharded(parameter):
             _refuse_sharded(f"{name!r} as a {type(parameter).__name__}")
 
 
@@ -144,7 +145,8 @@ def _refuse_sharded(got: str) -> None:
     raise EngineError(
         "whole parameters in every process",
         f"{got}, sharded over processes",
-        "load the full state dict into a model that is not sharded: "
+        "of fully_shard, call it on every process with across_ranks=True; else load the full "
+        "state dict into a model that is not sharded: "
         "torch.distributed.checkpoint.state_dict.get_model_state_dict with "
         "StateDictOptions(full_state_dict=True)",
     )

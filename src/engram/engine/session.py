@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from engram.core.data.batches import Batch, Batches, Data, call, check_output_ro
 from engram.core.data.inputs import tensors_of
 from engram.core.memory import available_bytes, short_of_memory
 from engram.core.parameters import Named, check_module, uncompiled
+from engram.core.processes.group import Processes
 from engram.core.progress import progress_over
 from engram.core.state.model import device_of, state_preserved
 from engram.engine.passes import Trace
@@ -28,6 +29,7 @@ MEMORY_SHARE = 0.25  # of what is free: the rest is for what is computed from a 
 WORKING_SET = 192 * 2**20  # bytes: beyond, no quicker, and twice the memory of a training step
 COPIES_OF_ACTIVATIONS = 8  # inputs, gradients, their graph, perturbations and temporaries of a pass
 RETAINED_BLOCK = 31 * 2**20  # bytes: just below the largest that the C library keeps, 32 MB
+ALONE = Processes()  # whoever passes over the data by itself
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,23 @@ class Passes:
     largest_part: int
     fitting: int  # examples that a pass could hold at once, whatever the batch size
     switched: tuple[str, ...]  # kinds of layers in train mode before, which eval mode changes
+    peers: Processes = ALONE  # that share the examples, where they do
 
     @property
     def model(self) -> nn.Module:
         """The user's model, in eval mode while this lasts."""
         return self.engine.model
+
+    def own_rows(self, indices: Tensor | None = None) -> Tensor | None:
+        """This process's share of some examples, or of all; None for all where it is alone.
+
+        Whoever passes over it adds up, or puts together, what the processes have found.
+        """
+        if self.peers.alone:
+            return indices
+        if indices is None:
+            return self.peers.rows(self.batches.num_data)
+        return indices[self.peers.rows(len(indices))]
 
     def parts(self, source: Iterable[Batch], description: str, length: int) -> Iterator[Batch]:
         """Batches no larger than a pass should hold, behind a progress bar."""
@@ -98,7 +112,7 @@ class Passes:
 class Session(Passes):
     """Everything that a pass over the data with its targets needs."""
 
-    likelihood: Likelihood
+    likelihood: Likelihood = field(kw_only=True)
 
     def observe(self, batch: Batch) -> Observed:
         """Forward pass, checked targets, loss and residual of a batch."""
@@ -188,6 +202,7 @@ def opened_passes(
     progress: bool = True,
     labelled: bool = False,
     planned: Engine | None = None,
+    peers: Processes = ALONE,
 ) -> Iterator[Passes]:
     """Open the model for passes; it is as before when this ends, also after an exception.
 
@@ -208,7 +223,8 @@ def opened_passes(
         size = limit or min(LARGEST_BATCH, fitting, batches.num_data)
         part = min(fitting, limit or fitting)
         examples.append(min(size, part))
-        yield Passes(engine, Batches(data, size, labelled), progress, part, fitting, switched)
+        batches = Batches(data, size, labelled)
+        yield Passes(engine, batches, progress, part, fitting, switched, peers)
 
 
 @contextmanager
@@ -219,10 +235,11 @@ def session(
     batch_size: int | str = AUTO,
     progress: bool = True,
     planned: Engine | None = None,
+    peers: Processes = ALONE,
 ) -> Iterator[Session]:
     """Open the model for passes over inputs and targets."""
     chosen = resolve(likelihood)
-    with opened_passes(model, data, batch_size, progress, True, planned) as passes:
+    with opened_passes(model, data, batch_size, progress, True, planned, peers) as passes:
         # a loss that mixes examples shows in a batch of two, whatever the size of the others
         two = passes.batches.take(torch.arange(min(2, passes.batches.num_data)))
         shape = passes.traced(passes.placed(two)).shape

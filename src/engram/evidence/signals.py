@@ -226,8 +226,7 @@ def displacement(objective: Objective, indices: Tensor, steps: Tensor) -> Displa
     for index, step in zip(indices, steps, strict=True):
         delta = objective.layout.unflatten(step)
         for place, rows in found.items():
-            batches = opened.batches.subset(index[None])
-            moved = effect(opened, batches, 1, delta, place)
+            moved = effect(opened, index[None], delta, place)
             mean = opened.likelihood.mean
             rows.append(mean(moved.outputs_without) - mean(moved.outputs))
     return Displacement(torch.cat(found["linearised"]), torch.cat(found["displaced"]))

@@ -91,6 +91,13 @@ class KroneckerBlock(MatrixBlock):
         object.__setattr__(self, "covariance", self.precision.reciprocal())
 
     @property
+    def tensors(self) -> Named:
+        """Those that it was made of, by the names of its arguments."""
+        names = ("precision", "rows", "columns", "row_share")
+        named = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in named.items() if value is not None}
+
+    @property
     def with_bias(self) -> bool:
         """Whether the last column is the bias's."""
         return len(self.names) == 2

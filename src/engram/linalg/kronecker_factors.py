@@ -8,6 +8,7 @@ With columns c (inputs, with a 1 for the bias) and rows r (output gradients) at 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -81,6 +82,40 @@ class Factors:
     def row_values(self) -> Tensor | None:
         """The diagonal of the rows' factor, [G, O], where that is all there is of it."""
         return self.row_squares.diagonal if self.counts is None else self.counts[None]
+
+    @property
+    def sums(self) -> dict[str, Tensor]:
+        """What has been summed, by name: sums of parts of the data add up to those of all."""
+        named = {
+            "rows": self.rows.matrix,
+            "row_squares": self.row_squares.diagonal,
+            "columns": self.columns.matrix,
+            "column_sum": self.column_sum,
+            "counts": self.counts,
+            "positions": torch.tensor(self.positions),
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
+    @classmethod
+    def of_sums(cls, layout: Layout, sums: Mapping[str, Tensor]) -> Factors:
+        """Factors from what :attr:`sums` gave."""
+        squares = SquareSum()
+        squares.diagonal = sums.get("row_squares")
+        return cls(
+            layout,
+            GramSum(sums.get("rows")),
+            squares,
+            GramSum(sums.get("columns")),
+            sums.get("column_sum"),
+            sums.get("counts"),
+            int(sums["positions"]),
+        )
+
+    @property
+    def cost(self) -> float:
+        """Of its eigenvectors, up to a factor."""
+        matrices = (self.rows.matrix, self.columns.matrix)
+        return float(sum(m.shape[0] * m.shape[-1] ** 3 for m in matrices if m is not None))
 
     def block(self, prior_precision: float, dtype: torch.dtype) -> KroneckerBlock:
         """The precision in its eigenbasis: products of eigenvalues over M, plus delta."""

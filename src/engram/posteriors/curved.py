@@ -28,12 +28,14 @@ def check_curved(opened: Session, posterior: Posterior) -> None:
     if not isinstance(opened.likelihood, LossLikelihood) and not _looks_like_prior(posterior):
         return
     slope = bent = outputs = 0.0
-    for observed in opened.passes("curvature of the loss"):
+    for observed in opened.passes("curvature of the loss", opened.own_rows()):
         residual = observed.residual
         weighted = opened.likelihood.hessian_times(observed.outputs, observed.targets, residual)
         slope += float(wide(residual).square().sum())
         bent += float(wide(weighted).norm(dim=1).sum())
         outputs += float(wide(observed.outputs).square().sum())
+    sums = torch.tensor([slope, bent, outputs], dtype=torch.float64)
+    slope, bent, outputs = opened.peers.summed("slopes of the loss", {"slopes": sums})["slopes"].tolist()
     size = max(1.0, (outputs / opened.batches.num_data) ** 0.5)  # outputs may all be 0
     if slope > 0 and bent * size <= NO_CURVATURE * slope:
         raise LikelihoodError(

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from engram.core.parameters import trainable
+from engram.core.state.model import device_of
 from engram.engine.gradient_accumulator import GradientAccumulator
 from engram.engine.session import Session
 from engram.errors import PosteriorError
@@ -49,10 +50,11 @@ def fitting_prior(opened: Session) -> FittingPrior:
             regulariser's minimum: a model that is untrained, or all 0.
     """
     total, parameters = GradientAccumulator(), trainable(opened.model)
-    for observed in opened.passes("prior precision"):
+    for observed in opened.passes("prior precision", opened.own_rows()):
         found = opened.pull_back(observed.batch, observed.residual, parameters)
         for name, gradient in found.items():
             total.add(name, gradient)
+    total.take_sums(opened.peers, device_of(opened.model))
     weights = {name: p.detach() for name, p in parameters.items()}
     delta, relative = total.fitting_share(weights, lambda name: 1.0)
     if not delta > 0:

@@ -16,6 +16,7 @@ from engram.core.arguments import AUTO, is_auto, one_of, seed_number
 from engram.core.data.batches import Batches, Data, call
 from engram.core.memory import available_bytes, backing_off
 from engram.core.parameters import Layout, check_module, trainable
+from engram.core.processes.meeting import together
 from engram.core.progress import announce
 from engram.core.state.model import device_of, state_preserved
 from engram.curvature.kinds import CURVATURES, Curvature
@@ -70,6 +71,7 @@ def laplace(
     seed: int = 0,
     progress: bool = True,
     training: Training | None = None,
+    across_ranks: bool = False,
 ) -> Posterior:
     r"""The Gaussian posterior at a trained model, :math:`S = \sum_i J_i' \Lambda_i J_i + \delta I`.
 
@@ -110,6 +112,8 @@ def laplace(
         progress: show a bar when it takes longer than a few seconds.
         training: the record of :func:`engram.record`, or a guess of it. Parameters that training
             cannot move count as fixed.
+        across_ranks: divide the examples among the processes of ``torch.distributed``, which must
+            all make the call; each gets the whole posterior.
 
     Example:
         >>> model = nn.Linear(3, 2)
@@ -124,7 +128,19 @@ def laplace(
     one_of("curvature", curvature, (AUTO, *CURVATURES), 'use "auto"')
     _check_combination(structure, curvature, training is not None)
     tolerance = chosen_tolerance(tolerance, model)
-    with session(model, data, likelihood, batch_size, progress) as opened:
+    asked = {
+        "structure": structure,
+        "prior_precision": prior_precision,
+        "curvature": curvature,
+        "tolerance": tolerance,
+        "seed": seed,
+        "likelihood": likelihood,
+        "training": training is not None,
+    }
+    with (
+        together(across_ranks, model, data, "laplace", asked) as peers,
+        session(model, data, likelihood, batch_size, progress, peers=peers) as opened,
+    ):
         if training is not None:
             check_training(training).check_data(opened.batches.num_data)
             stopped = Stopped.of(training, model, opened.batches.num_data, given)
@@ -287,7 +303,8 @@ def chosen_fit(opened: Session, structure: str, curvature: str) -> tuple[str, Fi
         return structure, STRUCTURES[structure]
     if curvature == "hessian":
         return "full", fit_full
-    chosen = default_structure(opened.model, opened.batches)
+    usual = default_structure(opened.model, opened.batches)
+    chosen = str(opened.peers.agreed("structure", usual))
     if not is_auto(curvature):  # low rank pays with the Hessian and its rule only
         chosen = "kronecker" if chosen == "low_rank" else chosen
         return chosen, STRUCTURES[chosen]
@@ -302,7 +319,7 @@ def _full_hessian_first(fit: Fit) -> tuple[Block, ...]:
     """The exact Hessian where it is safely positive definite, else the Gauss-Newton matrix."""
     layout = Layout.of({name: p.detach() for name, p in fit.parameters.items()})
     try:
-        matrix = Hessian(fit.session, layout).matrix()
+        matrix = Hessian(fit.session, layout, peers=fit.session.peers).matrix()
     except RuntimeError as error:  # an operation without a second derivative
         pass_on(error)
         return fit_full(fit)
@@ -317,6 +334,7 @@ def _low_rank_hessian_first(fit: Fit) -> tuple[Block, ...]:
     """The exact Hessian where it is safely positive definite, else Kronecker factors."""
     opened = fit.session
     most = affordable_directions(opened.model, opened.batches)
+    most = int(opened.peers.agreed("directions", most))
     announce(
         f"laplace: the exact Hessian in up to {most:,} directions, a pass over "
         f"{opened.batches.num_data:,} examples each, takes some tens of seconds; "

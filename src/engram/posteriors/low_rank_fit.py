@@ -96,7 +96,7 @@ def _products(opened: Session, layout: Layout, kind: str) -> Callable[[Tensor], 
     size = min(opened.largest_part, LARGEST_BATCH)
     batches = Batches(opened.batches.data, max(1, size))
     quiet = replace(opened, progress=False, batches=batches, largest_part=VECTORS * size)
-    exact = exact_curvature(kind, quiet, layout)
+    exact = exact_curvature(kind, quiet, layout, peers=opened.peers)
     if layout.num_params > WHOLE and any(
         p.dtype == torch.float64 for p in trainable(opened.model).values()
     ):
@@ -114,9 +114,8 @@ def _in_single(opened: Session, kind: str, layout: Layout) -> CurvatureOperator 
     except (RuntimeError, TypeError):  # it cannot be copied, or double precision is written into it
         return None
     layout = Layout(tuple(f"inner.{name}" for name in layout.names), layout.shapes)
-    return exact_curvature(
-        kind, replace(opened, engine=replace(opened.engine, model=model)), layout
-    )
+    own = replace(opened, engine=replace(opened.engine, model=model))
+    return exact_curvature(kind, own, layout, peers=opened.peers)
 
 
 def _own_directions(

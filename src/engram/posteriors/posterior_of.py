@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from engram.core.arguments import AUTO, is_auto, one_of, whole
 from engram.core.parameters import check_module, count, trainable
+from engram.core.state.sharded import whole
 from engram.curvature.kinds import Curvature
 from engram.errors import ArgumentError, ModelMismatchError
 from engram.likelihoods import Likelihood, resolve
@@ -49,6 +50,8 @@ def posterior_of(
     tolerance: float | str = AUTO,
 ) -> Posterior:
     r"""The Gaussian posterior in an optimizer's state, at the model's present weights.
+
+    Of a model that FSDP2 has sharded every process has the whole posterior: call it on all of them.
 
     Args:
         optimizer: after at least one step.
@@ -99,7 +102,7 @@ def posterior_of(
     )
     source, prior = wanted.applied(optimizer, model)
     blocks = blocks_of(source)
-    mean = {name: p.detach().clone() for name, p in source.parameters.items()}
+    mean = {name: whole(p.detach()).clone() for name, p in source.parameters.items()}
     settings = _settings(source.optimizer, prior, reduction, training_batch_size)
     covered = {name for block in blocks for name in block.names}
     settings["second_moment"] = second_moment

@@ -31,6 +31,7 @@ from engram.linalg.block import Block
 from engram.linalg.dense import DenseBlock
 from engram.linalg.diagonal import DiagonalBlock
 from engram.linalg.kronecker import KroneckerBlock
+from engram.linalg.kronecker_factors import Factors
 from engram.posteriors.low_rank_fit import fit_low_rank
 from engram.posteriors.tolerance import sampled_share
 
@@ -80,7 +81,8 @@ class Fit:
             vectors = ggn_roots(observed, likelihood, self.curvature, self.seed, count)
             number = vectors.shape[2]
             if pace is None:
-                batches = -(-self.session.batches.num_data // len(observed.batch))
+                examples = len(self.session.peers.rows(self.session.batches.num_data))
+                batches = -(-examples // len(observed.batch))
                 pace = Pace(number * batches, "backward passes over batches", QUICKER)
             with torch.no_grad():
                 for r in range(number):
@@ -88,9 +90,15 @@ class Fit:
                     pace.step()
 
     def observed(self, description: str) -> Iterator[Observed]:
-        """Every batch, with dropout where the curvature of training is wanted."""
-        with dropping(self.session.model, self.seed) if self.stopped else nullcontext():
-            yield from self.session.passes(description)
+        """Every batch of this process, with dropout where the curvature of training is wanted."""
+        seed = self.seed + self.session.peers.rank  # masks of its own, as each batch has
+        with dropping(self.session.model, seed) if self.stopped else nullcontext():
+            yield from self.session.passes(description, self.session.own_rows())
+
+    @property
+    def device(self) -> torch.device:
+        """Of the model."""
+        return device_of(self.session.model)
 
     @cached_property
     def num_leading(self) -> int | None:
@@ -102,7 +110,9 @@ class Fit:
             return None
         num_data = self.session.batches.num_data
         outputs = [o.outputs for o in self.session.passes("outputs", spread(num_data, SPREAD))]
-        return self.session.likelihood.num_leading(torch.cat(outputs), self.sampled_share)
+        found = self.session.likelihood.num_leading(torch.cat(outputs), self.sampled_share)
+        number: int | None = self.session.peers.agreed("leading outputs", found)
+        return number
 
     def square_moments(
         self, names: set[str], blocks: Sequence[KroneckerBlock] = ()
@@ -110,6 +120,7 @@ class Fit:
         """Squared gradients of these parameters over the data."""
         moments = SquareMoments(blocks)
         self.passes("curvature", lambda o, g, r: moments.update(o.trace, g, names))
+        moments.take_sums(self.session.peers, self.device)
         return moments
 
     def diagonal(self, moments: SquareMoments, names: Sequence[str]) -> tuple[DiagonalBlock, ...]:
@@ -155,6 +166,8 @@ def kronecker_sums(fit: Fit) -> tuple[KroneckerFactors, SquareMoments]:
             moments.update(observed.trace, gradients, rest)
 
     fit.passes("curvature", each)
+    factors.take_sums(fit.session.peers, fit.device)
+    moments.take_sums(fit.session.peers, fit.device)
     factors.drop_unused()
     return factors, moments
 
@@ -163,9 +176,38 @@ def kronecker_blocks(
     fit: Fit, factors: KroneckerFactors, moments: SquareMoments
 ) -> tuple[tuple[KroneckerBlock, ...], tuple[DiagonalBlock, ...]]:
     """K-FAC blocks, and diagonal blocks for the rest."""
-    blocks = tuple(f.block(fit.delta, fit.dtype) for f in factors.layers.values())
+    blocks = _divided_blocks(fit, list(factors.layers.values()))
     rest = [name for name in fit.parameters if name not in factors.covered()]
     return blocks, fit.diagonal(moments, rest)
+
+
+def _divided_blocks(fit: Fit, layers: Sequence[Factors]) -> tuple[KroneckerBlock, ...]:
+    """The blocks of all layers, each one's eigenvectors found by one of the processes."""
+    peers = fit.session.peers
+    owners = peers.shares([factors.cost for factors in layers])
+    own = {
+        number: factors.block(fit.delta, fit.dtype)
+        for number, factors in enumerate(layers)
+        if owners[number] == peers.rank
+    }
+    if peers.alone:
+        return tuple(own.values())
+    named = {
+        f"{number} {name}": tensor
+        for number, block in own.items()
+        for name, tensor in block.tensors.items()
+    }
+    found = peers.spread("eigenvectors", named, fit.device)
+    return tuple(
+        KroneckerBlock(
+            factors.layout,
+            found[f"{number} precision"],
+            rows=found.get(f"{number} rows"),
+            columns=found.get(f"{number} columns"),
+            row_share=found.get(f"{number} row_share"),
+        )
+        for number, factors in enumerate(layers)
+    )
 
 
 def fit_kronecker(fit: Fit) -> tuple[Block, ...]:
@@ -194,7 +236,7 @@ def _dense(fit: Fit, names: Sequence[str]) -> tuple[Block, ...]:
     device = device_of(fit.session.model)
     _check_size(layout, device)
     if fit.curvature == "hessian":
-        matrix = Hessian(fit.session, layout).matrix()
+        matrix = Hessian(fit.session, layout, peers=fit.session.peers).matrix()
     else:
         moments = OuterMoments(layout, device)
         for observed in fit.observed("curvature"):
@@ -205,6 +247,7 @@ def _dense(fit: Fit, names: Sequence[str]) -> tuple[Block, ...]:
                     for r in range(vectors.shape[2])
                 ]
                 moments.update(observed.trace, per_seed)
+        moments.take_sums(fit.session.peers)
         matrix = moments.matrix
     matrix.diagonal().add_(fit.delta)
     return (DenseBlock.factorise(layout, matrix),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -78,9 +78,7 @@ class Effect:
         return float((self.loss_without - self.loss).double().mean())
 
 
-def effect(
-    opened: Session, source: Iterable[Batch], num_rows: int, delta: Named, at: str
-) -> Effect:
+def effect(opened: Session, indices: Tensor | None, delta: Named, at: str) -> Effect:
     """The effect of a change of the parameters, at the moved parameters or linearised."""
     moved = {n: p.detach() + delta[n] for n, p in trainable(opened.model).items() if n in delta}
 
@@ -90,15 +88,14 @@ def effect(
     def at_moved(observed: Observed) -> Tensor:
         return outputs_at(opened.model, moved, observed.batch)
 
-    return effect_of(opened, source, num_rows, along_tangent if at == "linearised" else at_moved)
+    return effect_of(opened, indices, along_tangent if at == "linearised" else at_moved)
 
 
-def effect_of(opened: Session, source: Iterable[Batch], num_rows: int, move: Move) -> Effect:
-    """The effect of any move of the outputs."""
-    collected = _Collected(opened, num_rows)
-    length = -(-num_rows // opened.batches.batch_size)
-    for batch in opened.parts(source, "effect", length):
-        observed = opened.observe(batch)
+def effect_of(opened: Session, indices: Tensor | None, move: Move) -> Effect:
+    """The effect of any move of the outputs on the examples with these indices; None for all."""
+    own = opened.own_rows(indices)
+    collected = _Collected(opened, opened.batches.num_data if own is None else len(own))
+    for observed in opened.passes("effect", own):
         collected.add(observed, move(observed))
     return collected.effect()
 
@@ -121,8 +118,10 @@ def paper_effect(
     """
     weight_of = dict(zip(chosen.tolist(), weights.tolist(), strict=True))
     setting = Setting(opened.likelihood, posterior, 0, DiscardGradients(), opened=opened)
-    collected, outweighs = _Collected(opened, len(chosen)), False
-    for observed in opened.passes("paper's estimate", chosen):
+    own = opened.own_rows(chosen)
+    assert own is not None
+    collected, outweighs = _Collected(opened, len(own)), False
+    for observed in opened.passes("paper's estimate", own):
         weight = [weight_of[int(i)] for i in observed.batch.indices]
         found = rule(observed, setting)
         deviation = found.deviation
@@ -134,14 +133,14 @@ def paper_effect(
         outweighs |= any(
             abs(w) > 1 and not abs(w) * m <= 1 for w, m in zip(weight, largest, strict=True)
         )
-    return collected.effect(), outweighs
+    return collected.effect(), any(opened.peers.told("outweighing", outweighs))
 
 
 class _Collected:
     """Batches of an effect, put together."""
 
     def __init__(self, opened: Session, num_rows: int) -> None:
-        self.likelihood = opened.likelihood
+        self.likelihood, self.peers = opened.likelihood, opened.peers
         self.columns = Columns(num_rows, self.likelihood.padding)
 
     def add(self, observed: Observed, without: Tensor) -> None:
@@ -158,7 +157,9 @@ class _Collected:
         )
 
     def effect(self) -> Effect:
-        return Effect(**self.columns.complete(), likelihood=self.likelihood)
+        padding = self.likelihood.padding
+        whole = self.peers.joined("effect", self.columns.complete(), padding)
+        return Effect(**whole, likelihood=self.likelihood)
 
 
 def _check_finite(batch: Batch, without: Tensor, loss: Tensor) -> None:

@@ -9,6 +9,7 @@ over them, as the equation has them.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from torch import Tensor
 from engram.core.dtypes import wide
 from engram.core.parameters import Named, inner, trainable
 from engram.core.selection import spread
+from engram.core.state.model import device_of
 from engram.curvature.operators import (
     CurvatureOperator,
     GaussNewton,
@@ -77,8 +79,8 @@ class Part:
         return Weighted(self.chosen, self.weights)
 
     def passes(self, description: str) -> Iterator[tuple[Observed, Tensor]]:
-        """Batches of the examples, with their weights [B, 1]."""
-        for observed in self.opened.passes(description, self.chosen):
+        """Batches of this process's share of the examples, with their weights [B, 1]."""
+        for observed in self.opened.passes(description, self.opened.own_rows(self.chosen)):
             found = [self.weight_of[int(i)] for i in observed.batch.indices]
             yield observed, torch.tensor(found, dtype=torch.float64)[:, None]
 
@@ -154,7 +156,7 @@ class Group:
                 found = part.opened.pull_back(observed.batch, seed, self.parameters)
                 for name, value in found.items():
                     total[name] += value
-        return total
+        return self.opened.peers.summed("gradient of the group", total)
 
     @cached_property
     def gauss_newton(self) -> Operator:
@@ -167,7 +169,10 @@ class Group:
         return self._operator(Hessian)
 
     def _operator(self, kind: Callable[..., CurvatureOperator]) -> Operator:
-        of_parts = [kind(p.opened, self.layout, examples=p.weighted) for p in self.parts]
+        of_parts = [
+            kind(p.opened, self.layout, examples=p.weighted, peers=self.opened.peers)
+            for p in self.parts
+        ]
         return self.expected(Summed(of_parts) if len(of_parts) > 1 else of_parts[0])
 
     def expected(self, operator: Operator) -> Operator:
@@ -191,10 +196,12 @@ class Group:
         places = spread(len(rest), PRODUCT_SAMPLE) if len(rest) else rest
         sample = rest[places]
         examples = Weighted(sample, len(rest) / max(1, len(places)) * share[sample])
-        operators = [GaussNewton(self.opened, self.layout, prior, examples, scale)]
+        peers = self.opened.peers
+        operators = [GaussNewton(self.opened, self.layout, prior, examples, scale, peers)]
         for part in added:
             put_in = Weighted(part.chosen, -part.weights)
-            operators.append(GaussNewton(part.opened, self.layout, examples=put_in, scale=scale))
+            own = GaussNewton(part.opened, self.layout, 0.0, put_in, scale, peers)
+            operators.append(own)
         return Summed(operators), len(sample) + sum(len(part.chosen) for part in added)
 
     def inputs(self) -> dict[tuple[str, ...], Tensor]:
@@ -208,7 +215,9 @@ class Group:
                 for names, columns in self._columns(observed):
                     square = columns.mT @ (share.to(columns) * columns)
                     total[names] = total.get(names, 0) + square
-        return total
+        named = {json.dumps(names): value for names, value in total.items()}
+        whole = self.opened.peers.summed("inputs of the group", named, device_of(self.opened.model))
+        return {tuple(json.loads(names)): value for names, value in whole.items()}
 
     def _columns(self, observed: Observed) -> Iterator[tuple[tuple[str, ...], Tensor]]:
         """The inputs [B, I] of the layers whose factors know them, with their block's names."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from engram.core.data.batches import Batch, Batches, Data
+from engram.core.data.batches import Batches, Data
 from engram.core.parameters import Named
 from engram.engine.session import Observed, Session
 from engram.errors import LikelihoodError
@@ -36,30 +36,20 @@ class Audience:
         """All of another data set."""
         return cls(replace(opened, batches=Batches(data, opened.batches.batch_size)))
 
-    @property
-    def num_rows(self) -> int:
-        """Examples."""
-        return self.opened.batches.num_data if self.indices is None else len(self.indices)
-
-    def source(self) -> Iterable[Batch]:
-        """Their batches, as often as asked."""
-        if self.indices is None:
-            return self.opened.batches
-        return self.opened.batches.subset(self.indices)
-
     def effect(self, delta: Named, at: str) -> Effect:
         """Of a change of the parameters."""
-        return effect(self.opened, self.source(), self.num_rows, delta, at)
+        return effect(self.opened, self.indices, delta, at)
 
     def shifted(self, deviation: Tensor) -> Effect:
         """Of a deviation of the outputs, [n, K] in the order of the examples."""
-        rows = iter(deviation.split(1))
+        own = self.opened.peers.rows(len(deviation))
+        rows = iter(deviation[own].split(1))
 
         def move(observed: Observed) -> Tensor:
             own = torch.cat([next(rows) for _ in range(len(observed.outputs))])
             return observed.outputs + own.to(observed.outputs)
 
-        return effect_of(self.opened, self.source(), self.num_rows, move)
+        return effect_of(self.opened, self.indices, move)
 
 
 @dataclass(frozen=True)

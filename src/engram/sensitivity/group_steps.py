@@ -104,7 +104,10 @@ def _corrected(group: Group) -> Step:
 def _gauss_newton(group: Group, gradient: Named, why: str) -> Step:
     posterior, layout = group.posterior, group.layout
     prior = posterior.prior_vector
-    whole = group.expected(GaussNewton(group.opened, layout, prior, scale=posterior.scale))
+    exact = GaussNewton(
+        group.opened, layout, prior, scale=posterior.scale, peers=group.opened.peers
+    )
+    whole = group.expected(exact)
     delta, flagged = group.solve_remaining(gradient, whole)
     return Step(delta, Matrix.GAUSS_NEWTON, flagged, why)
 

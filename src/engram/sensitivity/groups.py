@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from engram.core.arguments import AUTO, is_auto, one_of, positive
 from engram.core.data.batches import Batches, Data
+from engram.core.identity.digests import joined
 from engram.core.memory import backing_off
 from engram.core.parameters import Named
+from engram.core.processes.meeting import check_same, together
 from engram.core.selection import check_group
 from engram.errors import ArgumentError, TargetError
 from engram.likelihoods import Likelihood
@@ -142,6 +144,7 @@ def remove(
     expectation: str = GRADIENT,
     step_size: float = 1.0,
     seed: int = 0,
+    across_ranks: bool = False,
 ) -> Removal:
     """Estimate the effect of leaving out, or reweighting, a group of examples.
 
@@ -172,6 +175,8 @@ def remove(
             the sampled weights.
         step_size: rho of the equation, which multiplies all weights.
         seed: of the draws.
+        across_ranks: divide the examples among the processes of ``torch.distributed``, which must
+            all make the call; each gets the whole answer. A replay is walked by each of them.
 
     Returns:
         The effect on the group and on ``evaluate_on``; ``matrix`` and ``why`` say which precision
@@ -181,8 +186,14 @@ def remove(
     check_choices(estimator, at, evaluate_on)
     sampling = Sampling.checked(samples, expectation, seed)
     estimator, rho = sampling.group_rule(estimator), positive("step_size", step_size)
-    with opened_problem(model, data, posterior, batch_size, progress) as problem:
+    said = {"settings": [estimator, at, sampling, rho], "posterior": posterior}
+    with (
+        together(across_ranks, model, data, "remove", said) as peers,
+        opened_problem(model, data, posterior, batch_size, progress, peers) as problem,
+    ):
         chosen, share = check_group(indices, weights, problem.num_data)
+        given = joined("group", *map(str, chosen.tolist()), *map(str, share.tolist())).hex()
+        check_same(peers, "call", {"group": given})
         path = _path(problem, data, training, loss, estimator, sampling)
         return _remove(problem, (chosen, rho * share), estimator, evaluate_on, at, path, sampling)
 
@@ -230,12 +241,17 @@ def remove_classes(
     expectation: str = GRADIENT,
     step_size: float = 1.0,
     seed: int = 0,
+    across_ranks: bool = False,
 ) -> ClassRemovals:
     """Estimate the effect of leaving out each class in turn; arguments as for :func:`remove`."""
     check_choices(estimator, at, evaluate_on)
     sampling = Sampling.checked(samples, expectation, seed)
     estimator, rho = sampling.group_rule(estimator), positive("step_size", step_size)
-    with opened_problem(model, data, posterior, batch_size, progress) as problem:
+    said = {"settings": [estimator, at, sampling, rho], "posterior": posterior}
+    with (
+        together(across_ranks, model, data, "remove_classes", said) as peers,
+        opened_problem(model, data, posterior, batch_size, progress, peers) as problem,
+    ):
         path = _path(problem, data, training, loss, estimator, sampling)
         labels = class_numbers(problem.batches)
         removals = ClassRemovals()

@@ -15,7 +15,8 @@ from engram.core.arguments import AUTO, MANY, is_auto, positive, truth, whole
 from engram.core.data.batches import Data
 from engram.core.data.columns import Columns
 from engram.core.memory import backing_off
-from engram.core.processes import Processes
+from engram.core.processes.meeting import together
+from engram.core.state.model import device_of
 from engram.engine.gradient_accumulator import (
     DiscardGradients,
     GradientAccumulator,
@@ -46,6 +47,7 @@ RECORD_MISSING = (
 )
 
 
+@backing_off
 def sensitivities(
     model: nn.Module,
     data: Data,
@@ -96,22 +98,15 @@ def sensitivities(
         >>> result.loo_nll > result.train_nll
         True
     """
-    posterior = as_posterior(posterior, model)
-    return sensitivities_again(
-        Opener(data, posterior.known_likelihood),
-        model,
-        posterior,
-        estimator=estimator,
-        rounds=rounds,
-        across_ranks=across_ranks,
-        diagnostics=diagnostics,
-        batch_size=batch_size,
-        samples=samples,
-        expectation=expectation,
-        step_size=step_size,
-        seed=seed,
-        progress=progress,
+    asked = Asked.checked(
+        estimator, rounds, samples, expectation, step_size, diagnostics, seed
     )
+    said = {"posterior": posterior, "settings": asked}
+    with together(across_ranks, model, data, "sensitivities", said) as peers:
+        posterior = as_posterior(posterior, model)
+        opener = Opener(data, posterior.known_likelihood)
+        with opener.session(model, batch_size, progress, peers) as opened:
+            return left_out(Problem(opened, posterior), asked)
 
 
 @backing_off
@@ -136,15 +131,15 @@ def sensitivities_again(
     Args:
         opener: of the model with its data.
     """
-    rounds = whole("number of rounds", rounds, 0, MANY, "use rounds=3")
-    check_estimator(estimator)
-    sampling = Sampling.checked(samples, expectation, seed)
-    step_size = positive("step_size", step_size)
-    diagnostics = truth("diagnostics", diagnostics)
-    asked = Asked(sampling.rule(estimator), rounds, sampling, step_size, diagnostics)
-    peers = Processes.found(across_ranks)
-    with opener.session(model, batch_size, progress) as opened:
-        return left_out(Problem(opened, posterior), asked, peers)
+    asked = Asked.checked(
+        estimator, rounds, samples, expectation, step_size, diagnostics, seed
+    )
+    said = {"posterior": posterior, "settings": asked}
+    with (
+        together(across_ranks, model, opener.data, "sensitivities", said) as peers,
+        opener.session(model, batch_size, progress, peers) as opened,
+    ):
+        return left_out(Problem(opened, posterior), asked)
 
 
 @dataclass(frozen=True)
@@ -157,28 +152,45 @@ class Asked:
     step_size: float = 1.0
     diagnostics: bool = True
 
+    @classmethod
+    def checked(
+        cls,
+        estimator: str,
+        rounds: int,
+        samples: int,
+        expectation: str,
+        step_size: float,
+        diagnostics: bool,
+        seed: int,
+    ) -> Asked:
+        """From what a user has given."""
+        rounds = whole("number of rounds", rounds, 0, MANY, "use rounds=3")
+        check_estimator(estimator)
+        sampling = Sampling.checked(samples, expectation, seed)
+        step_size = positive("step_size", step_size)
+        diagnostics = truth("diagnostics", diagnostics)
+        return cls(sampling.rule(estimator), rounds, sampling, step_size, diagnostics)
 
-def left_out(problem: Problem, asked: Asked, peers: Processes | None = None) -> Result:
+
+def left_out(problem: Problem, asked: Asked) -> Result:
     """The sensitivities of an opened problem."""
     opened, posterior = problem.session, problem.posterior
-    peers = peers or Processes.found(False)
     stepped = with_step_size(posterior, asked.step_size)
     chosen = asked.sampling.chosen(asked.estimator, stepped)
     if posterior.lacks_record and is_auto(asked.estimator):
         warnings.warn(RECORD_MISSING, stacklevel=2)
     total = GradientAccumulator()
-    peers.meet(opened.model, opened.batches.num_data, buffers=True)
     sink: GradientSink = total if asked.diagnostics else DiscardGradients()
     setting = Setting(opened.likelihood, stepped, asked.rounds, sink, opened=opened)
     estimator = asked.sampling.over(ESTIMATORS[chosen], posterior, opened.model)
-    tensors = _estimates(opened, estimator, setting, peers)
+    tensors = _estimates(opened, estimator, setting)
     readouts = tensors.pop("readouts", None)
     if readouts is not None:
         tensors["loo_loss"] = level(readouts)
     eigenvalues = tensors.pop("eigenvalues", None)
     known = (opened.model, posterior, opened.engine.coverage, tensors["flagged"])
     if asked.diagnostics:
-        total.take_sums(peers.summed)
+        total.take_sums(opened.peers, device_of(opened.model))
         leverages = _leverages(problem, eigenvalues, tensors["outputs"], asked)
         course = course_of(posterior.training, tensors["targets"], readouts)
         figures = replace(diagnose(*known, total, leverages), course=course)
@@ -191,7 +203,7 @@ def left_out(problem: Problem, asked: Asked, peers: Processes | None = None) -> 
         leverage=leverage,
         diagnostics=figures,
         coverage=opened.engine.coverage.ways,
-        provenance=provenance(opened.model, _settings(problem, chosen, asked, peers)),
+        provenance=provenance(opened.model, _settings(problem, chosen, asked)),
         basis=Basis.of(
             chosen,
             posterior,
@@ -235,7 +247,7 @@ def _leverages(
     return sampled_leverages(problem.session, problem.posterior, kept, asked.sampling.seed)
 
 
-def _settings(problem: Problem, estimator: str, asked: Asked, peers: Processes) -> dict[str, Any]:
+def _settings(problem: Problem, estimator: str, asked: Asked) -> dict[str, Any]:
     """The settings that go into the result's provenance."""
     posterior, sampling = problem.posterior, asked.sampling
     return {
@@ -251,17 +263,15 @@ def _settings(problem: Problem, estimator: str, asked: Asked, peers: Processes) 
         "batch_size": problem.batches.batch_size,
         "seed": sampling.seed,
         "num_data": problem.num_data,
-        "ranks": peers.count,
+        "ranks": problem.session.peers.count,
     }
 
 
-def _estimates(
-    opened: Session, estimator: Estimator, setting: Setting, peers: Processes
-) -> dict[str, Tensor]:
+def _estimates(opened: Session, estimator: Estimator, setting: Setting) -> dict[str, Tensor]:
     """The columns of the result, in the order of the data, from all processes that share them."""
     number, setting = opened.batches.num_data, estimator.prepared(setting)
     opened = setting.opened or opened
-    own = peers.rows(number) if peers.count > 1 else None
+    own = opened.own_rows()
     likelihood = opened.likelihood
     columns = Columns(number if own is None else len(own), likelihood.padding)
     for observed in opened.passes("sensitivities", own):
@@ -285,4 +295,4 @@ def _estimates(
         if estimate.readouts is not None:
             rows["readouts"] = estimate.readouts
         columns.add(rows)
-    return peers.joined(columns.complete(), number)
+    return opened.peers.joined("sensitivities", columns.complete(), likelihood.padding)

@@ -10,7 +10,7 @@ vectors would cost many passes, so that some examples are taken, and of many out
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -112,24 +112,27 @@ def sampled_leverages(
     rank = session.likelihood.hessian_rank(_outputs(session, first, outputs).shape[1])
     opening = OPENING + min(session.fitting // OPENING_SMALL, LARGEST_OPENING)
     passed = 3 * (count + opening) / (2 + len(precisions))  # forward, backward, perturbations
-    budget = Budget.of(passed, rank, count)
+    found = Budget.of(passed, rank, count)
+    budget = Budget(**session.peers.agreed("room for leverages", asdict(found)))
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(count, generator=generator)[: budget.examples].sort().values
+    own_chosen = chosen[session.peers.rows(len(chosen))]
     size = max(1, min(LARGEST_BATCH, session.largest_part) // budget.vectors)
     traces, largest = [], []
-    batches = session.batches.subset(chosen, size)
-    for part in session.parts(batches, "leverages", -(-len(chosen) // size)):
+    batches = session.batches.subset(own_chosen, size)
+    for part in session.parts(batches, "leverages", -(-len(own_chosen) // size)):
         batch = session.placed(part)
-        own = _outputs(session, batch, outputs)
-        targets = session.likelihood.prepare(own, batch.targets)
-        root = _root(session.likelihood, own, targets, Draws(seed, batch.indices), budget)
+        there = _outputs(session, batch, outputs)
+        targets = session.likelihood.prepare(there, batch.targets)
+        root = _root(session.likelihood, there, targets, Draws(seed, batch.indices), budget)
         products = _consistent(*_products(session, batch, root.vectors, precisions))
         traces.append(products.diagonal(dim1=1, dim2=2).sum(1).cpu())
         largest.append(_largest(products, root.columns).cpu())
-    lost = sum(int((~torch.isfinite(trace)).sum()) for trace in traces)
-    return Leverages(
-        _spread(traces, chosen, count), _spread(largest, chosen, count), lost, budget.exact
-    )
+    own = {"trace": torch.cat(traces), "largest": torch.cat(largest)} if traces else {}
+    whole = session.peers.joined("leverages", own)
+    lost = int((~torch.isfinite(whole["trace"])).sum())
+    trace, top = (_spread(whole[name], chosen, count) for name in ("trace", "largest"))
+    return Leverages(trace, top, lost, budget.exact)
 
 
 def _outputs(session: Session, batch: Batch, outputs: Tensor | None) -> Tensor:
@@ -140,8 +143,7 @@ def _outputs(session: Session, batch: Batch, outputs: Tensor | None) -> Tensor:
         return call(session.model, batch.inputs)
 
 
-def _spread(parts: list[Tensor], chosen: Tensor, count: int) -> Tensor:
-    values = torch.cat(parts)
+def _spread(values: Tensor, chosen: Tensor, count: int) -> Tensor:
     result = torch.full((count,), math.nan, dtype=values.dtype)
     result[chosen] = values
     return result

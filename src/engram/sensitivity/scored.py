@@ -25,7 +25,7 @@ from engram.core.data.batches import Data
 from engram.core.data.columns import Columns
 from engram.core.identity.digests import joined
 from engram.core.memory import backing_off
-from engram.core.processes import Processes
+from engram.core.processes.group import Processes
 from engram.core.progress import Bar
 from engram.core.selection import spread
 from engram.core.storage.files import check_file, digest_of, read_bytes, replacing, write_text

@@ -141,8 +141,8 @@ def _along(part: Part, weights: Tensor, delta: Named) -> _Along:
     scale = len(indices) / len(places)
     weight_of = dict(zip(indices[places].tolist(), weights[places].tolist(), strict=True))
     moved = {n: p.detach() + delta[n] for n, p in trainable(opened.model).items() if n in delta}
-    sums, slopes = torch.zeros(3, dtype=torch.float64), []
-    for observed in opened.passes("signals", indices[places]):
+    columns: list[Tensor] = []
+    for observed in opened.passes("signals", opened.own_rows(indices[places])):
         share = [weight_of[int(i)] for i in observed.batch.indices]
         weight = torch.tensor(share, dtype=torch.float64)
         likelihood, targets = opened.likelihood, observed.targets
@@ -154,11 +154,11 @@ def _along(part: Part, weights: Tensor, delta: Named) -> _Along:
             (observed.residual * tangent).sum(1),
             (curved * tangent).sum(1),
         )
-        found = [weight * part.detach().double().cpu() for part in parts]
-        sums += torch.stack([part.sum() for part in found])
-        slopes.append(found[1])
-    error = _error_of_sum(torch.cat(slopes), len(indices))
-    change, slope, curvature = (scale * sums).tolist()
+        columns.append(torch.stack([weight * part.detach().double().cpu() for part in parts], 1))
+    own = {"along": torch.cat(columns)} if columns else {}
+    along = opened.peers.joined("signals", own)["along"]
+    error = _error_of_sum(along[:, 1], len(indices))
+    change, slope, curvature = (scale * along.sum(0)).tolist()
     return _Along(change, slope, curvature, error)
 
 

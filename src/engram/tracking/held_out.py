@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from engram.core.arguments import whole
-from engram.core.processes import Processes
+from engram.core.processes.group import Processes
 from engram.core.storage.values import objects, typed, wrong
 from engram.errors import ArgumentError, DataError
 from engram.evidence.regression_estimator import increase_of_all

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engram.core.processes import Processes
+from engram.core.processes.group import Processes
 from engram.core.storage.kinds import Kind, stored
 from engram.errors import DataError, StorageError
 from engram.tracking.held_out import HeldOut

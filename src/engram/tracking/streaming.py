@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from engram.core.arguments import AUTO
 from engram.core.parameters import trainable
-from engram.core.processes import Processes
+from engram.core.processes.meeting import together
 from engram.core.state.model import state_preserved
 from engram.core.storage.values import objects, read_fields, typed, wrong
 from engram.engine.prepare import Engine, prepare
@@ -185,12 +185,14 @@ def ended(done: Record | None, step: int | None, told: bool) -> Record:
     return done
 
 
-def whole_epoch(epoch: Epoch, model: nn.Module, peers: Processes) -> Epoch:
+def whole_epoch(epoch: Epoch, model: nn.Module, across_ranks: bool) -> Epoch:
     """What all processes have seen, the same on each: the latest visit of every example."""
-    if peers.count == 1:
-        return epoch
-    peers.meet(model, len(epoch.status), buffers=False)
-    every = {name: peers.gathered(getattr(epoch, name)) for name in COLUMNS}
+    said = {"number of examples": len(epoch.status)}
+    with together(across_ranks, model, None, "finish_epoch", said, buffers=False) as peers:
+        if peers.alone:
+            return epoch
+        own = {name: getattr(epoch, name)[None] for name in COLUMNS}
+        every = peers.joined("visits", own)
     # the latest visit; of several in one step the most complete; then the lowest rank
     latest = (3 * every["visited"] + every["status"]).argmax(0, keepdim=True)
     chosen = {name: value.gather(0, latest)[0] for name, value in every.items()}

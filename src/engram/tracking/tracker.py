@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from engram.core.arguments import AUTO, is_auto, path_of, whole
 from engram.core.data.batches import Batches, Data
 from engram.core.parameters import check_module, uncompiled
-from engram.core.processes import Processes
+from engram.core.processes.group import Processes
 from engram.errors import NonFiniteError, PosteriorError
 from engram.likelihoods import Likelihood, resolve
 from engram.posteriors.gaussian import Posterior
@@ -289,7 +289,7 @@ class Tracker(Resumable):
         others were told of it, as TensorBoard is, that has to be ``epoch`` of :meth:`step`.
         """
         self.steps.check_outside("the end of an epoch")
-        found = whole_epoch(self.stream.epoch, self.model, self.peers)
+        found = whole_epoch(self.stream.epoch, self.model, self.across_ranks)
         if found.seen:
             return self._record_epoch(found, self.history.number(step))
         done = ended(self._epoch_record, step, bool(self.listeners))

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 from engram.core.arguments import MANY, one_of, path_of, truth, whole
 from engram.core.dtypes import wide
 from engram.core.parameters import check_module, uncompiled
-from engram.errors import ArgumentError, ModelMismatchError, TrainingError
+from engram.core.state.sharded import is_sharded
+from engram.errors import ArgumentError, EngineError, ModelMismatchError, TrainingError
 from engram.likelihoods import Likelihood, resolve
 from engram.training.checkpoints import Grid, Snapshot, taken
 from engram.training.clipping import Watch
@@ -99,6 +100,7 @@ def record(
         raise ArgumentError("a torch.optim.Optimizer", got, "pass the optimizer of the training")
     inner = unwrapped(optimizer)
     metric_of(inner)
+    _check_whole(inner)
     if recorded(inner) is not None:
         raise TrainingError(
             "one record of an optimizer",
@@ -125,6 +127,18 @@ def record(
         recorder.listen(loader, model)
     _recorded[inner] = ref(recorder.training)
     return recorder.training
+
+
+def _check_whole(optimizer: Optimizer) -> None:
+    """EngineError for parameters that processes have a piece each of."""
+    for group in optimizer.param_groups:
+        if any(is_sharded(p) for p in group["params"]):
+            raise EngineError(
+                "an optimizer of whole parameters, whose checkpoints are weights",
+                "parameters that are sharded over processes, as by fully_shard",
+                "record a training with DDP; of a sharded one, engram.posterior_of(optimizer, "
+                "model, num_data=N) reads the state at its end, on every process",
+            )
 
 
 def recorded(optimizer: Optimizer) -> Training | None:

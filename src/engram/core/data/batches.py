@@ -319,7 +319,7 @@ class Batches:
 
     def subset(self, indices: Tensor, batch_size: int | None = None) -> Iterator[Batch]:
         """Batches of the examples with these indices."""
-        for chunk in indices.split(batch_size or self.batch_size):
+        for chunk in indices.split(batch_size or self.batch_size) if len(indices) else ():
             yield self.take(chunk)
 
 
