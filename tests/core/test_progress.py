@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import pytest
 from tqdm import tqdm
@@ -34,6 +35,19 @@ def test_a_bar_that_is_not_shown_is_never_made(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(engram.core.progress, "tqdm", Interrupted)
     monkeypatch.setattr(engram.core.progress, "DELAY", 0.0)
     assert list(progress_over(iter("ab"), "hidden", shown=False, total=2)) == ["a", "b"]
+
+
+def test_bars_that_the_environment_has_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With TQDM_DISABLE a bar has no clock, no words and no colours."""
+    monkeypatch.setattr(engram.core.progress, "DELAY", 0.0)
+    monkeypatch.setattr(engram.core.progress, "tqdm", partial(tqdm, disable=True))
+    with Bar(2, "off", shown=True) as bar:
+        time.sleep(1e-3)
+        bar.update()
+        bar.tell("more")
+        bar.describe("still off")
+        bar.update()
+    assert bar.count == 2
 
 
 def test_a_long_loop_shows_all_that_is_done(

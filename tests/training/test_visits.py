@@ -207,6 +207,23 @@ def test_accumulation_closures_and_evaluation_in_between() -> None:
     torch.testing.assert_close(mean, by_hand.predictions / by_hand.count[:, None])
 
 
+def test_a_loader_that_accelerate_has_prepared() -> None:
+    """It hands out, a batch ahead, what a loader inside of it has drawn."""
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    given = DataLoader(WithIndex(), batch_size=8, shuffle=True)
+    model, loader = accelerator.prepare(net(), given)
+    by_hand = ByHand()
+    training = trained(model, loader, by_hand)
+    assert training.visits is not None
+    assert training.visits.num_unmatched == 0
+    assert torch.equal(training.visits.count, by_hand.count.long())
+    mean, _ = training.visits.mean_predictions(torch.arange(NUM_DATA))
+    torch.testing.assert_close(mean, by_hand.predictions / by_hand.count[:, None])
+    training.stop()
+    assert type(loader.base_dataloader) is DataLoader
+
+
 @pytest.mark.parametrize("skipped", [0, 3])
 def test_batches_that_are_gone_over_or_fetched_ahead(skipped: int) -> None:
     """A resumed loop goes over some batches; a prefetching one is a batch ahead of its model."""

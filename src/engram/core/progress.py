@@ -99,6 +99,8 @@ class Bar:
 
     def _show(self) -> None:
         self._bar = tqdm(total=self.total, desc=self.description, leave=False, bar_format=self.form)
+        if self._bar.disable:  # by TQDM_DISABLE: such a bar has no clock
+            return
         self._bar.start_t -= time.monotonic() - self.begun  # the time left counts from the start
         self._bar.update(self.count)
 

@@ -99,6 +99,7 @@ class NamedBatches:
         seen: Visits,
         note: Callable[[Tensor], None],
     ) -> None:
+        loader = innermost(loader)
         _check_loader(loader)
         self.loader, self.seen, self.note = loader, seen, note
         seen.sums.num_data = length_of(loader.dataset)
@@ -162,6 +163,13 @@ class NamedBatches:
             self.seen.num_unmatched += 1
             return
         self.seen.add(batch, outputs)
+
+
+def innermost(loader: Any) -> Any:
+    """The loader whose sampler is asked: accelerate hands out the batches of one that it holds."""
+    while isinstance(inner := getattr(loader, "base_dataloader", None), DataLoader):
+        loader = inner
+    return loader
 
 
 def _told_class(base: type[DataLoader[Any]], watch: NamedBatches) -> type[DataLoader[Any]]:
