@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -56,14 +56,19 @@ class Trace:
         self.graph = None
         self.sites = []
 
+    def without_graph(self) -> Trace:
+        """What was recorded, to outlive the pass: enough for gradients that are there already."""
+        return replace(self, graph=None, sites=[site.without_graph() for site in self.sites])
+
     def gradients(self, seed: Tensor, create_graph: bool = False) -> list[Tensor | None]:
         """Gradient of <seed, f> at every site's output, in that output's layout."""
         if not self.sites or self.graph is None:
             return []
+        edges = [site.edge for site in self.sites if site.edge is not None]
         return list(
             torch.autograd.grad(
                 self.graph,
-                [site.edge for site in self.sites],
+                edges,
                 seed,
                 retain_graph=True,
                 create_graph=create_graph,

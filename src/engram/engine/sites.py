@@ -9,7 +9,7 @@ weight, form a group: they are solved together.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
@@ -33,7 +33,7 @@ class Site:
         rule: how the operation differentiates by its parameters.
         call: its input, examples first, and its options.
         roles: what each parameter is to the rule ("weight"), and its name in the model.
-        edge: the output's place in the graph, where gradients are asked for.
+        edge: the output's place in the graph, where gradients are asked for; None without one.
         dim: which dimension of the output counts examples.
         source, version: the input itself, to notice when it is changed in place later.
     """
@@ -41,7 +41,7 @@ class Site:
     rule: Rule
     call: Call
     roles: dict[str, str]
-    edge: GradientEdge
+    edge: GradientEdge | None
     dim: int
     source: Tensor
     version: int
@@ -50,6 +50,11 @@ class Site:
     def names(self) -> tuple[str, ...]:
         """Parameters of the model at this site."""
         return tuple(self.roles.values())
+
+    def without_graph(self) -> Site:
+        """What was recorded, to be kept: nothing of the graph, nor what the rule has made of it."""
+        call = replace(self.call, kept={})
+        return replace(self, call=call, edge=None, source=call.input, version=call.input._version)
 
     def arrange(self, tensor: Tensor) -> Tensor:
         """From the layout of the operation's output to examples first."""

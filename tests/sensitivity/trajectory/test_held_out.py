@@ -7,15 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import engram
-from engram.core.parameters import Named
 from engram.engine.session import session
-from engram.sensitivity.trajectory.held_out import (
-    curvature_scale,
-    followed,
-    gram_of,
-    held_out_leverage,
-)
-from engram.sensitivity.trajectory.stages import _observed, stages
+from engram.sensitivity.trajectory.gradient_products import Products
+from engram.sensitivity.trajectory.held_out import curvature_scale, followed, held_out_leverage
+from engram.sensitivity.trajectory.stages import stages
 from engram.training.training import Training
 
 
@@ -33,6 +28,8 @@ def test_leverages_are_those_of_the_dense_filter(roots: int) -> None:
     flat = rows.flatten(0, 1)
     gram = (flat @ flat.mT).reshape(40, roots, 40, roots)
     seen, held = rows[:30], rows[30:]
+    energy = float(held.square().sum()) / 10
+    products = Products(gram[:30, :, :30], gram[30:, :, :30], energy)
     order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
     found = []
     for size in (7, 15, 30):
@@ -40,7 +37,7 @@ def test_leverages_are_those_of_the_dense_filter(roots: int) -> None:
         dense = filtered(part.mT @ part / size)
         found.append(float(sum(g @ dense @ g for g in held.flatten(0, 1))) / 10)
     wanted = followed(found, torch.log2(torch.tensor(100 / 30)).item())
-    assert held_out_leverage(gram, 10, 100, seed=0) == pytest.approx(wanted, rel=1e-6)
+    assert held_out_leverage(products, 100, seed=0) == pytest.approx(wanted, rel=1e-6)
 
 
 def test_a_learning_curve_that_has_ended_goes_on_so() -> None:
@@ -86,6 +83,17 @@ def trained(layers: int, steps: int) -> tuple[nn.Module, tuple[Tensor, Tensor], 
     return model, (inputs, targets), training
 
 
+@pytest.mark.parametrize("wanted", [5.0, 9.0, 19.9])
+def test_the_scale_is_found_over_many_sizes_of_curvature(wanted: float) -> None:
+    """Some directions hardly move and some have settled long ago."""
+    rates = torch.logspace(-9, 6, 200, dtype=torch.float64)
+    energies = torch.full_like(rates, 0.1)
+    scale = curvature_scale(rates, energies, wanted)
+    reached = (energies * -torch.expm1(-scale * rates) / (scale * rates)).sum()
+    most = float((energies * -torch.expm1(-rates) / rates).sum())
+    assert float(reached) == pytest.approx(min(wanted, most))
+
+
 @pytest.mark.parametrize("layers", [1, 6])
 def test_layers_that_move_the_same_outputs_share_their_curvature(layers: int) -> None:
     """L equal layers are one whose weight has L times the training time: kA is L times as large."""
@@ -96,28 +104,11 @@ def test_layers_that_move_the_same_outputs_share_their_curvature(layers: int) ->
         assert stage.scale == pytest.approx(layers, rel=0.15)
 
 
-def test_products_of_gradients_with_the_root_of_their_times() -> None:
-    model, data, training = trained(2, steps=20)
-    named = training.of(model)
-    times: Named = {name: torch.rand(2, 4).double() for name in named.time}
-    part = torch.arange(0, 300, 30)
-    with session(model, data, "gaussian", progress=False) as opened:
-        gram = gram_of(_observed(opened, part, 0), times)
-    inputs = data[0][part]
-    # roots of the identity: the gradient of output r is x in row r
-    wanted = torch.zeros(10, 2, 10, 2, dtype=torch.float64)
-    for time in times.values():
-        for r in range(2):
-            own = inputs * time[r].sqrt()
-            wanted[:, r, :, r] += own @ own.mT
-    torch.testing.assert_close(gram.abs(), wanted.abs(), rtol=1e-8, atol=1e-10)
-
-
 def test_examples_held_out_have_the_roots_of_the_others(monkeypatch):
     """Few enough for every output by themselves, too many together with the others."""
-    from engram.sensitivity.trajectory import stages
+    from engram.sensitivity.trajectory import samples
 
-    monkeypatch.setattr(stages, "EXACT_GRADIENTS", 400)
+    monkeypatch.setattr(samples, "EXACT_GRADIENTS", 400)
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(600, 4, generator=generator), torch.arange(600) % 3
     model = torch.nn.Linear(4, 3)

@@ -18,28 +18,27 @@ followed to N. The factors' curvature is then multiplied by the number that give
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from engram.engine.session import Observed
-from engram.engine.sites import per_example_gradients
+from engram.sensitivity.trajectory.gradient_products import Products
 
 GRAM_EXAMPLES = 400  # whose gradients are multiplied with each other
 GRAM_BYTES = 2**29  # that these gradients may take
 GRAM_PRODUCTS = 4e10  # multiplications at a checkpoint, two seconds or so; fewer examples beyond
 FEWEST_HELD = 32  # fewer say nothing about a mean
 HELD_OUT = 4  # one of so many examples is held out
+TINY = 1e-300  # of a leverage: below there is none
 SMALL = 1e-10  # of the largest eigenvalue: below is rounding
 SLOWEST_BEND = 0.999  # of a learning curve in logarithms: 1 is a power law
 # Logarithms between which the curvature's factor is looked for. Factors that leave out what is
 # between layers are never too stiff; where some hundred examples say so, as in a net that has
 # memorised thousands, they are too few to know their curvature
 SCALES = (0.0, 12.0)
-HALVINGS = 40  # of that interval
-
-Gradients = tuple[Observed, list[list[Tensor | None]]]
+CLOSE_ENOUGH = 1e-10  # of the leverage's logarithm, where the factor is taken
+TRIES = 60  # of factors; a dozen are enough
 
 
 def examples_held(num_params: int) -> int:
@@ -48,73 +47,32 @@ def examples_held(num_params: int) -> int:
     return min(GRAM_BYTES // (4 * entries), int(math.sqrt(GRAM_PRODUCTS / entries)), GRAM_EXAMPLES)
 
 
-def gram_of(observed: Iterable[Gradients], times: Mapping[str, Tensor]) -> Tensor:
-    """Products of the gradients of M examples with R roots each, [M, R, M, R].
-
-    Args:
-        observed: batches of them.
-        times: training time of every entry, by name of the parameter.
-    """
-    found: dict[str, list[Tensor]] = {name: [] for name in times}
-    count = roots = 0
-    for batch, gradients in observed:
-        number, roots = len(batch.outputs), len(gradients)
-        for name, rows in _rows(batch, gradients, times).items():
-            found[name].append(rows)
-        count += number
-    total = torch.zeros(count * roots, count * roots, dtype=torch.float64)
-    for parts in found.values():
-        flat = torch.cat(parts).flatten(0, 1)
-        total += (flat @ flat.mT).double().cpu()
-    return total.reshape(count, roots, count, roots)
-
-
-def _rows(
-    batch: Observed, gradients: Sequence[Sequence[Tensor | None]], times: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Gradients of a batch, [B, R, entries] by name; zeros where none arrives."""
-    number, found = len(batch.outputs), dict[str, list[Tensor]]()
-    for one in gradients:
-        chunks = list(per_example_gradients(batch.trace.sites, one, set(times)))
-        for name, time in times.items():
-            rows = [chunk[name].flatten(1) for chunk in chunks if name in chunk]
-            zeros = batch.outputs.new_zeros(number, time.numel())
-            whole = torch.cat(rows) * time.flatten().sqrt().to(zeros) if rows else zeros
-            found.setdefault(name, []).append(whole.detach())
-    return {name: torch.stack(rows, 1) for name, rows in found.items()}
-
-
-def held_out_leverage(gram: Tensor, out: int, num_data: int, seed: int = 0) -> float:
+def held_out_leverage(products: Products, num_data: int, seed: int = 0) -> float:
     """v_N: N times the mean leverage of examples that the curvature of N others has not seen.
 
     Args:
-        gram: products of gradients, [M, R, M, R].
-        out: the last so many examples are held out.
+        products: of gradients.
         num_data: N.
-        seed: of the choice among the others of the smaller parts.
+        seed: of the choice among the seen examples of the smaller parts.
 
     Example:
-        >>> alike = torch.ones(64, 1, 64, 1).double()  # one direction, which all others know
-        >>> print(f"{held_out_leverage(alike, 16, 64):.3f}")
+        >>> one = torch.ones(48, 1, 48, 1).double()  # one direction, which all others know
+        >>> print(f"{held_out_leverage(Products(one, one[:16], 1.0), 64):.3f}")
         0.632
     """
-    count, roots = gram.shape[:2]
-    most = count - out
+    most, roots = products.seen.shape[:2]
+    out = len(products.cross)
     order = torch.randperm(most, generator=torch.Generator().manual_seed(seed))
-    held, energy = (
-        gram[most:],
-        float(gram.flatten(2).flatten(0, 1).diagonal()[-out * roots :].sum()),
-    )
     found = []
     for size in (most // 4, most // 2, most):
         part = order[:size]
-        inner = gram[part][:, :, part].reshape(size * roots, size * roots) / size
+        inner = products.seen[part][:, :, part].reshape(size * roots, size * roots) / size
         values, vectors = torch.linalg.eigh(inner)
         values = values.clamp(min=SMALL * float(values[-1].clamp(min=1e-300)))
-        cross = held[:, :, part].reshape(out * roots, size * roots) @ vectors
+        cross = products.cross[:, :, part].reshape(out * roots, size * roots) @ vectors
         lost = 1 + torch.expm1(-values) / values  # 1 - (1 - e^-x) / x
         seen = (cross.square() / (size * values)) @ lost
-        found.append((energy - float(seen.sum())) / out)
+        found.append(products.energy - float(seen.sum()) / out)
     return followed(found, math.log2(num_data / most))
 
 
@@ -150,10 +108,34 @@ def curvature_scale(rates: Tensor, energies: Tensor, wanted: float) -> float:
         >>> print(f"{curvature_scale(rates, rates, 2.0):.3f}")
         2.000
     """
-    low, high = SCALES
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        scaled = (math.exp(middle) * rates).clamp(min=1e-12)
-        above = float((energies * -torch.expm1(-scaled) / scaled).sum()) > wanted
-        low, high = (middle, high) if above else (low, middle)
-    return math.exp((low + high) / 2)
+
+    def above(logarithm: float) -> float:
+        """By how much the leverage is too large, in logarithms."""
+        scaled = (rates * math.exp(logarithm)).clamp_(min=1e-12)
+        found = torch.expm1(-scaled).neg_().div_(scaled).mul_(energies).sum()
+        return math.log(max(float(found), TINY)) - math.log(max(wanted, TINY))
+
+    return math.exp(_root(above, *SCALES))
+
+
+def _root(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a falling function is 0; the end of the interval that is nearer where it is nowhere.
+
+    By secants through both ends. Where an end stays twice its value is halved (the Illinois rule),
+    so that the other one does not creep.
+    """
+    at_low, at_high = function(low), function(high)
+    if at_low <= 0 or at_high >= 0:
+        return low if at_low <= 0 else high
+    middle, side = low, 0
+    for _ in range(TRIES):
+        middle = (low * at_high - high * at_low) / (at_high - at_low)
+        found = function(middle)
+        if abs(found) < CLOSE_ENOUGH:
+            break
+        if found > 0:
+            low, at_low, at_high = middle, found, at_high / (2 if side > 0 else 1)
+        else:
+            high, at_high, at_low = middle, found, at_low / (2 if side < 0 else 1)
+        side = 1 if found > 0 else -1
+    return middle

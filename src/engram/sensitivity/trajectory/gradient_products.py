@@ -1,0 +1,225 @@
+r"""Products of the gradients of some examples, each entry times the root of its training time.
+
+Held-out examples meet the seen ones and not each other, and of two seen ones a product is made
+once. Where the gradient of a layer is one product :math:`r c'` it is never built whole: with one
+training time for all entries its products are :math:`r_i' r_j \, c_i' c_j`, and with a table of
+them, T, rows are gone through a few at a time. Of a wide layer, rows are added up in groups before
+that, each with a random sign s,
+
+.. math:: z = c \circ \sum_{o} s_o \, r_o \sqrt{T_o},
+
+whose products are the same in expectation. The error of a product falls with the number of groups
+times inputs; that of what is made of hundreds of them is far below what their choice among the
+examples brings with it (docs/decisions.md).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from engram.engine.passes import Trace
+from engram.engine.sites import Site, per_example_gradients
+from engram.linalg.gram import add_upper
+
+Gradients = tuple[Trace, list[list[Tensor | None]]]
+
+SKETCH_ENTRIES = 2**14  # of a layer's sketch, groups of rows times inputs: smaller ones are whole
+SKETCH_SEED = 0  # of signs and groups: the same layer, the same sketch
+BLOCK_BYTES = 4 * 2**20  # of a layer's gradients made at a time, which stay in the cache
+
+
+@dataclass(frozen=True)
+class Products:
+    """Of M seen and H held-out examples with R roots each.
+
+    Args:
+        seen: of the seen ones with each other, [M, R, M, R].
+        cross: of the held-out ones with them, [H, R, M, R].
+        energy: the mean over the held-out ones of their squared lengths, all roots added.
+    """
+
+    seen: Tensor
+    cross: Tensor
+    energy: float
+
+
+class _Sums:
+    """The products of one layer after another, added up in double precision.
+
+    Args:
+        out: how many rows come first that are held out.
+        count: rows in all.
+    """
+
+    def __init__(self, out: int, count: int) -> None:
+        self.out = out
+        self.energy = 0.0
+        self.cross = torch.zeros(out, count - out, dtype=torch.float64)
+        self.seen = torch.zeros(count - out, count - out, dtype=torch.float64)
+
+    def add(self, parts: Iterable[Tensor]) -> None:
+        """Add the products of rows [count, entries], of some entries after others."""
+        cross: Tensor | None = None
+        seen = torch.zeros(())
+        for rows in parts:
+            held, others = rows[: self.out], rows[self.out :]
+            if cross is None:
+                cross, seen = rows.new_zeros(self.cross.shape), rows.new_zeros(self.seen.shape)
+            cross.addmm_(held, others.mT)
+            add_upper(seen, others.mT)
+            self.energy += float(held.square().sum())
+        if cross is not None:
+            self.cross += cross.cpu().double()
+            self.seen += seen.cpu().double()
+
+    def add_separable(self, rows: Tensor, columns: Tensor, time: float) -> None:
+        """Add those of gradients r c' whose entries have one training time."""
+        held, others = rows[: self.out], rows[self.out :]
+        own, rest = columns[: self.out], columns[self.out :]
+        self.cross += time * ((held @ others.mT) * (own @ rest.mT)).cpu().double()
+        self.seen += time * ((others @ others.mT) * (rest @ rest.mT)).cpu().double()
+        self.energy += time * float((held.square().sum(1) * own.square().sum(1)).sum())
+
+    def products(self, roots: int) -> Products:
+        """All of them, with the roots of an example side by side in the rows."""
+        whole = torch.triu(self.seen) + torch.triu(self.seen, diagonal=1).mT
+        out, count = self.out // roots, len(whole) // roots
+        return Products(
+            whole.reshape(count, roots, count, roots),
+            self.cross.reshape(out, roots, count, roots),
+            self.energy / out,
+        )
+
+
+def gradient_products(
+    batches: Iterable[Gradients], out: int, count: int, times: Mapping[str, Tensor]
+) -> Products:
+    """Products of the gradients of examples in some batches with R roots each.
+
+    Args:
+        batches: of examples; every batch has the same sites.
+        out: how many of the examples, the first ones, are held out.
+        count: of all examples.
+        times: training time by name, of every entry or one number for all of them.
+    """
+    whole, short, roots = _Built(count, set(times)), dict[int, _RankOne](), 1
+    for trace, gradients in batches:
+        if not whole.filled:
+            short = _rank_one_sites(trace.sites, times)
+            whole.names -= {name for one in short.values() for name in one.site.names}
+        for position, one in short.items():
+            one.update(trace.sites[position], [given[position] for given in gradients])
+        whole.update(trace, gradients)
+        roots = len(gradients)
+    sums = _Sums(out * roots, count * roots)
+    for one in short.values():
+        one.add_to(sums, times)
+    for name, rows in whole.rows.items():
+        root = times[name].flatten().sqrt().to(rows)
+        sums.add([rows.flatten(0, 1).mul_(root)])
+    return sums.products(roots)
+
+
+@dataclass
+class _RankOne:
+    """Rows and columns of a site whose gradients are single products r c'."""
+
+    site: Site
+    rows: list[Tensor] = field(default_factory=list)
+    columns: list[Tensor] = field(default_factory=list)
+
+    def update(self, site: Site, gradients: Sequence[Tensor | None]) -> None:
+        """Add those of a batch, where a gradient arrives."""
+        count = site.call.num_examples
+        present = [g.reshape(count, -1) for g in gradients if g is not None]
+        if present:
+            self.rows.append(torch.stack(present, 1).flatten(0, 1))
+            columns = site.call.input.reshape(count, -1)
+            self.columns.append(columns.repeat_interleave(len(present), 0))
+
+    def add_to(self, sums: _Sums, times: Mapping[str, Tensor]) -> None:
+        """Add their products."""
+        if not self.rows:
+            return
+        rows, columns = torch.cat(self.rows), torch.cat(self.columns)
+        time = times[self.site.roles["weight"]]
+        if time.numel() == 1:
+            sums.add_separable(rows, columns, float(time))
+        else:
+            root = time.reshape(rows.shape[1], columns.shape[1]).sqrt().to(rows)
+            sums.add(_sketched(rows, columns, root))
+        bias = self.site.roles.get("bias", "")
+        if bias in times:
+            sums.add([rows * times[bias].flatten().sqrt().to(rows)])
+
+
+@dataclass
+class _Built:
+    """Gradients of the other parameters, [M, R, entries] by name; zeros where none arrives."""
+
+    count: int
+    names: set[str]
+    filled: int = 0
+    rows: dict[str, Tensor] = field(default_factory=dict)
+
+    def update(self, trace: Trace, gradients: Sequence[Sequence[Tensor | None]]) -> None:
+        """Add those of a batch."""
+        for r, one in enumerate(gradients):
+            first = self.filled
+            for chunk in per_example_gradients(trace.sites, one, self.names):
+                lead = len(next(iter(chunk.values())))
+                for name, value in chunk.items():
+                    own = value.detach().flatten(1)
+                    if name not in self.rows:
+                        shape = (self.count, len(gradients), own.shape[1])
+                        self.rows[name] = own.new_zeros(shape)
+                    self.rows[name][first : first + lead, r] = own
+                first += lead
+        self.filled += len(trace.outputs)
+
+
+def _rank_one_sites(sites: Sequence[Site], times: Mapping[str, Tensor]) -> dict[int, _RankOne]:
+    """Sites whose gradients are single products of a row and a column, by their places."""
+    uses = Counter(name for site in sites for name in site.names)
+    found = {}
+    for position, site in enumerate(sites):
+        rule = site.rule.as_matrix
+        alone = all(uses[name] == 1 for name in site.names) and site.roles.get("weight") in times
+        if alone and rule is not None and rule.is_rank_one(site.call):
+            found[position] = _RankOne(site)
+    return found
+
+
+def _sketched(rows: Tensor, columns: Tensor, root: Tensor) -> Iterator[Tensor]:
+    """Gradients r c' times a table of roots [O, I], their rows in groups where there are many.
+
+    Yields:
+        [M, groups * I], some of the groups at a time.
+    """
+    outputs, inputs = root.shape
+    size = max(1, outputs * inputs // SKETCH_ENTRIES)
+    if size > 1:
+        generator = torch.Generator().manual_seed(SKETCH_SEED)
+        order = torch.randperm(outputs, generator=generator).to(rows.device)
+        signs = (2 * torch.randint(2, (outputs,), generator=generator) - 1).to(rows)
+        rows, root = (rows * signs)[:, order], root[order]
+    groups = max(1, BLOCK_BYTES // (len(rows) * inputs * rows.element_size()))
+    for part in torch.arange(0, outputs, size).split(groups):
+        first, last = int(part[0]), min(int(part[-1]) + size, outputs)
+        whole = (last - first) // size * size
+        yield _grouped(rows[:, first : first + whole], columns, root[first : first + whole], size)
+        if first + whole < last:
+            own = slice(first + whole, last)
+            yield _grouped(rows[:, own], columns, root[own], last - first - whole)
+
+
+def _grouped(rows: Tensor, columns: Tensor, root: Tensor, size: int) -> Tensor:
+    """Those of whole groups of rows, [M, groups * I]."""
+    parts = rows.unflatten(1, (-1, size)).transpose(0, 1)  # [groups, M, size]
+    summed = torch.bmm(parts, root.unflatten(0, (-1, size)))
+    return (summed * columns).transpose(0, 1).flatten(1)
