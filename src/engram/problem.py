@@ -8,7 +8,7 @@ and passes it on to what it calls instead of opening the model again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -71,11 +71,15 @@ class Opener:
 
     @contextmanager
     def session(
-        self, model: nn.Module, batch_size: int | str = AUTO, progress: bool = True
+        self,
+        model: nn.Module,
+        batch_size: int | str = AUTO,
+        progress: bool = True,
+        only: Collection[str] | None = None,
     ) -> Iterator[Session]:
         """The model, opened for passes; it is as before when this ends, in any way."""
         given = (model, self.data, self.likelihood, batch_size, progress)
-        with session(*given, planned=self.engine) as opened:
+        with session(*given, planned=self.engine, only=only) as opened:
             self.engine = opened.engine
             yield opened
 
@@ -87,6 +91,7 @@ def opened_problem(
     posterior: Posterior | Any,
     batch_size: int | str = AUTO,
     progress: bool = True,
+    only: Collection[str] | None = None,
 ) -> Iterator[Problem]:
     """Open a model with its data and posterior; it is as before when this ends, in any way.
 
@@ -96,7 +101,9 @@ def opened_problem(
         posterior: of this model at its present weights; a fitted laplace-torch object works too.
         batch_size: most examples at a time; ``"auto"`` is what the free memory has room for.
         progress: show bars where passes take longer than a few seconds.
+        only: parameters that are wanted, where the others are to be held fixed.
     """
     posterior = as_posterior(posterior, model)
-    with session(model, data, posterior.known_likelihood, batch_size, progress) as opened:
+    given = (model, data, posterior.known_likelihood, batch_size, progress)
+    with session(*given, only=only) as opened:
         yield Problem(opened, posterior)

@@ -32,6 +32,7 @@ from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.low_rank_fit import LEADING, MOST_OWN, fit_low_rank
 from engram.posteriors.stopped import Stopped, check_training
 from engram.posteriors.structures import (
+    OVER,
     STRUCTURES,
     Fit,
     FitBlocks,
@@ -124,7 +125,10 @@ def laplace(
     one_of("curvature", curvature, (AUTO, *CURVATURES), 'use "auto"')
     _check_combination(structure, curvature, training is not None)
     tolerance = chosen_tolerance(tolerance, model)
-    with session(model, data, likelihood, batch_size, progress) as opened:
+    only = None
+    if training is None and structure in OVER:
+        only = OVER[structure](model, Batches(data, 1))
+    with session(model, data, likelihood, batch_size, progress, only=only) as opened:
         if training is not None:
             check_training(training).check_data(opened.batches.num_data)
             stopped = Stopped.of(training, model, opened.batches.num_data, given)
@@ -171,7 +175,7 @@ def fitted(
     }
     posterior = Posterior(
         fit.structure or chosen,
-        {name: p.detach().clone() for name, p in trainable(opened.model).items()},
+        {name: p.detach().clone() for name, p in opened.trained.items()},
         blocks,
         prior_precision,
         opened.batches.num_data,

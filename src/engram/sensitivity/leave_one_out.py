@@ -143,7 +143,9 @@ def sensitivities_again(
     diagnostics = truth("diagnostics", diagnostics)
     asked = Asked(sampling.rule(estimator), rounds, sampling, step_size, diagnostics)
     peers = Processes.found(across_ranks)
-    with opener.session(model, batch_size, progress) as opened:
+    chosen = sampling.chosen(estimator, posterior)
+    only = None if ESTIMATORS[chosen].along_training else posterior.only
+    with opener.session(model, batch_size, progress, only) as opened:
         return left_out(Problem(opened, posterior), asked, peers)
 
 
