@@ -16,8 +16,8 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import engram
-from engram.engine.session import session
 from engram.core.processes.meeting import together
+from engram.engine.session import session
 from engram.errors import DataError, EngineError, ModelMismatchError, NonFiniteError
 from ranks import Examples, convolutional, examples, perceptron, run_on_ranks
 

@@ -8,7 +8,7 @@ and passes it on to what it calls instead of opening the model again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -77,10 +77,11 @@ class Opener:
         batch_size: int | str = AUTO,
         progress: bool = True,
         peers: Processes = ALONE,
+        only: Collection[str] | None = None,
     ) -> Iterator[Session]:
         """The model, opened for passes; it is as before when this ends, in any way."""
         given = (model, self.data, self.likelihood, batch_size, progress)
-        with session(*given, planned=self.engine, peers=peers) as opened:
+        with session(*given, planned=self.engine, peers=peers, only=only) as opened:
             self.engine = opened.engine
             yield opened
 
@@ -93,6 +94,7 @@ def opened_problem(
     batch_size: int | str = AUTO,
     progress: bool = True,
     peers: Processes = ALONE,
+    only: Collection[str] | None = None,
 ) -> Iterator[Problem]:
     """Open a model with its data and posterior; it is as before when this ends, in any way.
 
@@ -103,8 +105,9 @@ def opened_problem(
         batch_size: most examples at a time; ``"auto"`` is what the free memory has room for.
         progress: show bars where passes take longer than a few seconds.
         peers: processes that share the examples.
+        only: parameters that are wanted, where the others are to be held fixed.
     """
     posterior = as_posterior(posterior, model)
     given = (model, data, posterior.known_likelihood, batch_size, progress)
-    with session(*given, peers=peers) as opened:
+    with session(*given, peers=peers, only=only) as opened:
         yield Problem(opened, posterior)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +41,18 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 def frozen(model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters that do not require gradients: fixed, whatever data is left out."""
     return {n: p for n, p in uncompiled(model).named_parameters() if not p.requires_grad}
+
+
+def hold_all_but(model: nn.Module, names: Collection[str]) -> dict[str, nn.Parameter]:
+    """Have all other parameters require no gradients; those that did, by name.
+
+    What is computed from them alone then keeps nothing for a backward pass. Call inside
+    :func:`engram.core.state.model.state_preserved`, which takes it back.
+    """
+    held = {name: p for name, p in trainable(model).items() if name not in names}
+    for parameter in held.values():
+        parameter.requires_grad_(False)
+    return held
 
 
 def count(parameters: Iterable[Tensor]) -> int:

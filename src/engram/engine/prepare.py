@@ -138,7 +138,7 @@ def prepare_again(planned: Engine, model: nn.Module, batches: Batches) -> Engine
     say, can make another model of the same modules. Else there is a new plan.
     """
     if planned.fits(model):
-        engine, probe = planned.moved_to(model), _probe(model, batches)
+        engine, probe = planned.moved_to(model), first_examples(model, batches)
         try:
             if not disagreements(model, engine.plan, probe, Expected.of(model, probe))[0]:
                 return engine
@@ -147,7 +147,7 @@ def prepare_again(planned: Engine, model: nn.Module, batches: Batches) -> Engine
     return prepare(model, batches)
 
 
-def _probe(model: nn.Module, batches: Batches) -> Batch:
+def first_examples(model: nn.Module, batches: Batches) -> Batch:
     """The first examples, three of them, however few there are."""
     first = batches.take(torch.arange(min(3, batches.num_data)))
     positions = torch.arange(3) % len(first)
@@ -158,7 +158,7 @@ def _prepare(model: nn.Module, batches: Batches) -> Engine:
     parameters = trainable(model)
     check_kinds(model)
     check_finite_weights(model)
-    probe = _probe(model, batches)
+    probe = first_examples(model, batches)
     check_independent(model, probe)
     expected = Expected.of(model, probe)
     plan, used = _checked_plan(model, probe, expected)
@@ -172,7 +172,7 @@ def _checked_plan(model: nn.Module, probe: Batch, expected: Expected) -> tuple[P
     """The narrowest plan whose gradients are autograd's; units only widen, so the search ends."""
     units: set[str] = set()
     for _ in range(rounds(model)):
-        plan = _planned(model, probe, units)
+        plan = first_plan(model, probe, units)
         checked, wrong, used = _runnable(model, plan, probe, expected)
         if not wrong:
             return checked, used
@@ -189,7 +189,8 @@ def _checked_plan(model: nn.Module, probe: Batch, expected: Expected) -> tuple[P
     return checked, used
 
 
-def _planned(model: nn.Module, probe: Batch, units: set[str]) -> Plan:
+def first_plan(model: nn.Module, probe: Batch, units: set[str]) -> Plan:
+    """A plan with these units, whose gradients nobody has checked yet."""
     try:
         return make_plan(model, probe.select(slice(0, 2)).inputs, probe.inputs, units)
     except Exception as error:  # the model itself runs: what failed is seen, or not, as a whole

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from engram.core.arguments import AUTO, is_auto, whole
 from engram.core.data.batches import Batch, Batches, Data, call, check_output_rows
 from engram.core.data.inputs import tensors_of
 from engram.core.memory import available_bytes, short_of_memory
-from engram.core.parameters import Named, check_module, uncompiled
+from engram.core.parameters import Named, check_module, hold_all_but, trainable, uncompiled
 from engram.core.processes.group import Processes
 from engram.core.progress import progress_over
 from engram.core.state.model import device_of, state_preserved
@@ -58,6 +58,7 @@ class Passes:
     largest_part: int
     fitting: int  # examples that a pass could hold at once, whatever the batch size
     switched: tuple[str, ...]  # kinds of layers in train mode before, which eval mode changes
+    held: Mapping[str, nn.Parameter]  # trained by the user, and fixed for now
     peers: Processes = ALONE  # that share the examples, where they do
 
     @property
@@ -75,6 +76,12 @@ class Passes:
         if indices is None:
             return self.peers.rows(self.batches.num_data)
         return indices[self.peers.rows(len(indices))]
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The user's trainable parameters, also those that are held fixed for now."""
+        known = {**trainable(self.model), **self.held}
+        return {name: p for name, p in self.model.named_parameters() if name in known}
 
     def parts(self, source: Iterable[Batch], description: str, length: int) -> Iterator[Batch]:
         """Batches no larger than a pass should hold, behind a progress bar."""
@@ -203,10 +210,13 @@ def opened_passes(
     labelled: bool = False,
     planned: Engine | None = None,
     peers: Processes = ALONE,
+    only: Collection[str] | None = None,
 ) -> Iterator[Passes]:
     """Open the model for passes; it is as before when this ends, also after an exception.
 
     An engine that was planned for this model, or for one that this is a copy of, serves again.
+    Where ``only`` some parameters are wanted the others are held fixed: what comes before the first
+    of them is run without gradients, and takes no memory for a backward pass.
     """
     limit = None
     if not is_auto(batch_size):
@@ -218,13 +228,14 @@ def opened_passes(
     with state_preserved(model), short_of_memory() as examples:
         keep_freed_memory()
         batches.check_repeatable()
+        held = {} if only is None else hold_all_but(model, only)
         engine = prepare_again(planned, model, batches) if planned else prepare(model, batches)
         fitting = _fitting_examples(engine, batches)
         size = limit or min(LARGEST_BATCH, fitting, batches.num_data)
         part = min(fitting, limit or fitting)
         examples.append(min(size, part))
         batches = Batches(data, size, labelled)
-        yield Passes(engine, batches, progress, part, fitting, switched, peers)
+        yield Passes(engine, batches, progress, part, fitting, switched, held, peers)
 
 
 @contextmanager
@@ -236,13 +247,37 @@ def session(
     progress: bool = True,
     planned: Engine | None = None,
     peers: Processes = ALONE,
+    only: Collection[str] | None = None,
 ) -> Iterator[Session]:
-    """Open the model for passes over inputs and targets."""
+    """Open the model for passes over inputs and targets, of ``only`` some parameters or of all."""
     chosen = resolve(likelihood)
-    with opened_passes(model, data, batch_size, progress, True, planned, peers) as passes:
+    given = (model, data, batch_size, progress, True, planned, peers, only)
+    with opened_passes(*given) as passes:
         # a loss that mixes examples shows in a batch of two, whatever the size of the others
         two = passes.batches.take(torch.arange(min(2, passes.batches.num_data)))
         shape = passes.traced(passes.placed(two)).shape
         opened = Session(**vars(passes), likelihood=chosen.for_outputs(shape))
         opened.observe(two)
         yield opened
+
+
+@contextmanager
+def narrowed(opened: Session, names: Collection[str]) -> Iterator[Session]:
+    """The same session of some parameters alone, the others held fixed while this lasts."""
+    held = hold_all_but(opened.model, names)
+    if not held:
+        yield opened
+        return
+    try:
+        engine = prepare(opened.model, opened.batches)
+        fitting = _fitting_examples(engine, opened.batches)
+        yield replace(
+            opened,
+            engine=engine,
+            fitting=fitting,
+            largest_part=max(opened.largest_part, min(fitting, opened.batches.batch_size)),
+            held={**opened.held, **held},
+        )
+    finally:
+        for parameter in held.values():
+            parameter.requires_grad_(True)

@@ -96,6 +96,16 @@ class Posterior(Precision):
         """Parameters that the precision covers."""
         return tuple(name for name in self.mean if name in self.block_of)
 
+    @property
+    def only(self) -> tuple[str, ...] | None:
+        """The parameters it covers, where it holds fixed what the training moved; None else.
+
+        What comes before the first of them can then be run without gradients.
+        """
+        moved = {} if self.training is None else self.training.moved
+        held = [n for n in self.mean if n not in self.block_of and moved.get(n, True)]
+        return self.names if held and self.names else None
+
     def prior_of(self, name: str) -> float:
         """delta of one parameter."""
         return self.prior_by_name.get(name, self.prior_precision)

@@ -33,6 +33,7 @@ from engram.posteriors.gaussian import Posterior, check_prior_precision
 from engram.posteriors.low_rank_fit import LEADING, MOST_OWN, fit_low_rank
 from engram.posteriors.stopped import Stopped, check_training
 from engram.posteriors.structures import (
+    OVER,
     STRUCTURES,
     Fit,
     FitBlocks,
@@ -137,9 +138,12 @@ def laplace(
         "likelihood": likelihood,
         "training": training is not None,
     }
+    only = None
+    if training is None and structure in OVER:
+        only = OVER[structure](model, Batches(data, 1))
     with (
         together(across_ranks, model, data, "laplace", asked) as peers,
-        session(model, data, likelihood, batch_size, progress, peers=peers) as opened,
+        session(model, data, likelihood, batch_size, progress, peers=peers, only=only) as opened,
     ):
         if training is not None:
             check_training(training).check_data(opened.batches.num_data)
@@ -187,7 +191,7 @@ def fitted(
     }
     posterior = Posterior(
         fit.structure or chosen,
-        {name: p.detach().clone() for name, p in trainable(opened.model).items()},
+        {name: p.detach().clone() for name, p in opened.trained.items()},
         blocks,
         prior_precision,
         opened.batches.num_data,

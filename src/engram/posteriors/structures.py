@@ -12,8 +12,9 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from engram.core.data.batches import Batches
 from engram.core.dtypes import wide
 from engram.core.memory import available_bytes
 from engram.core.parameters import Layout, Named, trainable
@@ -25,7 +26,8 @@ from engram.curvature.kinds import ggn_roots
 from engram.curvature.moments import OuterMoments, SquareMoments
 from engram.curvature.operators import Hessian
 from engram.engine.dropout import dropping
-from engram.engine.session import Observed, Session
+from engram.engine.last_layer import last_layer
+from engram.engine.session import Observed, Session, narrowed
 from engram.errors import PosteriorError
 from engram.linalg.block import Block
 from engram.linalg.dense import DenseBlock
@@ -72,6 +74,11 @@ class Fit:
         self.dtype = next(iter(self.parameters.values())).dtype
         self.structure: str | None = None  # what was taken in place of the one asked for
         self.record: dict[str, Any] = {}
+
+    def within(self, session: Session) -> Fit:
+        """The same fit in a session of fewer parameters."""
+        fixed = self.fixed if self.stopped else None
+        return Fit(session, self.delta, self.curvature, self.seed, fixed=fixed)
 
     def passes(self, description: str, each: Callable[[Observed, Gradients, int], None]) -> None:
         """Call ``each`` with the gradients of every output vector of every batch."""
@@ -276,15 +283,15 @@ def fit_low_rank_block(fit: Fit) -> tuple[Block, ...]:
 
 
 def fit_last_layer(fit: Fit) -> tuple[Block, ...]:
-    """The layer whose result is the model's output, or comes last before it."""
-    first = next(fit.session.passes("curvature"))
-    with torch.no_grad():
-        gradients = first.trace.gradients(first.residual)
-    used = [s for s, g in zip(first.trace.sites, gradients, strict=True) if g is not None]
-    owner = used[-1].names[-1].rpartition(".")[0]
-    reaching = {name for site in used for name in site.names}
-    names = [n for n in fit.parameters if n.rpartition(".")[0] == owner and n in reaching]
-    return _dense(fit, names)
+    """The layer whose result is the model's output, or comes last before it; the others are fixed.
+
+    What comes before it is run without gradients.
+    """
+    if fit.session.held:  # opened for that layer alone
+        return _dense(fit, list(fit.parameters))
+    names = last_layer(fit.session.model, fit.session.batches)
+    with narrowed(fit.session, names) as head:
+        return _dense(fit.within(head), [name for name in names if name in fit.parameters])
 
 
 STRUCTURES: dict[str, FitBlocks] = {
@@ -296,3 +303,5 @@ STRUCTURES: dict[str, FitBlocks] = {
     "full": fit_full,
     "last_layer": fit_last_layer,
 }
+# which parameters a structure is over, where it is not over all of them
+OVER: dict[str, Callable[[nn.Module, Batches], tuple[str, ...]]] = {"last_layer": last_layer}

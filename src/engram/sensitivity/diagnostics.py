@@ -184,7 +184,7 @@ def undiagnosed(
         parameters_frozen=coverage.frozen / entries,
         parameters_unused=coverage.unused / entries,
         flagged_share=float(flagged.double().mean()),
-        parameters_covered=posterior.num_params / max(count_entries(trainable(model).values()), 1),
+        parameters_covered=posterior.num_params / max(count_entries(posterior.mean.values()), 1),
     )
 
 

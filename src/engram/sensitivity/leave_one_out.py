@@ -98,9 +98,7 @@ def sensitivities(
         >>> result.loo_nll > result.train_nll
         True
     """
-    asked = Asked.checked(
-        estimator, rounds, samples, expectation, step_size, diagnostics, seed
-    )
+    asked = Asked.checked(estimator, rounds, samples, expectation, step_size, diagnostics, seed)
     said = {"posterior": posterior, "settings": asked}
     with together(across_ranks, model, data, "sensitivities", said) as peers:
         posterior = as_posterior(posterior, model)
@@ -131,13 +129,13 @@ def sensitivities_again(
     Args:
         opener: of the model with its data.
     """
-    asked = Asked.checked(
-        estimator, rounds, samples, expectation, step_size, diagnostics, seed
-    )
+    asked = Asked.checked(estimator, rounds, samples, expectation, step_size, diagnostics, seed)
     said = {"posterior": posterior, "settings": asked}
+    chosen = asked.sampling.chosen(asked.estimator, posterior)
+    only = None if ESTIMATORS[chosen].along_training else posterior.only
     with (
         together(across_ranks, model, opener.data, "sensitivities", said) as peers,
-        opener.session(model, batch_size, progress, peers) as opened,
+        opener.session(model, batch_size, progress, peers, only) as opened,
     ):
         return left_out(Problem(opened, posterior), asked)
 

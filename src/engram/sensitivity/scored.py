@@ -32,6 +32,7 @@ from engram.core.storage.files import check_file, digest_of, read_bytes, replaci
 from engram.engine.gradient_accumulator import DiscardGradients
 from engram.errors import ArgumentError, RunFolderError, StorageError
 from engram.posteriors.gaussian import Posterior
+from engram.posteriors.laplace_torch import as_posterior
 from engram.problem import Problem, opened_problem
 from engram.sensitivity.estimators import ESTIMATORS, check_estimator, chosen_estimator
 from engram.sensitivity.estimators.base import Estimator, Setting
@@ -90,8 +91,10 @@ def score(
     check_estimator(estimator)
     number, count = _share() if is_auto(share) else _checked_share(share)
     path = path_of("folder", folder)
-    with opened_problem(model, data, posterior, batch_size, progress) as problem:
-        chosen = chosen_estimator(estimator, problem.posterior)
+    posterior = as_posterior(posterior, model)
+    chosen = chosen_estimator(estimator, posterior)
+    only = None if ESTIMATORS[chosen].along_training else posterior.only
+    with opened_problem(model, data, posterior, batch_size, progress, only=only) as problem:
         _check_manifest(path, _manifest(problem, chosen, rounds, size))
         scores = Scores(path)
         own = [n for n in scores.missing if n % count == number]
