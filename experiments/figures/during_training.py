@@ -425,7 +425,7 @@ PANELS = [
             OVERFIT,
             Settings("fmnist", "lenet5", OVERFITTING, structure),
             100,
-            Scale(4000, 10_000, 50, looked=800),
+            Scale(2000, 10_000, 100, faster=4.0, looked=800),
         )
         for letter, structure in (("a", "diagonal"), ("b", "kronecker"))
     ),
