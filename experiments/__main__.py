@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import engram
+from engram.errors import EngramError
 from experiments.cost import check_affordable
 from experiments.figures import PANELS
 from experiments.page import FOLDER, page
@@ -80,6 +81,20 @@ def listed() -> str:
     return "\n".join(f"{name:{width}}  {panel.title}" for name, panel in PANELS.items())
 
 
+def run_all(given: argparse.Namespace) -> None:
+    """The panels that were asked for, one after the other, a line each."""
+    folder = given.folder / given.scale / f"seed-{given.seed}"
+    for panel in chosen_panels(given.names):
+        place = Workplace(
+            folder, seed=given.seed, data_dir=given.data_dir, progress=not given.quiet
+        )
+        results = given.results if given.scale != "smoke" else None
+        found = run(panel, given.scale, place, results, given.force).numbers
+        words = f"{panel.name}  {found['verdict']}: {found['reason']}"
+        seconds = f"{found['processor_seconds']} s of a processor"
+        print(f"{words}  ({seconds}, {folder / panel.name})", flush=True)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
@@ -101,16 +116,12 @@ def main(arguments: list[str] | None = None) -> None:
     elif given.command == "page":
         print(page())
     else:
-        for panel in chosen_panels(given.names):
-            folder = given.folder / given.scale / f"seed-{given.seed}"
-            place = Workplace(
-                folder, seed=given.seed, data_dir=given.data_dir, progress=not given.quiet
-            )
-            results = given.results if given.scale != "smoke" else None
-            found = run(panel, given.scale, place, results, given.force).numbers
-            words = f"{panel.name}  {found['verdict']}: {found['reason']}"
-            seconds = f"{found['processor_seconds']} s of a processor"
-            print(f"{words}  ({seconds}, {folder / panel.name})", flush=True)
+        try:
+            run_all(given)
+        except EngramError as error:
+            raise SystemExit(str(error)) from error
+        except KeyboardInterrupt:
+            raise SystemExit("interrupted; the same command goes on from here") from None
 
 
 if __name__ == "__main__":

@@ -211,7 +211,7 @@ def _settings(here: Row, paper: Scale) -> str:
     words = f"*Settings:* {images} training images, {here['epochs']} epochs"
     words += f" (the paper: {f'{paper.num_train:,}' if paper.num_train else 'all'}, {paper.epochs})"
     if here.get("faster", 1.0) != 1.0:
-        words += f", rates {here['faster']:g} times the paper's, up to 0.1"
+        words += f", rates {here['faster']:g} times the paper's, up to 0.1 (iBLR: 1)"
     if here.get("again"):
         words += f"; {here['again']} epochs of training again (the paper: {paper.again})"
         if "batch" in here:

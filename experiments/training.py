@@ -18,7 +18,9 @@ from experiments.workplace import Data
 
 MOMENTUM = 0.9
 IBLR_BETA2 = 0.99999
-STABLE = 0.1  # the largest rate of SGD with momentum, and of iBLR, that a scale takes by itself
+STABLE = 0.1  # the largest rate of SGD with momentum that a scale takes by itself
+# iBLR's momentum is an average, ten times smaller than a sum with the same beta
+LARGEST = {"iblr": STABLE / (1 - MOMENTUM)}
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Training:
     def on(self, data: Data, scale: Scale) -> Training:
         """On as many images as there are: delta / N stays, and the rates are the scale's."""
         first, last = self.rates
-        faster = min(scale.faster, max(1.0, STABLE / first))
+        faster = min(scale.faster, max(1.0, LARGEST.get(self.optimizer, STABLE) / first))
         return replace(
             self,
             rates=(faster * first, faster * last),

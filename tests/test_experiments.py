@@ -137,7 +137,19 @@ def test_data_that_is_not_there(tmp_path, monkeypatch):
     monkeypatch.setattr("engram.data.loading.fetch", _offline)
     place = Workplace(tmp_path, data_dir=str(tmp_path / "none"), progress=False)
     with pytest.raises(DataError):
-        place.data("usps", Scale(10, 10, 1))
+        place.data("usps_3v5", Scale(10, 10, 1))
+    missing = ["--data-dir", str(tmp_path / "none"), "--folder", str(tmp_path), "--quiet"]
+    with pytest.raises(SystemExit, match="put the files where they are looked for"):
+        main(["run", "fig6a", "--results", str(tmp_path / "results"), *missing])
+
+
+def test_an_interrupted_run_says_that_it_goes_on(tmp_path, monkeypatch):
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("experiments.__main__.run", interrupted)
+    with pytest.raises(SystemExit, match="the same command goes on"):
+        main(["run", "fig6a", "--scale", "smoke", "--folder", str(tmp_path)])
 
 
 def _offline(*given, **named):

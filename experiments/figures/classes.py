@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -133,15 +133,16 @@ CRITERION = (
     f"loss over the ten classes for both nets, partly where it is at least {FAIR}; its sizes are "
     "those of another loss (the class's own), so that none are compared"
 )
+SMALL = Scale(4000, None, 60, again=3, batch=64, faster=10.0)
 SCALES = {
     "smoke": Scale(120, 40, 2, again=1, data="digits"),
-    "cpu": Scale(4000, None, 60, again=3, batch=64, faster=10.0),
     "paper": Scale(None, None, 300, again=1000),
 }
 
 
-def _panel(name: str, figure: str, title: str, *nets: Settings) -> Panel:
-    return Panel(name, figure, title, FINDING, CRITERION, Classes(nets), SCALES, run, draw, held)
+def _panel(name: str, figure: str, title: str, nets: tuple[Settings, ...], small: Scale) -> Panel:
+    scales = {**SCALES, "cpu": small}
+    return Panel(name, figure, title, FINDING, CRITERION, Classes(nets), scales, run, draw, held)
 
 
 PANELS = [
@@ -149,14 +150,20 @@ PANELS = [
         "fig3a",
         "3 (a)",
         "Fashion-MNIST: classes left out of an MLP and of LeNet5",
-        Settings("fmnist", "mlp_32_16", SGD, (1e-5, 1e-6), 1000),
-        Settings("fmnist", "lenet5", LENET, (1e-4, 1e-5), 1000),
+        (
+            Settings("fmnist", "mlp_32_16", SGD, (1e-5, 1e-6), 1000),
+            Settings("fmnist", "lenet5", LENET, (1e-4, 1e-5), 1000),
+        ),
+        SMALL,
     ),
     _panel(
         "fig11d",
         "11 (d)",
         "MNIST: classes left out of an MLP and of LeNet5",
-        Settings("mnist", "mlp_500_300", SGD, (1e-4, 1e-5), 1000),
-        Settings("mnist", "lenet5", LENET, (1e-5, 1e-6), 1000),
+        (
+            Settings("mnist", "mlp_500_300", SGD, (1e-4, 1e-5), 1000),
+            Settings("mnist", "lenet5", LENET, (1e-5, 1e-6), 1000),
+        ),
+        replace(SMALL, num_test=1000),
     ),
 ]

@@ -220,6 +220,6 @@ PANELS = [
         "c",
         Settings("cifar10", "cnn", Training("sgd", (1e-2, 1e-4), 512, 250.0), (1e-4, 1e-6), 300),
         Scale(None, None, 500, count=100, again=300),
-        Scale(1000, None, 25, count=8, again=3, batch=32, faster=2.0, data="cifar10_10k"),
+        Scale(800, None, 25, count=8, again=3, batch=32, faster=2.0, data="cifar10_10k"),
     ),
 ]

@@ -260,7 +260,7 @@ def held_start(settings: Settings, outcome: Outcome) -> tuple[str, str]:
 
 MLP = Scale(60_000, 10_000, 40, faster=2.5, looked=5000)
 LENET = Scale(10_000, 10_000, 20, looked=1000)
-COLOUR = Scale(2500, 2000, 10, looked=150, data="cifar10_10k")
+COLOUR = Scale(1500, 2000, 10, looked=100, data="cifar10_10k")
 
 Held = Callable[[Settings, Outcome], tuple[str, str]]
 
@@ -381,7 +381,7 @@ PANELS = [
         GOOD,
         Settings("cifar10", "resnet20", Training("iblr", (0.2, 0.0), 50, 10.0, 0.01)),
         200,
-        COLOUR,
+        replace(COLOUR, num_train=1000, epochs=5),
     ),
     *_three(
         "fig5",
@@ -389,7 +389,7 @@ PANELS = [
         ("fmnist", "lenet5"),
         (Training("iblr", (1e-1, 0.0), 256, 60.0, 0.1), Training("adamw", (1e-2, 1e-4), 256, 60.0)),
         100,
-        (LENET, LENET),
+        (replace(LENET, faster=8.0), LENET),
     ),
     *_three(
         "fig8-mnist-mlp-",
@@ -405,7 +405,7 @@ PANELS = [
         ("mnist", "lenet5"),
         (Training("iblr", (1e-2, 1e-4), 256, 60.0, 0.1), Training("sgd", (1e-3, 1e-4), 256, 60.0)),
         100,
-        (replace(LENET, faster=10.0), replace(LENET, faster=10.0)),
+        (replace(LENET, faster=30.0), replace(LENET, faster=30.0)),
     ),
     *_three(
         "fig8-cifar-cnn-",
@@ -425,7 +425,7 @@ PANELS = [
             OVERFIT,
             Settings("fmnist", "lenet5", OVERFITTING, structure),
             100,
-            Scale(4000, 10_000, 50, looked=800),
+            Scale(2000, 10_000, 100, faster=4.0, looked=800),
         )
         for letter, structure in (("a", "diagonal"), ("b", "kronecker"))
     ),

@@ -147,20 +147,20 @@ PANELS = [
         "3 (b)",
         Settings("fmnist", "lenet5", Training("iblr", (1e-1, 0.0), 256, 60.0, 0.1)),
         Scale(None, None, 100, count=150),
-        Scale(10_000, 10_000, 20, count=5, looked=1200),
+        Scale(10_000, 10_000, 20, count=5, looked=1200, faster=8.0),
     ),
     _panel(
         "fig11b",
         "11 (b)",
         Settings("mnist", "mlp_500_300", Training("iblr", (1e-1, 0.0), 256, 30.0, 0.1)),
         Scale(None, None, 100, count=150),
-        Scale(10_000, 10_000, 20, count=5, looked=1200),
+        Scale(10_000, 10_000, 20, count=5, looked=1200, faster=8.0),
     ),
     _panel(
         "fig11c",
         "11 (c)",
         Settings("cifar10", "resnet20", Training("iblr", (1e-1, 0.0), 512, 35.0, 0.1)),
         Scale(None, None, 300, count=150),
-        Scale(3000, 2000, 8, count=1, looked=250, data="cifar10_10k"),
+        Scale(1000, 2000, 6, count=2, looked=200, data="cifar10_10k"),
     ),
 ]
