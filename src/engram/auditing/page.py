@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 
 from engram.auditing.outcome import Audit
+from engram.auditing.tasks import Classes, Regression
 from engram.report.page import Alert, Curves, Effect, Making, PageData
 from engram.report.result_page import result_data
 
 WRONG, MEMORISED, COPIED = "likely wrong label", "memorised", "near duplicate"
 CLASS = "class"
+HANGING = 0.2  # share of a class that is right with each example and wrong without it
+MOST_HANGING = 3  # classes that an alert names
+OVERFITTED = 3.0  # times its training loss, from which the leave-one-out loss is an alert
 
 
 def audit_page(audit: Audit) -> PageData:
@@ -39,6 +43,7 @@ def audit_page(audit: Audit) -> PageData:
         groups=groups,
         label_score=issues["label_score"].to_numpy(),
         neighbours=audit.neighbours,
+        **_as_given(audit, plain),
     )
     headline = replace(plain.headline, title=_title(audit), sentence=_sentence(audit))
     return replace(
@@ -46,12 +51,37 @@ def audit_page(audit: Audit) -> PageData:
         headline=headline,
         examples=examples,
         alerts=_alerts(audit, plain),
+        metrics=_metrics(audit, plain),
         effects=_effects(audit),
         effect_notes=_effect_notes(audit),
         effects_on=str(audit.facts.get("groups_on", "the other examples")),
         curves=_curves(audit),
         making=_making(audit, plain),
     )
+
+
+def _as_given(audit: Audit, plain: PageData) -> dict[str, Any]:
+    """Labels that are no classes as people know them, and distances in their unit."""
+    task, issues = audit.shown.task, audit.issues
+    if isinstance(task, Classes):
+        return {}
+    found: dict[str, Any] = {
+        "given": issues["given_label"].to_numpy(),
+        "predicted": issues["predicted_label"].to_numpy(),
+        "score": issues["score"].to_numpy(),
+    }
+    if plain.examples.prediction_error is not None:
+        found["prediction_error"] = task.unit * plain.examples.prediction_error
+    return found
+
+
+def _metrics(audit: Audit, plain: PageData) -> dict[str, tuple[float, float]]:
+    """Measures, distances in the unit of the data."""
+    unit = audit.shown.task.unit
+    return {
+        name: (unit * values[0], unit * values[1]) if name == "rmse" else values
+        for name, values in plain.metrics.items()
+    }
 
 
 class _Thumbnails:
@@ -115,7 +145,44 @@ def _alerts(audit: Audit, plain: PageData) -> list[Alert]:
                 "more than without as many random ones."
             )
             alerts.append(Alert(title, text, group=(_grouping(audit), str(name))))
+    alerts += [*_hanging(audit), *_overfitted(audit)]
     return alerts + [alert for alert in plain.alerts if alert.flag not in (WRONG, MEMORISED)]
+
+
+def _hanging(audit: Audit) -> list[Alert]:
+    """Classes that hang on single examples: right with them, and wrong without."""
+    if not isinstance(audit.shown.task, Classes):
+        return []
+    labels = audit.result.labels
+    seen = audit.result.outputs.argmax(1) if audit.result.num_outputs > 1 else None
+    if seen is None:
+        return []
+    without = audit.result.loo_probabilities.argmax(1)
+    found = []
+    for number, name in enumerate(audit.shown.task.classes):
+        own = labels == number
+        if not bool(own.any()):
+            continue
+        with_it, left = (float((p[own] == number).double().mean()) for p in (seen, without))
+        if with_it - left > HANGING:
+            found.append((with_it - left, name, with_it, left))
+    return [
+        Alert(
+            f"{name} hangs on single examples",
+            f"{with_it:.0%} of it are right with each example in the data, {left:.0%} without it.",
+            section="effects",
+        )
+        for _, name, with_it, left in sorted(found, reverse=True)[:MOST_HANGING]
+    ]
+
+
+def _overfitted(audit: Audit) -> list[Alert]:
+    """A training whose loss says little about unseen data."""
+    train, loo = audit.result.train_nll, audit.result.loo_nll
+    if not audit.curve or not loo > OVERFITTED * train > 0:
+        return []
+    text = f"Left out, examples cost {loo:.2g}; in the training data {train:.2g}."
+    return [Alert("The training overfits", text, section="training")]
 
 
 def _effects(audit: Audit) -> list[Effect]:
@@ -157,5 +224,16 @@ def _curves(audit: Audit) -> Curves | None:
 
 def _making(audit: Audit, plain: PageData) -> Making:
     facts = {**audit.facts, **{k: v for k, v in audit.settings.items() if v is not None}}
-    notes = (*audit.notes, *plain.making.notes)
+    notes = (*audit.notes, *_units(audit), *plain.making.notes)
     return replace(plain.making, facts={**plain.making.facts, **facts}, notes=notes)
+
+
+def _units(audit: Audit) -> tuple[str, ...]:
+    """Which numbers are in which unit, where there is more than one."""
+    if not isinstance(audit.shown.task, Regression):
+        return ()
+    size = f"{audit.shown.task.unit:.4g}"
+    return (
+        f"Labels, errors and scores are in the unit of the labels; losses are half the square of "
+        f"an error in their standard deviation, {size}.",
+    )
