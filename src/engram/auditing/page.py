@@ -9,7 +9,7 @@ import numpy as np
 
 from engram.auditing.outcome import Audit
 from engram.auditing.tasks import Classes, Regression
-from engram.report.page import Alert, Curves, Effect, Making, PageData
+from engram.report.page import Alert, Curves, Effect, Examples, Making, PageData
 from engram.report.result_page import result_data
 
 WRONG, MEMORISED, COPIED = "likely wrong label", "memorised", "near duplicate"
@@ -145,35 +145,27 @@ def _alerts(audit: Audit, plain: PageData) -> list[Alert]:
                 "more than without as many random ones."
             )
             alerts.append(Alert(title, text, group=(_grouping(audit), str(name))))
-    alerts += [*_hanging(audit), *_overfitted(audit)]
+    alerts += [*_hanging(plain.examples), *_overfitted(audit)]
     return alerts + [alert for alert in plain.alerts if alert.flag not in (WRONG, MEMORISED)]
 
 
-def _hanging(audit: Audit) -> list[Alert]:
+def _hanging(examples: Examples) -> list[Alert]:
     """Classes that hang on single examples: right with them, and wrong without."""
-    if not isinstance(audit.shown.task, Classes):
+    if examples.probabilities is None or examples.given is None:
         return []
-    labels = audit.result.labels
-    seen = audit.result.outputs.argmax(1) if audit.result.num_outputs > 1 else None
-    if seen is None:
-        return []
-    without = audit.result.loo_probabilities.argmax(1)
+    known = examples.probabilities.argmax(1) == examples.given
+    left_out = examples.predicted == examples.given
     found = []
-    for number, name in enumerate(audit.shown.task.classes):
-        own = labels == number
-        if not bool(own.any()):
-            continue
-        with_it, left = (float((p[own] == number).double().mean()) for p in (seen, without))
-        if with_it - left > HANGING:
-            found.append((with_it - left, name, with_it, left))
-    return [
-        Alert(
-            f"{name} hangs on single examples",
-            f"{with_it:.0%} of it are right with each example in the data, {left:.0%} without it.",
-            section="effects",
+    for number, name in enumerate(examples.classes):
+        own = examples.given == number
+        with_it, without = (
+            float(right[own].mean()) if own.any() else 0 for right in (known, left_out)
         )
-        for _, name, with_it, left in sorted(found, reverse=True)[:MOST_HANGING]
-    ]
+        if with_it - without > HANGING:
+            text = f"{with_it:.0%} of it are right with each in the data, {without:.0%} without it."
+            alert = Alert(f"{name} hangs on single examples", text, section="effects")
+            found.append((with_it - without, number, alert))
+    return [alert for _, _, alert in sorted(found, reverse=True)[:MOST_HANGING]]
 
 
 def _overfitted(audit: Audit) -> list[Alert]:
