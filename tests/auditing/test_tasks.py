@@ -29,7 +29,13 @@ def test_numbers(tmp_path):
     assert found.shown.task.name == "regression"
     assert found.issues["label_score"].idxmin() == 17
     assert found.issues["is_label_issue"][17]
-    assert abs(float(found.issues["given_label"][17]) - price[17]) < 0.01
+    assert abs(found.issues["given_label"][17] - price[17]) < 0.01
+    page = found.page_data()
+    assert np.allclose(page.examples.given, price, atol=0.01)
+    error = np.abs(page.examples.predicted - price)
+    assert np.allclose(page.examples.prediction_error, error, atol=0.05)
+    assert page.metrics["rmse"][0] > 2  # of prices, whose standard deviation is 20
+    assert np.allclose(found.issues["score"], price.std() * found.result.score, rtol=1e-4)
     assert engram.load(tmp_path / "run").issues.equals(found.issues)
 
 

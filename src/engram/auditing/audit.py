@@ -90,7 +90,8 @@ def audit(
         optimizer: ``adamw``, ``adam`` or ``sgd``.
         seed: of first weights, order and draws.
         minimal: leave out what takes longest: a second training on half of the data, without which
-            the cut-off is less sure, groups, and the walk along the training of a model of yours.
+            the cut-off is less sure, groups, classes, neighbours, and the walk along the training
+            of a model of yours.
         progress: show bars.
 
     Returns:

@@ -9,9 +9,9 @@ classes overlap they die out as it grows, wrong labels stay. So labels are model
     q = \mathrm{softmax}(a \log p + b)
 
 with the model's probabilities p of examples that it was not trained on, made as sure as they
-deserve to be by a and b, and a share :math:`\epsilon_k` of the labels of class k replaced by others,
-:math:`T_k`. All of it is fitted to the labels as they were given, by maximum a posteriori. A label
-is then wrong with chance
+deserve to be by a and b, and a share :math:`\epsilon_k` of the labels of class k replaced by
+others, :math:`T_k`. All of it is fitted to the labels as they were given, by maximum a posteriori.
+A label is then wrong with chance
 
 .. math:: \frac{\sum_k q_k \, \epsilon_k \, T_{ky}}{P(y \mid x)}
 """

@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 
 from engram.auditing.outcome import Audit
-from engram.report.page import Alert, Curves, Effect, Making, PageData
+from engram.auditing.tasks import Classes, Regression
+from engram.report.page import Alert, Curves, Effect, Examples, Making, PageData
 from engram.report.result_page import result_data
 
 WRONG, MEMORISED, COPIED = "likely wrong label", "memorised", "near duplicate"
 CLASS = "class"
+HANGING = 0.2  # share of a class that is right with each example and wrong without it
+MOST_HANGING = 3  # classes that an alert names
+OVERFITTED = 3.0  # times its training loss, from which the leave-one-out loss is an alert
 
 
 def audit_page(audit: Audit) -> PageData:
@@ -39,6 +43,7 @@ def audit_page(audit: Audit) -> PageData:
         groups=groups,
         label_score=issues["label_score"].to_numpy(),
         neighbours=audit.neighbours,
+        **_as_given(audit, plain),
     )
     headline = replace(plain.headline, title=_title(audit), sentence=_sentence(audit))
     return replace(
@@ -46,12 +51,37 @@ def audit_page(audit: Audit) -> PageData:
         headline=headline,
         examples=examples,
         alerts=_alerts(audit, plain),
+        metrics=_metrics(audit, plain),
         effects=_effects(audit),
         effect_notes=_effect_notes(audit),
         effects_on=str(audit.facts.get("groups_on", "the other examples")),
         curves=_curves(audit),
         making=_making(audit, plain),
     )
+
+
+def _as_given(audit: Audit, plain: PageData) -> dict[str, Any]:
+    """Labels that are no classes as people know them, and distances in their unit."""
+    task, issues = audit.shown.task, audit.issues
+    if isinstance(task, Classes):
+        return {}
+    found: dict[str, Any] = {
+        "given": issues["given_label"].to_numpy(),
+        "predicted": issues["predicted_label"].to_numpy(),
+        "score": issues["score"].to_numpy(),
+    }
+    if plain.examples.prediction_error is not None:
+        found["prediction_error"] = task.unit * plain.examples.prediction_error
+    return found
+
+
+def _metrics(audit: Audit, plain: PageData) -> dict[str, tuple[float, float]]:
+    """Measures, distances in the unit of the data."""
+    unit = audit.shown.task.unit
+    return {
+        name: (unit * values[0], unit * values[1]) if name == "rmse" else values
+        for name, values in plain.metrics.items()
+    }
 
 
 class _Thumbnails:
@@ -115,7 +145,36 @@ def _alerts(audit: Audit, plain: PageData) -> list[Alert]:
                 "more than without as many random ones."
             )
             alerts.append(Alert(title, text, group=(_grouping(audit), str(name))))
+    alerts += [*_hanging(plain.examples), *_overfitted(audit)]
     return alerts + [alert for alert in plain.alerts if alert.flag not in (WRONG, MEMORISED)]
+
+
+def _hanging(examples: Examples) -> list[Alert]:
+    """Classes that hang on single examples: right with them, and wrong without."""
+    if examples.probabilities is None or examples.given is None:
+        return []
+    known = examples.probabilities.argmax(1) == examples.given
+    left_out = examples.predicted == examples.given
+    found = []
+    for number, name in enumerate(examples.classes):
+        own = examples.given == number
+        with_it, without = (
+            float(right[own].mean()) if own.any() else 0 for right in (known, left_out)
+        )
+        if with_it - without > HANGING:
+            text = f"{with_it:.0%} of it are right with each in the data, {without:.0%} without it."
+            alert = Alert(f"{name} hangs on single examples", text, section="effects")
+            found.append((with_it - without, number, alert))
+    return [alert for _, _, alert in sorted(found, reverse=True)[:MOST_HANGING]]
+
+
+def _overfitted(audit: Audit) -> list[Alert]:
+    """A training whose loss says little about unseen data."""
+    train, loo = audit.result.train_nll, audit.result.loo_nll
+    if not audit.curve or not loo > OVERFITTED * train > 0:
+        return []
+    text = f"Left out, examples cost {loo:.2g}; in the training data {train:.2g}."
+    return [Alert("The training overfits", text, section="training")]
 
 
 def _effects(audit: Audit) -> list[Effect]:
@@ -157,5 +216,16 @@ def _curves(audit: Audit) -> Curves | None:
 
 def _making(audit: Audit, plain: PageData) -> Making:
     facts = {**audit.facts, **{k: v for k, v in audit.settings.items() if v is not None}}
-    notes = (*audit.notes, *plain.making.notes)
+    notes = (*audit.notes, *_units(audit), *plain.making.notes)
     return replace(plain.making, facts={**plain.making.facts, **facts}, notes=notes)
+
+
+def _units(audit: Audit) -> tuple[str, ...]:
+    """Which numbers are in which unit, where there is more than one."""
+    if not isinstance(audit.shown.task, Regression):
+        return ()
+    size = f"{audit.shown.task.unit:.4g}"
+    return (
+        f"Labels, errors and scores are in the unit of the labels; losses are half the square of "
+        f"an error in their standard deviation, {size}.",
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,13 +43,18 @@ class Task(ABC):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean loss of a batch."""
 
-    @abstractmethod
-    def words(self, targets: Tensor) -> list[str]:
-        """Targets as people know them."""
+    @property
+    def unit(self) -> float:
+        """Of the model's outputs, in that of the data."""
+        return 1.0
 
     @abstractmethod
-    def predicted(self, means: Tensor) -> list[str]:
-        """What predictions [N, K] say, in the same words."""
+    def told(self, targets: Tensor) -> list[Any]:
+        """Targets as people know them: words, or numbers in their own unit."""
+
+    @abstractmethod
+    def predicted(self, means: Tensor) -> list[Any]:
+        """What predictions [N, K] say, likewise."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ class Classes(Task):
         classes: their names, by class number.
 
     Example:
-        >>> Classes(("cat", "dog")).words(torch.tensor([1, 0]))
+        >>> Classes(("cat", "dog")).told(torch.tensor([1, 0]))
         ['dog', 'cat']
     """
 
@@ -80,11 +86,11 @@ class Classes(Task):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs, targets)
 
-    def words(self, targets: Tensor) -> list[str]:
+    def told(self, targets: Tensor) -> list[str]:
         return [self.classes[number] for number in targets.tolist()]
 
     def predicted(self, means: Tensor) -> list[str]:
-        return self.words(means.argmax(1))
+        return self.told(means.argmax(1))
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ class MultiLabel(Task):
         classes: names of the labels.
 
     Example:
-        >>> MultiLabel(("sun", "sea")).words(torch.tensor([[1.0, 1.0], [0.0, 0.0]]))
+        >>> MultiLabel(("sun", "sea")).told(torch.tensor([[1.0, 1.0], [0.0, 0.0]]))
         ['sun, sea', 'none']
     """
 
@@ -117,7 +123,7 @@ class MultiLabel(Task):
         each = F.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
         return each.sum(1).mean()
 
-    def words(self, targets: Tensor) -> list[str]:
+    def told(self, targets: Tensor) -> list[str]:
         found = [
             ", ".join(name for name, there in zip(self.classes, row, strict=True) if there)
             for row in (targets > SAYS_YES).tolist()
@@ -125,7 +131,7 @@ class MultiLabel(Task):
         return [names or "none" for names in found]
 
     def predicted(self, means: Tensor) -> list[str]:
-        return self.words(means)
+        return self.told(means)
 
 
 @dataclass(frozen=True)
@@ -136,8 +142,8 @@ class Regression(Task):
         mean, scale: of the numbers as they were given.
 
     Example:
-        >>> Regression(10.0, 2.0).words(torch.tensor([[0.0], [1.5]]))
-        ['10', '13']
+        >>> Regression(10.0, 2.0).told(torch.tensor([[0.0], [1.5]]))
+        [10.0, 13.0]
     """
 
     mean: float
@@ -165,15 +171,17 @@ class Regression(Task):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return 0.5 * F.mse_loss(outputs, targets)
 
-    def words(self, targets: Tensor) -> list[str]:
-        return [f"{number:.6g}" for number in self.in_units(targets).tolist()]
+    @property
+    def unit(self) -> float:
+        return self.scale
 
-    def in_units(self, targets: Tensor) -> Tensor:
-        """As they were given, [N]."""
-        return targets.double()[:, 0] * self.scale + self.mean
+    def told(self, targets: Tensor) -> list[float]:
+        """As they were given, to the six digits that single precision keeps."""
+        numbers = targets.double()[:, 0] * self.scale + self.mean
+        return [float(f"{number:.6g}") for number in numbers.tolist()]
 
-    def predicted(self, means: Tensor) -> list[str]:
-        return self.words(means)
+    def predicted(self, means: Tensor) -> list[float]:
+        return self.told(means)
 
 
 variants(Task, {"classes": Classes, "multi_label": MultiLabel, "regression": Regression})
