@@ -38,9 +38,7 @@ def perceptron() -> nn.Module:
     """Parts of which fully_shard makes groups of their own."""
     torch.manual_seed(0)
     inner = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU())
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), inner, nn.Linear(8, 3)
-    ).double()
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), inner, nn.Linear(8, 3)).double()
 
 
 def run_on_ranks(work: Callable[..., None], folder: str, count: int, *given: Any) -> None:
@@ -48,9 +46,7 @@ def run_on_ranks(work: Callable[..., None], folder: str, count: int, *given: Any
     torch.multiprocessing.spawn(_process, (work, folder, count, *given), nprocs=count)
 
 
-def _process(
-    rank: int, work: Callable[..., None], folder: str, count: int, *given: Any
-) -> None:
+def _process(rank: int, work: Callable[..., None], folder: str, count: int, *given: Any) -> None:
     torch.set_num_threads(1)
     place = f"file://{folder}/meeting"
     dist.init_process_group("gloo", init_method=place, rank=rank, world_size=count)

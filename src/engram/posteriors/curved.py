@@ -35,7 +35,8 @@ def check_curved(opened: Session, posterior: Posterior) -> None:
         bent += float(wide(weighted).norm(dim=1).sum())
         outputs += float(wide(observed.outputs).square().sum())
     sums = torch.tensor([slope, bent, outputs], dtype=torch.float64)
-    slope, bent, outputs = opened.peers.summed("slopes of the loss", {"slopes": sums})["slopes"].tolist()
+    sums = opened.peers.summed("slopes of the loss", {"slopes": sums})["slopes"]
+    slope, bent, outputs = sums.tolist()
     size = max(1.0, (outputs / opened.batches.num_data) ** 0.5)  # outputs may all be 0
     if slope > 0 and bent * size <= NO_CURVATURE * slope:
         raise LikelihoodError(

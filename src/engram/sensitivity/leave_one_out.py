@@ -98,9 +98,7 @@ def sensitivities(
         >>> result.loo_nll > result.train_nll
         True
     """
-    asked = Asked.checked(
-        estimator, rounds, samples, expectation, step_size, diagnostics, seed
-    )
+    asked = Asked.checked(estimator, rounds, samples, expectation, step_size, diagnostics, seed)
     said = {"posterior": posterior, "settings": asked}
     with together(across_ranks, model, data, "sensitivities", said) as peers:
         posterior = as_posterior(posterior, model)
@@ -131,9 +129,7 @@ def sensitivities_again(
     Args:
         opener: of the model with its data.
     """
-    asked = Asked.checked(
-        estimator, rounds, samples, expectation, step_size, diagnostics, seed
-    )
+    asked = Asked.checked(estimator, rounds, samples, expectation, step_size, diagnostics, seed)
     said = {"posterior": posterior, "settings": asked}
     with (
         together(across_ranks, model, opener.data, "sensitivities", said) as peers,
