@@ -99,7 +99,6 @@ def removals() -> None:
 
 def trained(model: nn.Module, rows: Tensor, steps: int = 3) -> torch.optim.Optimizer:
     """Some steps of AdamW on some examples."""
-    x, y = examples()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
     step(model, optimizer, rows, steps)
     return optimizer
@@ -141,15 +140,16 @@ def sharded(rank: int) -> None:
     fully_shard(model)
     expected, optimizer = trained(plain, every), trained(model, half)
     kinds, hooks = [type(m) for m in model.modules()], [len(m._forward_hooks) for m in model]
-    found, _ = compare(model, plain, data, "sharded", structure="kronecker")
+    found, wanted = compare(model, plain, data, "sharded", structure="kronecker")
     asked = {"across_ranks": True, **QUIET}
     removal = engram.remove(model, data, found, GROUP, **asked)
-    alone = engram.remove(plain, data, found, GROUP, **QUIET)
+    alone = engram.remove(plain, data, wanted, GROUP, **QUIET)
     close(removal.group.loss_without, alone.group.loss_without, "sharded")
     held = engram.posterior_of(optimizer, model, num_data=23)
-    same_posterior(held, engram.posterior_of(expected, plain, num_data=23), "optimizer's")
+    of_plain = engram.posterior_of(expected, plain, num_data=23)
+    same_posterior(held, of_plain, "optimizer's")
     result = engram.sensitivities(model, data, held, across_ranks=True, **QUIET)
-    same_result(result, engram.sensitivities(plain, data, held, **QUIET), "optimizer's")
+    same_result(result, engram.sensitivities(plain, data, of_plain, **QUIET), "optimizer's")
     assert [type(m) for m in model.modules()] == kinds
     assert [len(m._forward_hooks) for m in model] == hooks
     step(model, optimizer, half, 2)

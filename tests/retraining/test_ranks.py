@@ -1,5 +1,6 @@
 """Processes that cannot be right are refused at once; waiting has a limit, and says for whom."""
 
+import os
 import time
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 import engram
 from engram.errors import ArgumentError, RunFolderError
+from engram.retraining import run_folder
 from engram.retraining.run_folder import Patience, Ranks, RunFolder, wait_until_done
 from retraining_problems import RIDGE, ridge_problem
 
@@ -41,7 +43,7 @@ def test_an_impossible_environment_is_refused_at_once(tmp_path, monkeypatch, env
 def test_an_empty_variable_is_as_good_as_none(monkeypatch):
     monkeypatch.setenv("RANK", "")
     monkeypatch.setenv("WORLD_SIZE", " ")
-    assert Ranks.from_environment() == Ranks(0, 1)
+    assert Ranks.of() == Ranks(0, 1)
 
 
 def test_waiting_names_processes_that_never_came(tmp_path):
@@ -84,3 +86,46 @@ def test_a_process_takes_its_sign_away_however_it_ends(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert Ranks(0, 2).absent(run, [1]) == [1]
+
+
+def test_tasks_that_run_one_after_the_other_share_a_folder(tmp_path):
+    model, x, y = ridge_problem()
+    given = {"likelihood": RIDGE, "progress": False}
+
+    def task(number):
+        share = (number, 3)
+        return engram.retrain(model, (x, y), [0, 1, 2, 5], folder=tmp_path, share=share, **given)
+
+    for number in (2, 0):  # in any order
+        with pytest.raises(RunFolderError, match=r"all copies.*process.* of 3.*share is done"):
+            task(number)
+    whole = task(1)
+    expected = engram.retrain(model, (x, y), [0, 1, 2, 5], **given)
+    torch.testing.assert_close(whole.deviation, expected.deviation)
+    again = engram.retrain(model, (x, y), [0, 1, 2, 5], folder=tmp_path, **given)
+    assert torch.equal(again.deviation, whole.deviation)
+    with pytest.raises(ArgumentError, match="counted from 0"):
+        engram.retrain(model, (x, y), [0], folder=tmp_path, share=(3, 3), **given)
+    with pytest.raises(ArgumentError, match="folder="):
+        engram.retrain(model, (x, y), [0], share=(0, 3), **given)
+
+
+def test_a_step_of_slurm_says_which_share(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    assert Ranks.of() == Ranks(1, 4)
+
+
+def test_a_sign_that_is_not_kept_fresh_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_folder, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(run_folder, "BEAT_SECONDS", 0.01)
+    run = RunFolder(tmp_path, "x", {})
+    killed = tmp_path / "process-1-of-2"  # nobody is left who could take it away
+    killed.write_text("")
+    past = time.time() - 1.0
+    os.utime(killed, (past, past))
+    absent = pytest.raises(RunFolderError, match="no sign of process 1")
+    with Ranks(0, 2).taking_part(run), absent:
+        wait_until_done(lambda: [1], run, Ranks(0, 2), False, Patience(join=0.1, silence=60))

@@ -19,6 +19,7 @@ from engram.cli import (
     plan,
     refine,
     report,
+    score,
     show,
     verify,
 )
@@ -60,6 +61,7 @@ app.command("compare")(compare.command)
 app.command("verify")(verify.command)
 app.command("certify")(certify.command)
 app.command("refine")(refine.command)
+app.command("score")(score.command)
 app.command("plan")(plan.command)
 app.command("again")(again.command)
 app.add_typer(data.app, name="data")

@@ -35,9 +35,8 @@ def check_curved(opened: Session, posterior: Posterior) -> None:
         bent += float(wide(weighted).norm(dim=1).sum())
         outputs += float(wide(observed.outputs).square().sum())
     sums = torch.tensor([slope, bent, outputs], dtype=torch.float64)
-    slope, bent, outputs = opened.peers.summed("slopes of the loss", {"slopes": sums})[
-        "slopes"
-    ].tolist()
+    sums = opened.peers.summed("slopes of the loss", {"slopes": sums})["slopes"]
+    slope, bent, outputs = sums.tolist()
     size = max(1.0, (outputs / opened.batches.num_data) ** 0.5)  # outputs may all be 0
     if slope > 0 and bent * size <= NO_CURVATURE * slope:
         raise LikelihoodError(
@@ -54,15 +53,9 @@ def _looks_like_prior(posterior: Posterior) -> bool:
     """Whether every block equals the prior; the smallest first, since one that differs decides."""
     mean = posterior.mean
     for block in sorted(posterior.blocks, key=lambda b: sum(mean[n].numel() for n in b.names)):
-        vector = {name: _rising(mean[name]) for name in block.names}
-        for name, image in block.multiply(vector).items():
-            prior = posterior.prior_of(name) * vector[name]
+        ones: dict[str, Tensor] = {name: torch.ones_like(mean[name]) for name in block.names}
+        for name, image in block.multiply(ones).items():
+            prior = posterior.prior_of(name)
             if bool(((image - prior).abs() > LIKE_PRIOR * prior).any()):
                 return False
     return True
-
-
-def _rising(like: Tensor) -> Tensor:
-    """Numbers from 1 to 2: a softmax has no curvature along ones."""
-    numbers = torch.linspace(1, 2, max(like.numel(), 1), dtype=like.dtype, device=like.device)
-    return numbers[: like.numel()].reshape(like.shape)

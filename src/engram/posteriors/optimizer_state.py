@@ -42,7 +42,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from engram.core.parameters import Layout
-from engram.core.state.sharded import whole
+from engram.core.state.sharded import gathered
 from engram.errors import PosteriorError
 from engram.linalg.block import Block
 from engram.linalg.dense import DenseBlock
@@ -227,9 +227,9 @@ def _entries(source: Source, adapter: Adapter) -> Iterator[Block]:
             young = not state or float(state.get("step", 1)) == 0
             if name is None or (young and adapter is not identity):
                 continue
-            kept = {key: whole(value) for key, value in state.items()}
+            kept = {key: gathered(value) for key, value in state.items()}
             given = (group, kept, source.scale, source.prior[name], source.as_kept)
-            reading = Reading(whole(parameter.detach()), *given)
+            reading = Reading(gathered(parameter.detach()), *given)
             found = _read(reading, adapter, source.optimizer)
             if isinstance(found, EigenRoot):
                 yield _turned(name, reading, found, source.tolerance)

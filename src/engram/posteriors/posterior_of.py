@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from engram.core.arguments import AUTO, is_auto, one_of, whole
 from engram.core.parameters import check_module, count, trainable
-from engram.core.state.sharded import whole
+from engram.core.state.sharded import gathered
 from engram.curvature.kinds import Curvature
 from engram.errors import ArgumentError, ModelMismatchError
 from engram.likelihoods import Likelihood, resolve
@@ -102,7 +102,7 @@ def posterior_of(
     )
     source, prior = wanted.applied(optimizer, model)
     blocks = blocks_of(source)
-    mean = {name: whole(p.detach()).clone() for name, p in source.parameters.items()}
+    mean = {name: gathered(p.detach()).clone() for name, p in source.parameters.items()}
     settings = _settings(source.optimizer, prior, reduction, training_batch_size)
     covered = {name for block in blocks for name in block.names}
     settings["second_moment"] = second_moment

@@ -11,7 +11,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from engram.core.arguments import MANY, seed_number, whole
+from engram.core.arguments import AUTO, MANY, seed_number, whole
 from engram.core.data.batches import Batch, Batches, Data
 from engram.core.parameters import check_module, trainable, uncompiled
 from engram.core.progress import Bar
@@ -72,6 +72,7 @@ def retrain(
     trust_folder: bool = False,
     seed: int = 0,
     progress: bool = True,
+    share: tuple[int, int] | str = AUTO,
 ) -> Retraining: ...
 
 
@@ -91,6 +92,7 @@ def retrain(
     workers: int = 1,
     seed: int = 0,
     progress: bool = True,
+    share: tuple[int, int] | str = AUTO,
 ) -> SubsetTruth: ...
 
 
@@ -114,6 +116,7 @@ def retrain(
     workers: int = 1,
     seed: int = 0,
     progress: bool = True,
+    share: tuple[int, int] | str = AUTO,
 ) -> Retraining | SubsetTruth:
     r"""True leave-out effects: train again without the examples, from the trained model.
 
@@ -159,6 +162,10 @@ def retrain(
         workers: processes that share the trainings on subsets, each on one thread of a CPU.
         seed: of all random numbers; every copy gets the same, every subset another.
         progress: show a bar with the time left when it takes longer than a few seconds.
+        share: which of the copies are this process's, ``(number, of how many)``, for processes that
+            have nothing but the folder in common and may run at any time: where copies of others
+            are missing at the end, a RunFolderError says so. ``"auto"`` is the rank of ``torchrun``
+            or ``srun``, whose processes wait for each other.
 
     Returns:
         Outputs, deviations and losses of the left-out examples, and the noise floor; with
@@ -181,7 +188,7 @@ def retrain(
     if subsets is not None:
         select_nothing_else(indices, groups, classes)
         request = SubsetRequest(
-            train, subsets, keep, chosen, evaluate_on, keep_models, seed, workers
+            train, subsets, keep, chosen, evaluate_on, keep_models, seed, workers, share
         )
         return retrain_on_subsets(model, data, request, folder, trust_folder, progress)
     check_no_workers(workers)
@@ -189,7 +196,7 @@ def retrain(
     delta = check_prior(prior_precision, list(trainable(model)))
     ways = resolved(train)
     refits = whole("number of refits", refits, FEWEST_REFITS, MANY, "use refits=3")
-    ranks = Ranks.from_environment()
+    ranks = Ranks.of(share)
     ranks.check_folder(folder)
     with locked(model), kept_surroundings(), torch.inference_mode(False):
         selection = select(Batches(data, EXAMPLES_AT_ONCE), indices, groups, classes)
@@ -223,7 +230,7 @@ def retrain_examples(
         train, prior_precision, progress: as for :func:`retrain`.
     """
     delta = check_prior(prior_precision, list(trainable(model)))
-    ways, ranks = resolved(train), Ranks.from_environment()
+    ways, ranks = resolved(train), Ranks.of()
     ranks.check_folder(None)
     with locked(model), kept_surroundings(), torch.inference_mode(False):
         selection = select(Batches(opener.data, EXAMPLES_AT_ONCE), indices, None, None)
@@ -266,7 +273,7 @@ def _train_missing(
         return [number for number in range(len(selection)) if number not in done]
 
     own, refits = ranks.share(missing()), 0
-    if not run.of_kind("refits") and ranks.rank == 0:
+    if not run.of_kind("refits") and (ranks.rank == 0 or not ranks.at_once):
         refits = worker.num_refits
     if own or refits:
         worker.say_cost(refits + len(own), progress)

@@ -2,14 +2,16 @@
 
 A part is one safetensors file with a checksum inside, written beside its place and renamed, so that
 a file is either whole or not there. A file that was damaged later is noticed, set aside as
-``*.damaged``, and trained again. Processes that ``torchrun`` starts divide the copies among them by
-rank, and find each other's parts in the folder.
+``*.damaged``, and trained again. Processes that ``torchrun`` or SLURM starts divide the copies
+among them, and find each other's parts in the folder; those that do not run at the same time, as
+the tasks of an array, do their share and wait for nobody.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 import uuid
 import warnings
@@ -21,8 +23,9 @@ from typing import Any
 
 from torch import Tensor
 
-from engram.core.arguments import path_of, shown
+from engram.core.arguments import AUTO, path_of
 from engram.core.identity.digests import joined, of_tensors
+from engram.core.processes.shares import Share
 from engram.core.progress import Bar
 from engram.core.storage.files import (
     read_tensors,
@@ -40,6 +43,8 @@ FORMAT = 2  # version of the manifest's layout; a folder of another one is refus
 PAUSE_SECONDS = 0.2  # between two looks into the folder
 PATIENCE_SECONDS = 1800.0  # without anything new from processes that have joined
 JOIN_SECONDS = 300.0  # without a sign of a process that is waited for
+BEAT_SECONDS = 5.0  # between two times that a process at work makes its sign new
+SILENT_SECONDS = 120.0  # without that after which it counts as gone; network folders are slow
 
 MANIFEST = "manifest"
 NEEDED = {  # tensors without which a part of this kind counts as damaged
@@ -195,30 +200,17 @@ def _another_run(path: Path, differing: list[str]) -> RunFolderError:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which of the processes of a run this is, as ``torchrun`` numbers them."""
+    """Which of the processes of a run this is, and whether the others run at the same time."""
 
     rank: int
     world_size: int
-
-    def __post_init__(self) -> None:
-        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
-            raise ArgumentError(
-                "WORLD_SIZE of at least 1, and RANK from 0 to WORLD_SIZE - 1",
-                f"RANK={self.rank} and WORLD_SIZE={self.world_size}",
-                "start the processes with torchrun, or unset both",
-            )
+    at_once: bool = True
 
     @classmethod
-    def from_environment(cls) -> Ranks:
-        """From RANK and WORLD_SIZE; alone where they are not set."""
-        size = _from_environment("WORLD_SIZE", 1)
-        if size > 1 and "RANK" not in os.environ:
-            raise ArgumentError(
-                f"RANK, from 0 to {size - 1}, beside WORLD_SIZE={size}",
-                "none in the environment",
-                "start the processes with torchrun, or unset WORLD_SIZE",
-            )
-        return cls(_from_environment("RANK", 0), size)
+    def of(cls, share: tuple[int, int] | str = AUTO) -> Ranks:
+        """The share that is given, or that of torchrun or SLURM; alone where there is none."""
+        found = Share.chosen(share)
+        return cls(found.number, found.count, found.at_once)
 
     def check_folder(self, folder: object) -> None:
         """ArgumentError where several processes have no folder to find each other's copies in."""
@@ -243,18 +235,24 @@ class Ranks:
         if self.world_size == 1 or run.path is None:
             yield
             return
-        sign = run.path / self._sign(self.rank)
+        sign, ended = run.path / self._sign(self.rank), threading.Event()
         write_text(sign, "")
+        beat = threading.Thread(target=_keep_fresh, args=(sign, ended), daemon=True)
+        beat.start()
         try:
             yield
         finally:
+            ended.set()
+            beat.join()
             sign.unlink(missing_ok=True)
 
     def absent(self, run: RunFolder, ranks: Sequence[int]) -> list[int]:
-        """The ranks that have not joined."""
+        """The ranks that have not joined, or have stopped without taking their sign away."""
         if run.path is None:
             return []
-        return [rank for rank in ranks if not (run.path / self._sign(rank)).exists()]
+        now = _age(run.path / self._sign(self.rank)) or time.time()  # by the folder's own clock
+        ages = {rank: _age(run.path / self._sign(rank)) for rank in ranks}
+        return [rank for rank, age in ages.items() if age is None or now - age > SILENT_SECONDS]
 
     def _sign(self, rank: int) -> str:
         return f"process-{rank}-of-{self.world_size}"
@@ -266,6 +264,20 @@ class Patience:
 
     join: float = JOIN_SECONDS
     silence: float = PATIENCE_SECONDS
+
+
+def _keep_fresh(sign: Path, ended: threading.Event) -> None:
+    while not ended.wait(BEAT_SECONDS):
+        with suppress(OSError):  # a network folder that is away for a moment
+            os.utime(sign)
+
+
+def _age(sign: Path) -> float | None:
+    """When a sign was last made new; None where there is none."""
+    try:
+        return sign.stat().st_mtime
+    except OSError:
+        return None
 
 
 def wait_until_done(
@@ -284,6 +296,13 @@ def wait_until_done(
         progress: show what is waited for, and for whom.
     """
     limits, last, before = patience or Patience(), time.monotonic(), missing()
+    if before and not ranks.at_once:
+        raise RunFolderError(
+            "all copies of the run",
+            f"{len(before)} that {_processes(ranks.owners(before))} of {ranks.world_size} "
+            f"have not trained yet in {run.path}",
+            "this share is done; once the others are, the same call without share= has the result",
+        )
     with Bar(len(before), "waiting", progress) as bar:
         while left := missing():
             owners = ranks.owners(left)
@@ -313,15 +332,3 @@ def _missing(
 def _processes(ranks: Sequence[int]) -> str:
     plural = "es" if len(ranks) > 1 else ""
     return f"process{plural} {', '.join(map(str, ranks))}"
-
-
-def _from_environment(name: str, otherwise: int) -> int:
-    text = os.environ.get(name, "").strip()
-    try:
-        return int(text) if text else otherwise
-    except ValueError as error:
-        raise ArgumentError(
-            f"a whole number in the environment's {name}",
-            shown(text),
-            "start the processes with torchrun, or unset it",
-        ) from error

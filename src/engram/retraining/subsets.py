@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.core.arguments import shown, whole
+from engram.core.arguments import AUTO, shown, whole
 from engram.core.data.batches import Batches, Data
 from engram.core.identity.description import Description
 from engram.core.parameters import check_module, uncompiled
@@ -61,6 +61,7 @@ class SubsetRequest:
     keep_models: bool
     seed: int
     workers: int
+    share: tuple[int, int] | str = AUTO
 
 
 def retrain_on_subsets(
@@ -73,7 +74,7 @@ def retrain_on_subsets(
 ) -> SubsetTruth:
     """The truth by trainings on subsets, whatever of it the folder does not hold yet."""
     check_loop(request.train)
-    ranks = Ranks.from_environment()
+    ranks = Ranks.of(request.share)
     ranks.check_folder(folder)
     workers = whole("number of workers", request.workers, 1, MOST_WORKERS, "use workers=1")
     template = made_model(model, request.seed)

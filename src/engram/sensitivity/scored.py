@@ -26,11 +26,12 @@ from engram.core.data.columns import Columns
 from engram.core.identity.digests import joined
 from engram.core.memory import backing_off
 from engram.core.processes.group import Processes
+from engram.core.processes.shares import Share
 from engram.core.progress import Bar
 from engram.core.selection import spread
 from engram.core.storage.files import check_file, digest_of, read_bytes, replacing, write_text
 from engram.engine.gradient_accumulator import DiscardGradients
-from engram.errors import ArgumentError, RunFolderError, StorageError
+from engram.errors import RunFolderError, StorageError
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace_torch import as_posterior
 from engram.problem import Problem, opened_problem
@@ -72,7 +73,7 @@ def score(
         folder: is made where it is missing; one of another run is refused.
         part: examples of a part, which a kill costs at the most.
         share: which of the parts are this process's, ``(number, of how many)``; ``"auto"`` is the
-            rank in ``torch.distributed``, or in the environment of ``torchrun`` or SLURM.
+            rank in ``torch.distributed``, or in the environment of ``torchrun`` or ``srun``.
         batch_size: most examples at a time; ``"auto"`` is what the free memory has room for.
         progress: show a bar when it takes longer than a few seconds.
 
@@ -89,7 +90,7 @@ def score(
     size = whole("part", part, 1, MANY, f"use part={PART}")
     rounds = whole("number of rounds", rounds, 0, MANY, "use rounds=3")
     check_estimator(estimator)
-    number, count = _share() if is_auto(share) else _checked_share(share)
+    mine = _share(share)
     path = path_of("folder", folder)
     posterior = as_posterior(posterior, model)
     chosen = chosen_estimator(estimator, posterior)
@@ -97,7 +98,7 @@ def score(
     with opened_problem(model, data, posterior, batch_size, progress, only=only) as problem:
         _check_manifest(path, _manifest(problem, chosen, rounds, size))
         scores = Scores(path)
-        own = [n for n in scores.missing if n % count == number]
+        own = mine.of(scores.missing)
         if own:
             _write_parts(problem, ESTIMATORS[chosen], rounds, scores, own)
     return Scores(path)
@@ -296,25 +297,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def _share() -> tuple[int, int]:
-    """The rank in torch.distributed, or in the environment."""
-    peers = Processes.found(together=True)
-    if peers.count > 1:
-        return peers.rank, peers.count
-    for rank, count in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
-        if rank in os.environ and count in os.environ:
-            return _checked_share((os.environ[rank], os.environ[count]))
-    return 0, 1
-
-
-def _checked_share(share: Any) -> tuple[int, int]:
-    try:
-        number, count = (int(value) for value in share)
-        fine = 0 <= number < count
-    except (TypeError, ValueError):
-        fine = False
-    if not fine:
-        raise ArgumentError(
-            "share=(number, of how many), the number counted from 0", repr(share), "use (0, 1)"
-        )
-    return number, count
+def _share(share: tuple[int, int] | str) -> Share:
+    """What is given, the rank in torch.distributed, or what the environment says."""
+    peers = Processes.found(together=is_auto(share))
+    return Share.chosen(share) if peers.alone else Share(peers.rank, peers.count)

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    SequentialSampler,
+)
 
 from engram.core.data.inputs import length_of, tensors_of
 from engram.core.selection import spread
@@ -164,6 +171,12 @@ def _check_order(indices: Iterable[int], num_data: int, sampler: Any) -> None:
 
 
 def _not_in_order(sampler: Any, how: str) -> DataError:
+    if isinstance(sampler, DistributedSampler):
+        return DataError(
+            "all of the data on every process",
+            f"a DataLoader with a {type(sampler).__name__}, which gives a part of it",
+            "pass the dataset itself; across_ranks=True divides it without repeats",
+        )
     return DataError(
         "a DataLoader that reads the data in order",
         f"one with {type(sampler).__name__} ({how})",

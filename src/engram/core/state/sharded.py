@@ -25,7 +25,7 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "device_mesh") and hasattr(tensor, "full_tensor")
 
 
-def whole(tensor: Any) -> Any:
+def gathered(tensor: Any) -> Any:
     """All of a tensor that processes have a piece each of; anything else as it is.
 
     All of the processes must ask for it.
@@ -86,7 +86,7 @@ class _Kept:
                 if parameter is None or not is_sharded(parameter):
                     continue
                 if id(parameter) not in known:  # tied weights stay tied
-                    copy = whole(parameter.detach())
+                    copy = gathered(parameter.detach())
                     known[id(parameter)] = nn.Parameter(copy, parameter.requires_grad)
                 module._parameters[name] = known[id(parameter)]
         for hooks, name, _ in self.hooks:
