@@ -11,7 +11,8 @@ example; what is kept of it instead depends on the layer:
 - a linear layer at one position: the rows and columns of its gradients at every checkpoint so far,
   since D is a short sum of products :math:`r c'`, each with weights that all examples share;
 - an embedding: the rows of the tokens that the example has, which are the same at all checkpoints;
-- any other layer: D itself, in the eigenbasis.
+- any other layer: D itself, in the eigenbasis; of a matrix at several positions it is made of
+  rows and columns there.
 
 In each case the change of the layer's output by D is had without building more than that.
 """
@@ -26,8 +27,11 @@ import torch
 from torch import Tensor
 
 from engram.core.parameters import Named
-from engram.engine.sites import Site, SiteGroup, group_sites
+from engram.engine.perturbations import in_eigenbasis
+from engram.engine.rules.matrix import MatrixRule
+from engram.engine.sites import Site, SiteGroup, chunks, group_sites
 from engram.linalg.block import MatrixBlock
+from engram.linalg.columns import Columns
 from engram.linalg.precision import Precision
 
 #: k A below which the gain is k: the difference is beyond single precision
@@ -96,6 +100,7 @@ class Products(Carried):
         self.rows: list[Tensor] = []
         self.columns: list[Tensor] = []
         self.weights: list[Tensor] = []  # of all but what was absorbed last
+        self._turned: tuple[Tensor, Tensor] | None = None  # inputs seen last, and their columns
 
     def absorb(self, members: Members) -> None:
         ((site, gradient),) = members
@@ -104,7 +109,11 @@ class Products(Carried):
             self.columns.append(self._columns(site))
 
     def _columns(self, site: Site) -> Tensor:
-        return self.block.rotate_columns(site.call.input.reshape(site.call.num_examples, -1))
+        """Inputs in the eigenbasis; those of the data are the same at all checkpoints."""
+        inputs = site.call.input.reshape(site.call.num_examples, -1)
+        if self._turned is None or not _same(self._turned[0], inputs):
+            self._turned = (inputs, self.block.rotate_columns(inputs))
+        return self._turned[1]
 
     def _after(self, drift: Drifts) -> list[Tensor]:
         step = drift[self.block.names]
@@ -129,6 +138,14 @@ class Products(Carried):
 
     def outputs(self, members: Members) -> list[Tensor | None]:
         return self._through(members, self.weights)
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    """Whether two batches of inputs are the same numbers; most of those that are not differ at
+    once, so that few are compared."""
+    if first.data_ptr() == second.data_ptr():
+        return True
+    return torch.equal(first[:1], second[:1]) and torch.equal(first, second)
 
 
 def _table(values: Tensor) -> Tensor:
@@ -173,6 +190,68 @@ class Tokens(Carried):
 
     def outputs(self, members: Members) -> list[Tensor | None]:
         return self._through(members, self.rows)
+
+
+class Positions(Carried):
+    """D of a matrix that acts at several positions, in its eigenbasis, [B, O, I].
+
+    Gradients and outputs go by rows and columns, turned where that is shorter than turning D.
+    """
+
+    def __init__(self, block: MatrixBlock, rule: MatrixRule) -> None:
+        self.block, self.rule = block, rule
+        self.gradient: Tensor | None = None
+        self.values: Tensor | None = None
+        self._seen: list[Columns] = []  # of the parts of the batch that was absorbed last
+
+    def absorb(self, members: Members) -> None:
+        ((site, gradient),) = members
+        self.gradient, self._seen = None, []
+        if gradient is None:
+            return
+        found = []
+        for part in chunks([site], [self.block]):
+            call, own = site.narrow(part, gradient)
+            columns = self.block.positions_seen(self.rule.input_columns(call)[:, 0], 2)
+            rows = self.rule.rows(call, own)[:, 0]
+            found.append(self.block.position_coordinates(rows, columns))
+            self._seen.append(columns)
+        self.gradient = torch.cat(found)
+
+    def _after(self, drift: Drifts) -> Tensor | None:
+        if self.gradient is None:
+            return self.values
+        step = drift[self.block.names]
+        found = self.gradient * step.gain
+        return found if self.values is None else found.addcmul_(self.values, step.decay)
+
+    def _through(
+        self, members: Members, values: Tensor | None, seen: Sequence[Columns]
+    ) -> list[Tensor | None]:
+        ((site, gradient),) = members
+        if gradient is None or values is None:
+            return [None]
+        found = []
+        for number, part in enumerate(chunks([site], [self.block])):
+            call, own = site.narrow(part, gradient)
+            columns = (
+                seen[number]
+                if seen
+                else self.block.positions_seen(self.rule.input_columns(call)[:, 0], 1)
+            )
+            moved = self.block.position_outputs(values[part], columns)
+            found.append(self.rule.in_output_shape(call, moved, own.shape))
+        return [torch.cat(found)]
+
+    def moved(self, members: Members, drift: Drifts) -> list[Tensor | None]:
+        seen, self._seen = self._seen, []
+        return self._through(members, self._after(drift), seen)
+
+    def advance(self, drift: Drifts) -> None:
+        self.values, self.gradient = self._after(drift), None
+
+    def outputs(self, members: Members) -> list[Tensor | None]:
+        return self._through(members, self.values, [])
 
 
 class Explicit(Carried):
@@ -293,6 +372,9 @@ def _carried(group: SiteGroup, sites: Sequence[Site]) -> Carried:
             return Products(block)
         if block.keeps_rows and site.rule.picked_rows(site.call) is not None:
             return Tokens(block)
+        by_positions = in_eigenbasis(site, matrices)
+        if by_positions is not None and set(site.names) == set(block.names):
+            return Positions(block, by_positions)
     return Explicit(matrices)
 
 
@@ -300,6 +382,6 @@ def entries_carried(sites: Sequence[Site], basis: Precision) -> int:
     """Numbers that are kept of D for one example, where it is kept as it is."""
     found = 0
     for group in group_sites(sites, basis):
-        if isinstance(_carried(group, sites), Explicit):
+        if isinstance(_carried(group, sites), (Explicit, Positions)):
             found += sum(block.layout.num_params for block in group.blocks)
     return found
