@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,8 +17,10 @@ from engram.core.dtypes import wide, widest
 from engram.core.parameters import Layout, Named
 from engram.core.processes.group import Processes
 from engram.engine.passes import Trace
+from engram.engine.perturbations import in_eigenbasis
 from engram.engine.rules.base import CHUNK_BYTES
-from engram.engine.sites import DENSE_CHUNK_BYTES, Site, per_example_gradients
+from engram.engine.rules.matrix import MatrixRule
+from engram.engine.sites import DENSE_CHUNK_BYTES, Site, chunks, per_example_gradients
 from engram.linalg.block import MatrixBlock
 
 
@@ -46,8 +48,11 @@ class SquareMoments:
             own = names & set(site.names)
             if gradient is None or not own:
                 continue
-            if self._rank_one(site, uses, names):
+            alone = set(site.names) <= names and all(uses[n] == 1 for n in site.names)
+            if alone and self._is_rank_one(site):
                 self._update_rank_one(site, gradient)
+            elif alone and self._by_positions(site) is not None:
+                self._update_positions(site, gradient)
             else:
                 key = tuple(sorted(own)) if all(uses[n] == 1 for n in own) else ("shared",)
                 rest.setdefault(key, set()).update(own)
@@ -55,11 +60,25 @@ class SquareMoments:
             for found in per_example_gradients(trace.sites, gradients, group, CHUNK_BYTES):
                 self._update_gradients(found)
 
-    def _rank_one(self, site: Site, uses: Mapping[str, int], names: set[str]) -> bool:
+    def _is_rank_one(self, site: Site) -> bool:
         rule = site.rule.as_matrix
-        if rule is None or "weight" not in site.roles or not rule.is_rank_one(site.call):
-            return False
-        return set(site.names) <= names and all(uses[n] == 1 for n in site.names)
+        return rule is not None and "weight" in site.roles and rule.is_rank_one(site.call)
+
+    def _by_positions(self, site: Site) -> MatrixRule | None:
+        """The rule of a matrix at several positions, where one block is for all of its weights."""
+        block = self.block_of.get(site.roles.get("weight", ""))
+        if block is None or set(block.names) != set(site.names):
+            return None
+        return in_eigenbasis(site, [block])
+
+    def _update_positions(self, site: Site, gradient: Tensor) -> None:
+        block, rule = self.block_of[site.roles["weight"]], site.rule.as_matrix
+        assert rule is not None
+        for part in chunks([site], [block]):
+            call, own = site.narrow(part, gradient)
+            columns = block.positions_seen(rule.input_columns(call)[:, 0], 1)
+            turned = block.position_coordinates(rule.rows(call, own)[:, 0], columns)
+            self._add_block(block, (turned * turned).sum(0))
 
     def _update_rank_one(self, site: Site, gradient: Tensor) -> None:
         count = site.call.num_examples

@@ -5,228 +5,19 @@ over a stretch of training with mean curvature A and training time k in the eige
 
 .. math:: D \leftarrow e^{-k A} D + \frac{1 - e^{-k A}}{A} \frac{J_i' u_i}{N}
 
-A :class:`Drift` holds the two factors of a stretch. D is as large as the parameters, for each
-example; what is kept of it instead depends on the layer:
-
-- a linear layer at one position: the rows and columns of its gradients at every checkpoint so far,
-  since D is a short sum of products :math:`r c'`, each with weights that all examples share;
-- an embedding: the rows of the tokens that the example has, which are the same at all checkpoints;
-- any other layer: D itself, in the eigenbasis.
-
-In each case the change of the layer's output by D is had without building more than that.
+A :class:`.Drift` holds the two factors of a stretch; what is kept of D is in :mod:`.carried`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from engram.core.parameters import Named
+from engram.engine.carried import Carried, Explicit, Members, Positions, carried_for
+from engram.engine.drift import Drifts
 from engram.engine.sites import Site, SiteGroup, group_sites
-from engram.linalg.block import MatrixBlock
 from engram.linalg.precision import Precision
-
-#: k A below which the gain is k: the difference is beyond single precision
-NO_DECAY = 1e-4
-
-
-@dataclass(frozen=True)
-class Drift:
-    """What a stretch of training does to displacements, in the eigenbasis of a block.
-
-    Args:
-        decay: exp(-k A), by which an old displacement is multiplied.
-        gain: (1 - exp(-k A)) / (A N), by which the gradients of the stretch are.
-    """
-
-    decay: Tensor
-    gain: Tensor
-
-    @classmethod
-    def over(cls, time: Tensor, curvature: Tensor, num_data: int) -> Drift:
-        """Over a training time k with mean curvature A, one for every eigendirection.
-
-        Example:
-            >>> Drift.over(torch.tensor([2.0, 1e9]), torch.tensor([0.0, 4.0]), 10).gain
-            tensor([0.2000, 0.0250])
-        """
-        rate = time * curvature
-        slow = rate < NO_DECAY
-        filtered = -torch.expm1(-rate) / torch.where(slow, torch.ones_like(curvature), curvature)
-        return cls(torch.exp(-rate), torch.where(slow, time, filtered) / num_data)
-
-    def to(self, dtype: torch.dtype) -> Drift:
-        """In another type."""
-        return Drift(self.decay.to(dtype), self.gain.to(dtype))
-
-
-Drifts = Mapping[tuple[str, ...], Drift]  # by the names of a block
-Members = Sequence[tuple[Site, Tensor | None]]
-
-
-class Carried(ABC):
-    """What is kept of D for the parameters of one group of sites."""
-
-    @abstractmethod
-    def absorb(self, members: Members) -> None:
-        """Take the gradients J'u at the sites of a checkpoint, for the drifts that follow."""
-
-    @abstractmethod
-    def moved(self, members: Members, drift: Drifts) -> list[Tensor | None]:
-        """Changes of the sites' outputs by D after a drift with the gradients absorbed last."""
-
-    @abstractmethod
-    def advance(self, drift: Drifts) -> None:
-        """Let the drift act on D, with the gradients absorbed last."""
-
-    @abstractmethod
-    def outputs(self, members: Members) -> list[Tensor | None]:
-        """Changes of the sites' outputs by D as it is."""
-
-
-class Products(Carried):
-    """D as a sum over checkpoints of products r c' times weights that all examples share."""
-
-    def __init__(self, block: MatrixBlock) -> None:
-        self.block = block
-        self.rows: list[Tensor] = []
-        self.columns: list[Tensor] = []
-        self.weights: list[Tensor] = []  # of all but what was absorbed last
-
-    def absorb(self, members: Members) -> None:
-        ((site, gradient),) = members
-        if gradient is not None:
-            self.rows.append(self.block.rotate_rows(gradient.reshape(site.call.num_examples, -1)))
-            self.columns.append(self._columns(site))
-
-    def _columns(self, site: Site) -> Tensor:
-        return self.block.rotate_columns(site.call.input.reshape(site.call.num_examples, -1))
-
-    def _after(self, drift: Drifts) -> list[Tensor]:
-        step = drift[self.block.names]
-        old = [w * _table(step.decay) for w in self.weights]
-        return [*old, _table(step.gain)] if len(self.rows) > len(old) else old
-
-    def _through(self, members: Members, weights: Sequence[Tensor]) -> list[Tensor | None]:
-        ((site, gradient),) = members
-        if gradient is None or not weights:
-            return [None]
-        seen = self._columns(site)
-        found = torch.zeros_like(self.rows[0])
-        for r, c, w in zip(self.rows, self.columns, weights, strict=True):
-            found.addcmul_(r, (c * seen) @ w.mT)
-        return [self.block.rotate_rows_back(found).reshape(gradient.shape)]
-
-    def moved(self, members: Members, drift: Drifts) -> list[Tensor | None]:
-        return self._through(members, self._after(drift))
-
-    def advance(self, drift: Drifts) -> None:
-        self.weights = self._after(drift)
-
-    def outputs(self, members: Members) -> list[Tensor | None]:
-        return self._through(members, self.weights)
-
-
-def _table(values: Tensor) -> Tensor:
-    """Eigenvalues [1, O, I] or [O, I] as a matrix."""
-    return values[0] if values.dim() == 3 else values
-
-
-class Tokens(Carried):
-    """D of the rows of an embedding that belong to each example's tokens, [B, T, D]."""
-
-    def __init__(self, block: MatrixBlock) -> None:
-        self.block = block
-        self.tokens: Tensor | None = None
-        self.gradient: Tensor | None = None
-        self.rows: Tensor | None = None
-
-    def absorb(self, members: Members) -> None:
-        ((site, gradient),) = members
-        if gradient is not None:
-            self.tokens = site.rule.picked_rows(site.call)
-            summed = site.rule.summed_by_row(site.call, gradient)
-            self.gradient = self.block.rotate_columns(summed)
-
-    def _after(self, drift: Drifts) -> Tensor | None:
-        if self.gradient is None:
-            return self.rows
-        step = drift[self.block.names]
-        found = self.gradient * _table(step.gain)[self.tokens]
-        return found if self.rows is None else found + self.rows * _table(step.decay)[self.tokens]
-
-    def _through(self, members: Members, rows: Tensor | None) -> list[Tensor | None]:
-        ((_, gradient),) = members
-        if gradient is None or rows is None:
-            return [None]
-        return [self.block.rotate_columns_back(rows).reshape(gradient.shape)]
-
-    def moved(self, members: Members, drift: Drifts) -> list[Tensor | None]:
-        return self._through(members, self._after(drift))
-
-    def advance(self, drift: Drifts) -> None:
-        self.rows = self._after(drift)
-
-    def outputs(self, members: Members) -> list[Tensor | None]:
-        return self._through(members, self.rows)
-
-
-class Explicit(Carried):
-    """D itself in the eigenbases of its blocks, [B, *eigenvalues]."""
-
-    def __init__(self, blocks: Sequence[MatrixBlock]) -> None:
-        self.blocks = blocks
-        self.gradient: dict[tuple[str, ...], Tensor] = {}
-        self.values: dict[tuple[str, ...], Tensor] = {}
-
-    def absorb(self, members: Members) -> None:
-        found: Named = {}
-        for site, gradient in members:
-            if gradient is None:
-                continue
-            for role, value in site.rule.gradient(site.call, gradient).items():
-                name = site.roles[role]
-                found[name] = found[name] + value if name in found else value
-        self.gradient = {
-            block.names: block.coordinates({name: found[name] for name in block.names})
-            for block in self.blocks
-            if all(name in found for name in block.names)
-        }
-
-    def _after(self, drift: Drifts) -> dict[tuple[str, ...], Tensor]:
-        result = {}
-        for names, gradient in self.gradient.items():
-            step, old = drift[names], self.values.get(names)
-            added = gradient * step.gain
-            result[names] = added if old is None else added.addcmul_(old, step.decay)
-        return result
-
-    def _through(
-        self, members: Members, values: Mapping[tuple[str, ...], Tensor]
-    ) -> list[Tensor | None]:
-        step: Named = {}
-        for block in self.blocks:
-            if block.names in values:
-                step |= block.from_coordinates(values[block.names])
-        result: list[Tensor | None] = []
-        for site, _ in members:
-            direction = {role: step[name] for role, name in site.roles.items() if name in step}
-            result.append(site.rule.tangent(site.call, direction) if direction else None)
-        return result
-
-    def moved(self, members: Members, drift: Drifts) -> list[Tensor | None]:
-        return self._through(members, self._after(drift))
-
-    def advance(self, drift: Drifts) -> None:
-        self.values = self._after(drift)
-        self.gradient = {}
-
-    def outputs(self, members: Members) -> list[Tensor | None]:
-        return self._through(members, self.values)
 
 
 class Displacements:
@@ -271,7 +62,7 @@ class Displacements:
     def _of(self, sites: Sequence[Site]) -> list[tuple[SiteGroup, Carried]]:
         if not self._groups:
             groups = group_sites(sites, self.basis)
-            self._groups = [(group, _carried(group, sites)) for group in groups]
+            self._groups = [(group, carried_for(group, sites)) for group in groups]
         return self._groups
 
 
@@ -281,25 +72,10 @@ def _members(
     return [(sites[position], gradients[position]) for position in group.positions]
 
 
-def _carried(group: SiteGroup, sites: Sequence[Site]) -> Carried:
-    """The shortest way to keep D for a group of sites."""
-    matrices = group.matrices
-    assert len(matrices) == len(group.blocks), "eigenbases of matrices"
-    if len(group.positions) == 1 and len(matrices) == 1:
-        site, block = sites[group.positions[0]], matrices[0]
-        rule = site.rule.as_matrix
-        is_weight = site.roles.get("weight") == block.names[0]
-        if rule is not None and is_weight and rule.is_rank_one(site.call):
-            return Products(block)
-        if block.keeps_rows and site.rule.picked_rows(site.call) is not None:
-            return Tokens(block)
-    return Explicit(matrices)
-
-
 def entries_carried(sites: Sequence[Site], basis: Precision) -> int:
     """Numbers that are kept of D for one example, where it is kept as it is."""
     found = 0
     for group in group_sites(sites, basis):
-        if isinstance(_carried(group, sites), Explicit):
+        if isinstance(carried_for(group, sites), (Explicit, Positions)):
             found += sum(block.layout.num_params for block in group.blocks)
     return found

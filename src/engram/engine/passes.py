@@ -22,7 +22,8 @@ from engram.core.memory import available_bytes, in_words
 from engram.core.parameters import Layout, Named, trainable
 from engram.core.progress import Pace
 from engram.core.state.process import plain_attention
-from engram.engine.displacements import Displacements, Drifts
+from engram.engine.displacements import Displacements
+from engram.engine.drift import Drifts
 from engram.engine.gradient_accumulator import DiscardGradients, GradientSink
 from engram.engine.perturbations import Perturbations, add_total, inner_products
 from engram.engine.plan import Plan

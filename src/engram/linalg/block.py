@@ -25,6 +25,7 @@ from engram.core.dtypes import wide
 from engram.core.parameters import Layout, Named
 from engram.errors import PosteriorError
 from engram.linalg.cg import ApplyTo, Limits, Solution, conjugate_gradients
+from engram.linalg.columns import Columns
 
 # Short ways through wide layers: what they approximate, and from where on they pay
 SMALLEST_SIDE = 64  # rows or columns of a matrix; in narrower ones there is little to gain
@@ -315,6 +316,22 @@ class MatrixBlock(Block):
 
     def transposed_perturbations(self, rows: Tensor, columns: Tensor, total: GradientSum) -> Tensor:
         """(S^-1 G)' r_t, [B, T, I]: of a weight that acts on its rows; arguments as above."""
+        raise NotImplementedError
+
+    def positions_seen(self, columns: Tensor, uses: int) -> Columns:
+        """Columns [B, T, I] as the two methods below want them; called once for both.
+
+        Args:
+            uses: how often they are called with these columns.
+        """
+        raise NotImplementedError
+
+    def position_coordinates(self, rows: Tensor, columns: Columns) -> Tensor:
+        """The coordinates of G = sum_t r_t c_t' for rows [B, T, O], as :meth:`coordinates`."""
+        raise NotImplementedError
+
+    def position_outputs(self, coordinates: Tensor, columns: Columns) -> Tensor:
+        """X c_t for matrices X with these coordinates, [B, T, O]."""
         raise NotImplementedError
 
     def position_products(self, rows: Tensor, columns: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 from engram.core.dtypes import in_double
 from engram.linalg.block import LARGEST_RANK, SMALLEST_SIDE
 from engram.linalg.clustered import ClusteredSpectrum, rotated
+from engram.linalg.columns import Columns
 
 # Singular values of a table of gains over the largest: smaller ones are rounding and left out
 NUMERICAL_RANK = {torch.float64: 1e-14, torch.float32: 1e-7}
@@ -75,25 +76,36 @@ class Eigenbases:
         return self.through(columns, self.clusters.step(matrix)), matrix.sum(0)
 
     def _in_basis(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-        positions, inputs = columns.shape[1:]
-        turn_columns, turn_rows = positions < 2 * rows.shape[2], positions < inputs
-        rows = self._turned(rows) if turn_rows else rows
-        columns = rotated(columns, self.columns) if turn_columns else columns
-        if turn_columns:
-            matrix = torch.bmm(rows.mT, columns)
-        else:
-            matrix = self.gradients(rows, columns) @ self.columns
-        if not turn_rows:
-            matrix = self._turned(matrix.mT).mT
+        seen = self.seen(columns, 2)
+        matrix = self.coordinates(rows, seen)
         summed = self._turned_back(matrix.sum(0).mT).mT @ self.columns.mT
         matrix *= self.covariance
-        if not turn_rows:
-            matrix = self._turned_back(matrix.mT).mT
-        if turn_columns:
-            found = torch.bmm(columns, matrix.mT)
+        return self.outputs(matrix, seen), summed
+
+    def seen(self, columns: Tensor, uses: int) -> Columns:
+        """Columns [B, T, I], turned where that is shorter than turning matrices so many times."""
+        turn = columns.shape[1] < uses * len(self.covariance)
+        return Columns(columns, rotated(columns, self.columns) if turn else None)
+
+    def coordinates(self, rows: Tensor, columns: Columns) -> Tensor:
+        """Q_r' G Q_c of every example, [B, O, I], for rows [B, T, O]."""
+        turn_rows = columns.positions < self.covariance.shape[1]
+        rows = self._turned(rows) if turn_rows else rows
+        if columns.turned is not None:
+            matrix = torch.bmm(rows.mT, columns.turned)
         else:
-            found = self.through(columns, matrix @ self.columns.mT)
-        return (self._turned_back(found) if turn_rows else found), summed
+            matrix = self.gradients(rows, columns.plain) @ self.columns
+        return matrix if turn_rows else self._turned(matrix.mT).mT
+
+    def outputs(self, matrix: Tensor, columns: Columns) -> Tensor:
+        """Q_r X Q_c' c_t, [B, T, O], for matrices X [B, O, I] in the basis."""
+        turn_rows = columns.positions < self.covariance.shape[1]
+        matrix = matrix if turn_rows else self._turned_back(matrix.mT).mT
+        if columns.turned is not None:
+            found = torch.bmm(columns.turned, matrix.mT)
+        else:
+            found = self.through(columns.plain, matrix @ self.columns.mT)
+        return self._turned_back(found) if turn_rows else found
 
     def _turned(self, rows: Tensor) -> Tensor:
         """Q_r' r for [..., O]."""

@@ -43,7 +43,7 @@ class GramSum:
             self._recent.baddbmm_(flat.mT, flat)
         # patches come with positions last; above this width a copy is cheaper than a product each
         elif positions == 1 or vectors.stride(-1) == 1 or width >= COPIED_WIDTH:
-            add_upper(self._recent[0], vectors.reshape(-1, width))
+            _add_upper(self._recent[0], vectors.reshape(-1, width))
         else:
             self._recent += torch.bmm(vectors[:, 0].mT, vectors[:, 0]).sum(0, keepdim=True)
         self._gather(batch * positions)
@@ -98,7 +98,7 @@ class SquareSum:
         self.diagonal = found if self.diagonal is None else self.diagonal + found
 
 
-def add_upper(total: Tensor, vectors: Tensor) -> None:
+def _add_upper(total: Tensor, vectors: Tensor) -> None:
     """total += X' X on and above the diagonal; what is below is left undefined."""
     width = vectors.shape[1]
     if width <= LEAF:
@@ -107,5 +107,5 @@ def add_upper(total: Tensor, vectors: Tensor) -> None:
     half = width // 2
     left, right = vectors[:, :half], vectors[:, half:]
     total[:half, half:].addmm_(left.mT, right)
-    add_upper(total[:half, :half], left)
-    add_upper(total[half:, half:], right)
+    _add_upper(total[:half, :half], left)
+    _add_upper(total[half:, half:], right)

@@ -32,6 +32,7 @@ from engram.core.parameters import Layout, Named
 from engram.core.storage.kinds import check_numbers, check_that
 from engram.linalg.block import Block, GradientSum, MatrixBlock, check_positive
 from engram.linalg.clustered import ClusteredSpectrum, merge, rotated
+from engram.linalg.columns import Columns
 from engram.linalg.eigenbases import Eigenbases, gain_factors
 
 
@@ -362,6 +363,18 @@ class KroneckerBlock(MatrixBlock):
         if self.with_bias:
             total.add(self.names[1], flat.sum(0))
         return found
+
+    def positions_seen(self, columns: Tensor, uses: int) -> Columns:
+        """Columns [B, T, I], turned where that is shorter than turning matrices so many times."""
+        return self._eigenbases.seen(columns, uses)
+
+    def position_coordinates(self, rows: Tensor, columns: Columns) -> Tensor:
+        """Coordinates of sum_t r_t c_t', [B, G, O, I]."""
+        return self._eigenbases.coordinates(rows, columns)[:, None]
+
+    def position_outputs(self, coordinates: Tensor, columns: Columns) -> Tensor:
+        """What the matrices with these coordinates make of the columns, [B, T, O]."""
+        return self._eigenbases.outputs(coordinates[:, 0], columns)
 
     @cached_property
     def _transposed_eigenbases(self) -> Eigenbases:

@@ -83,7 +83,7 @@ def trained(layers: int, steps: int) -> tuple[nn.Module, tuple[Tensor, Tensor], 
     return model, (inputs, targets), training
 
 
-@pytest.mark.parametrize("wanted", [5.0, 9.0, 19.9])
+@pytest.mark.parametrize("wanted", [7.0, 10.0, 19.9])
 def test_the_scale_is_found_over_many_sizes_of_curvature(wanted: float) -> None:
     """Some directions hardly move and some have settled long ago."""
     rates = torch.logspace(-9, 6, 200, dtype=torch.float64)

@@ -7,8 +7,9 @@ that gives them the leverage of all layers together (:mod:`.held_out`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -17,12 +18,12 @@ from engram.core.dtypes import wide
 from engram.core.parameters import Named
 from engram.curvature.kfac import KroneckerFactors
 from engram.curvature.moments import SquareMoments
-from engram.engine.displacements import Drift, Drifts
+from engram.engine.drift import Drift, Drifts
 from engram.engine.session import Session
 from engram.linalg.block import MatrixBlock
 from engram.linalg.diagonal import DiagonalBlock
 from engram.linalg.precision import Precision
-from engram.sensitivity.trajectory.gradient_products import Gradients, gradient_products
+from engram.sensitivity.trajectory.gradient_products import Gradients, Products, gradient_products
 from engram.sensitivity.trajectory.held_out import (
     FEWEST_HELD,
     HELD_OUT,
@@ -135,19 +136,16 @@ def fit(sample: Sample, segment: Segment, bases: Bases) -> Fitted:
     """The drifts of a segment, with the curvature of its sample."""
     session, clock = sample.session, Clock.of(segment)
     number, dtype = session.batches.num_data, next(session.model.parameters()).dtype
-    held = _squares(sample.batches(HELD), bases)
-    others = _squares(sample.batches(SEEN, REST), bases)
+    measured = _measured(sample, bases, clock)
     curvatures, rates, priors = {}, {}, {}
     for block in bases.blocks:
-        own = (held.of_block(block) + others.of_block(block)) / sample.num_examples
+        own = measured.squares(block) / sample.num_examples
         if block.names[0] in bases.counts:
             share = sample.num_examples / number
             own = _by_tokens(own, bases.counts[block.names[0]], share)
         curvatures[block.names] = own
         rates[block.names], priors[block.names] = clock.rates(block)
-    scale = 1.0
-    if len(sample.groups[HELD]):
-        scale = _scale(sample, held, bases, clock, curvatures, rates)
+    scale = measured.scale(curvatures, rates, sample) if measured.products else 1.0
 
     def over(share: float) -> Drifts:
         return {
@@ -174,40 +172,82 @@ def _groups(part: Tensor, num_params: int, seed: int) -> tuple[Tensor, Tensor, T
     return held, seen, rest
 
 
-def _squares(batches: Iterable[Gradients], bases: Bases) -> SquareMoments:
-    """Sums of squared gradients in the eigenbases."""
-    moments = SquareMoments(bases.blocks)
+@dataclass(frozen=True)
+class Measured:
+    """Sums over a sample, from one pass.
+
+    Args:
+        held: squared gradients of the held-out examples in the eigenbases.
+        others: those of all others.
+        products: of the gradients of some examples; None where there is no room for them.
+        own: as ``held``, with the roots that the products have.
+    """
+
+    held: SquareMoments
+    others: SquareMoments
+    products: Products | None
+    own: SquareMoments
+
+    def squares(self, block: MatrixBlock) -> Tensor:
+        """Of all examples, in the shape of a block's eigenvalues."""
+        return wide(self.held.of_block(block)) + wide(self.others.of_block(block))
+
+    def scale(
+        self,
+        curvatures: Mapping[BlockNames, Tensor],
+        rates: Mapping[BlockNames, Tensor],
+        sample: Sample,
+    ) -> float:
+        """The factor of the curvature with which the mean leverage is that of all layers together.
+
+        Args:
+            curvatures: eigenvalues.
+            rates: 1 / k of every direction.
+            sample: that this is of.
+        """
+        assert self.products is not None
+        number = sample.session.batches.num_data
+        wanted = held_out_leverage(self.products, number, sample.seed)
+        blocks = [self.own.block_of[names[0]] for names in curvatures]
+        energies = [wide(self.own.of_block(block)) / len(self.products.cross) for block in blocks]
+        slow = list(rates.values())
+        return curvature_scale(
+            _over(list(curvatures.values()), slow), _over(energies, slow), wanted
+        )
+
+
+def _measured(sample: Sample, bases: Bases, clock: Clock) -> Measured:
+    """One pass over a sample; the examples of the products once more where these want all roots."""
+    held, others = SquareMoments(bases.blocks), SquareMoments(bases.blocks)
+    some = chain(_added(held, sample.batches(HELD)), _added(others, sample.batches(SEEN)))
+    rest = _added(others, sample.batches(REST))
+    out, seen = len(sample.groups[HELD]), len(sample.groups[SEEN])
+    if not out:
+        _exhaust(rest)
+        return Measured(held, others, None, held)
+    times = {name: clock.times[name] for name in bases.block_of}
+    apart, own = sample.of_groups(HELD, SEEN), held
+    if apart is not sample:
+        _exhaust(some)
+        own = SquareMoments(bases.blocks)
+        some = chain(_added(own, apart.batches(HELD)), apart.batches(SEEN))
+    products = gradient_products(some, out, out + seen, times)
+    _exhaust(rest)
+    return Measured(held, others, products, own)
+
+
+def _added(moments: SquareMoments, batches: Iterable[Gradients]) -> Iterator[Gradients]:
+    """The same batches, their squared gradients added up on the way."""
     names = set(moments.block_of)
     for trace, gradients in batches:
         for one in gradients:
             moments.update(trace, one, names)
-    return moments
+        yield trace, gradients
 
 
-def _scale(
-    sample: Sample,
-    held: SquareMoments,
-    bases: Bases,
-    clock: Clock,
-    curvatures: Mapping[BlockNames, Tensor],
-    rates: Mapping[BlockNames, Tensor],
-) -> float:
-    """The factor of the curvature with which the mean leverage is that of all layers together.
-
-    Args:
-        held: sums of squares of the examples that are held out.
-    """
-    out, seen = len(sample.groups[HELD]), len(sample.groups[SEEN])
-    apart = sample.of_groups(HELD, SEEN)
-    if apart is not sample:  # few enough for other roots than those of the curvature
-        held = _squares(apart.batches(HELD), bases)
-    times = {name: clock.times[name] for name in bases.block_of}
-    products = gradient_products(apart.batches(HELD, SEEN), out, out + seen, times)
-    wanted = held_out_leverage(products, sample.session.batches.num_data, sample.seed)
-    slow = [rates[block.names] for block in bases.blocks]
-    own = [held.of_block(block) / out for block in bases.blocks]
-    stiff = [curvatures[block.names] for block in bases.blocks]
-    return curvature_scale(_over(stiff, slow), _over(own, slow), wanted)
+def _exhaust(batches: Iterable[Gradients]) -> None:
+    for _ in batches:
+        pass
 
 
 def _over(values: Sequence[Tensor], rates: Sequence[Tensor]) -> Tensor:

@@ -1,10 +1,9 @@
 r"""Products of the gradients of some examples, each entry times the root of its training time.
 
-Held-out examples meet the seen ones and not each other, and of two seen ones a product is made
-once. Where the gradient of a layer is one product :math:`r c'` it is never built whole: with one
-training time for all entries its products are :math:`r_i' r_j \, c_i' c_j`, and with a table of
-them, T, rows are gone through a few at a time. Of a wide layer, rows are added up in groups before
-that, each with a random sign s,
+Held-out examples meet the seen ones and not each other. Where the gradient of a layer is one
+product :math:`r c'` it is never built whole: with one training time for all entries its products
+are :math:`r_i' r_j \, c_i' c_j`, and with a table of them, T, rows are gone through a few at a
+time. Of a wide layer, rows are added up in groups before that, each with a random sign s,
 
 .. math:: z = c \circ \sum_{o} s_o \, r_o \sqrt{T_o},
 
@@ -24,11 +23,10 @@ from torch import Tensor
 
 from engram.engine.passes import Trace
 from engram.engine.sites import Site, per_example_gradients
-from engram.linalg.gram import add_upper
 
 Gradients = tuple[Trace, list[list[Tensor | None]]]
 
-SKETCH_ENTRIES = 2**14  # of a layer's sketch, groups of rows times inputs: smaller ones are whole
+SKETCH_ENTRIES = 2**15  # of a layer's sketch, groups of rows times inputs: smaller ones are whole
 SKETCH_SEED = 0  # of signs and groups: the same layer, the same sketch
 BLOCK_BYTES = 4 * 2**20  # of a layer's gradients made at a time, which stay in the cache
 
@@ -59,41 +57,31 @@ class _Sums:
     def __init__(self, out: int, count: int) -> None:
         self.out = out
         self.energy = 0.0
-        self.cross = torch.zeros(out, count - out, dtype=torch.float64)
-        self.seen = torch.zeros(count - out, count - out, dtype=torch.float64)
+        self.products = torch.zeros(count, count - out, dtype=torch.float64)
 
     def add(self, parts: Iterable[Tensor]) -> None:
         """Add the products of rows [count, entries], of some entries after others."""
-        cross: Tensor | None = None
-        seen = torch.zeros(())
+        found: Tensor | None = None
         for rows in parts:
-            held, others = rows[: self.out], rows[self.out :]
-            if cross is None:
-                cross, seen = rows.new_zeros(self.cross.shape), rows.new_zeros(self.seen.shape)
-            cross.addmm_(held, others.mT)
-            add_upper(seen, others.mT)
-            self.energy += float(held.square().sum())
-        if cross is not None:
-            self.cross += cross.cpu().double()
-            self.seen += seen.cpu().double()
+            if found is None:
+                found = rows.new_zeros(self.products.shape)
+            found.addmm_(rows, rows[self.out :].mT)
+            self.energy += float(rows[: self.out].square().sum())
+        if found is not None:
+            self.products += found.cpu().double()
 
     def add_separable(self, rows: Tensor, columns: Tensor, time: float) -> None:
         """Add those of gradients r c' whose entries have one training time."""
-        held, others = rows[: self.out], rows[self.out :]
-        own, rest = columns[: self.out], columns[self.out :]
-        self.cross += time * ((held @ others.mT) * (own @ rest.mT)).cpu().double()
-        self.seen += time * ((others @ others.mT) * (rest @ rest.mT)).cpu().double()
-        self.energy += time * float((held.square().sum(1) * own.square().sum(1)).sum())
+        found = (rows @ rows[self.out :].mT) * (columns @ columns[self.out :].mT)
+        self.products += time * found.cpu().double()
+        lengths = rows[: self.out].square().sum(1) * columns[: self.out].square().sum(1)
+        self.energy += time * float(lengths.sum())
 
-    def products(self, roots: int) -> Products:
+    def split(self, roots: int) -> Products:
         """All of them, with the roots of an example side by side in the rows."""
-        whole = torch.triu(self.seen) + torch.triu(self.seen, diagonal=1).mT
-        out, count = self.out // roots, len(whole) // roots
-        return Products(
-            whole.reshape(count, roots, count, roots),
-            self.cross.reshape(out, roots, count, roots),
-            self.energy / out,
-        )
+        out, most = self.out // roots, self.products.shape[1] // roots
+        found = self.products.reshape(out + most, roots, most, roots)
+        return Products(found[out:], found[:out], self.energy / out)
 
 
 def gradient_products(
@@ -122,7 +110,7 @@ def gradient_products(
     for name, rows in whole.rows.items():
         root = times[name].flatten().sqrt().to(rows)
         sums.add([rows.flatten(0, 1).mul_(root)])
-    return sums.products(roots)
+    return sums.split(roots)
 
 
 @dataclass
@@ -199,7 +187,7 @@ def _sketched(rows: Tensor, columns: Tensor, root: Tensor) -> Iterator[Tensor]:
     """Gradients r c' times a table of roots [O, I], their rows in groups where there are many.
 
     Yields:
-        [M, groups * I], some of the groups at a time.
+        [M, I] of one group after the other; a last one of fewer rows where they do not go up.
     """
     outputs, inputs = root.shape
     size = max(1, outputs * inputs // SKETCH_ENTRIES)
@@ -208,18 +196,16 @@ def _sketched(rows: Tensor, columns: Tensor, root: Tensor) -> Iterator[Tensor]:
         order = torch.randperm(outputs, generator=generator).to(rows.device)
         signs = (2 * torch.randint(2, (outputs,), generator=generator) - 1).to(rows)
         rows, root = (rows * signs)[:, order], root[order]
-    groups = max(1, BLOCK_BYTES // (len(rows) * inputs * rows.element_size()))
-    for part in torch.arange(0, outputs, size).split(groups):
-        first, last = int(part[0]), min(int(part[-1]) + size, outputs)
-        whole = (last - first) // size * size
-        yield _grouped(rows[:, first : first + whole], columns, root[first : first + whole], size)
-        if first + whole < last:
-            own = slice(first + whole, last)
-            yield _grouped(rows[:, own], columns, root[own], last - first - whole)
+    whole = outputs // size * size
+    width = size * max(1, BLOCK_BYTES // (len(rows) * inputs * rows.element_size()))
+    for start in range(0, whole, width):
+        own = slice(start, min(start + width, whole))
+        yield from _grouped(rows[:, own], columns, root[own], size)
+    if whole < outputs:
+        yield from _grouped(rows[:, whole:], columns, root[whole:], outputs - whole)
 
 
 def _grouped(rows: Tensor, columns: Tensor, root: Tensor, size: int) -> Tensor:
-    """Those of whole groups of rows, [M, groups * I]."""
+    """Those of whole groups of rows, [groups, M, I]."""
     parts = rows.unflatten(1, (-1, size)).transpose(0, 1)  # [groups, M, size]
-    summed = torch.bmm(parts, root.unflatten(0, (-1, size)))
-    return (summed * columns).transpose(0, 1).flatten(1)
+    return torch.bmm(parts, root.unflatten(0, (-1, size))).mul_(columns)

@@ -38,6 +38,7 @@ SLOWEST_BEND = 0.999  # of a learning curve in logarithms: 1 is a power law
 # memorised thousands, they are too few to know their curvature
 SCALES = (0.0, 12.0)
 CLOSE_ENOUGH = 1e-10  # of the leverage's logarithm, where the factor is taken
+IN_CACHE = 2**15  # directions at a time
 TRIES = 60  # of factors; a dozen are enough
 
 
@@ -111,9 +112,11 @@ def curvature_scale(rates: Tensor, energies: Tensor, wanted: float) -> float:
 
     def above(logarithm: float) -> float:
         """By how much the leverage is too large, in logarithms."""
-        scaled = (rates * math.exp(logarithm)).clamp_(min=1e-12)
-        found = torch.expm1(-scaled).neg_().div_(scaled).mul_(energies).sum()
-        return math.log(max(float(found), TINY)) - math.log(max(wanted, TINY))
+        found = 0.0
+        for rate, energy in zip(rates.split(IN_CACHE), energies.split(IN_CACHE), strict=True):
+            scaled = (rate * math.exp(logarithm)).clamp_(min=1e-12)
+            found -= float(torch.expm1(-scaled).div_(scaled) @ energy)
+        return math.log(max(found, TINY)) - math.log(max(wanted, TINY))
 
     return math.exp(_root(above, *SCALES))
 

@@ -21,7 +21,7 @@ from engram.sensitivity.trajectory.gradient_products import Gradients
 FIT_PASSES = 1.0  # over the data, all checkpoints together, that curvature is measured with
 FEWEST_EXAMPLES = 500  # at each checkpoint, where there are so many: fewer make noisy eigenvalues
 EXACT_GRADIENTS = 1000  # of all outputs at a checkpoint, up to which no labels are sampled
-KEPT_BYTES = 2**28  # of gradients and inputs, all checkpoints together
+KEPT_BYTES = 2**29  # of gradients and inputs, all checkpoints together
 
 
 def parts(num_data: int, count: int, seed: int) -> list[Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from engram.core.data.batches import call
 from engram.core.parameters import Named
-from engram.engine.displacements import Drifts
+from engram.engine.drift import Drifts
 from engram.engine.session import Observed, Session
 from engram.likelihoods import Likelihood
 from engram.sensitivity.trajectory.fitting import Bases, bases, fit, samples
