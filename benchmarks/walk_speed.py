@@ -85,8 +85,8 @@ def page(record: dict[str, Any]) -> str:
 In epochs of plain training with Adam in batches of 256, processor time of one thread.
 {conditions(record["environment"])}
 Written by `python -m benchmarks.walk_speed`. A figure above its bar is bold. The fits at the
-checkpoints take a fixed number of examples (500 and 400 at each, or a share of the data where
-that is more), so that their share falls with N.
+checkpoints take a fixed number of examples (500 at each, or a share of the data where that is
+more) and eigendecompositions, so that their share falls with N.
 
 {table(header, lines)}
 """
