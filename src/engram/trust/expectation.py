@@ -10,7 +10,8 @@ on random subsets. What the estimates came out at follows from a few figures tha
 with the rank correlation :math:`\rho` of leave-one-out losses with the true ones, and figures x of
 the result: how alike examples are ranked at the readouts along the training, at its end and before
 its visits, and where visits were not recorded, its losses and how far it is from a minimum. The
-mean leave-one-out loss is then too large by :math:`\ell_{loo} / (\ell + (\ell_{loo} - \ell) / \text{size})`.
+mean leave-one-out loss is then too large by
+:math:`\ell_{loo} / (\ell + (\ell_{loo} - \ell) / \text{size})`.
 """
 
 from __future__ import annotations
