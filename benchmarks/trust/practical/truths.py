@@ -116,7 +116,8 @@ def truth(name: str, folder: Path = RESULTS) -> Truth:
     """Of a setting: read where it is kept, else trained and kept."""
     known = kept_truths(folder)
     if name not in known:
-        known[name] = Truth.of(together(SETTINGS[name])).plain()
+        how = {"trained": "together"}  # the first ones, one after the other by engram.retrain
+        known[name] = Truth.of(together(SETTINGS[name])).plain() | how
         folder.mkdir(parents=True, exist_ok=True)
         ordered = {setting: known[setting] for setting in SETTINGS if setting in known}
         lines = ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in ordered.items())

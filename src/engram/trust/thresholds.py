@@ -34,7 +34,7 @@ NOT_TOLD = replace(
     text="the model is not at a minimum, and nothing was said of its training: prior_precision is "
     "the one that its weights fit best",
     remedy="Pass training=: sizes of such nets in the study were then within 2 times the truth for "
-    "7 of 10, not for 3. Or pass prior_precision=, N times the weight decay of the mean loss.",
+    "3 of 4, not for 1. Or pass prior_precision=, N times the weight decay of the mean loss.",
 )
 PRIOR = Rule(
     "prior_mismatch",
