@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import engram
-from engram.sensitivity.course import course_of
+from engram.sensitivity.course import Losses, course_of
 
 X = torch.randn(30, 4, generator=torch.Generator().manual_seed(0)).double()
 Y = torch.arange(30) % 3
@@ -48,6 +48,20 @@ def test_losses_before_the_visits():
     assert -1 <= course.readout_agreement <= 1
     assert course.readout_growth > 0
     assert result.diagnostics.to_dict()["visit_loss"] == course.visit_loss
+    mean = before.mean(0)
+    for found, losses in (
+        (course.end_agreement, result.loss),
+        (course.visit_agreement, result.loo_loss),
+    ):
+        assert found == pytest.approx(spearmanr(losses, mean).statistic)
+
+
+def test_without_visits_nothing_is_known_of_their_ranking():
+    column = torch.rand(20)
+    course = course_of(None, torch.zeros(20), None, Losses(column, column, torch.zeros(0)))
+    assert math.isnan(course.end_agreement)
+    same = course_of(None, torch.zeros(20), None, Losses(column, 1 - column, column))
+    assert (same.end_agreement, same.visit_agreement) == pytest.approx((1.0, -1.0))
 
 
 def test_readouts_are_ranked_against_the_last():

@@ -18,16 +18,20 @@ from engram.trust.aspects import Expected
 from engram.trust.expectation import (
     AGREEMENT,
     ALONG,
+    ALONG_UNNAMED,
     AT_THE_END,
+    AT_THE_END_UNNAMED,
     FEATURES,
+    KEPT,
     NOT_RECORDED,
     ONE,
     PREDICTORS,
     RATIO,
+    VISITS,
     Predictor,
 )
 from engram.trust.judge import expected_of, figures_of, foreseen, predictor_of, rules_of
-from engram.trust.thresholds import ALONG_RULES, END_RULES
+from engram.trust.thresholds import ALONG_RULES, end_rules
 from retraining_problems import PRIOR_PRECISION, RIDGE, ridge_problem
 from trust_problems import DELTA, judged, trained, untrained
 
@@ -63,9 +67,11 @@ def test_how_far_off_is_a_factor_either_way():
     }
 
 
-def stopped(result: Result, agreement: float = 0.9, **facts: bool) -> Result:
-    """The result, as if its training had been recorded."""
-    course = Course(0.5, 0.3, agreement, 1.0)
+def stopped(
+    result: Result, agreement: float = 0.9, visits: float = math.nan, **facts: bool
+) -> Result:
+    """The result, as if its training had been recorded; without visits where none are given."""
+    course = Course(0.5, 0.3, agreement, 1.0, visits, visits)
     basis = replace(result.basis, **{"stopped": True, "along": True} | facts)
     return replace(result, basis=basis, diagnostics=replace(result.diagnostics, course=course))
 
@@ -77,12 +83,14 @@ def test_each_way_has_its_own_predictor():
     assert predictor_of(full) is None
     assert predictor_of(stopped(full)) is None  # nor of walks with full matrices
     assert "stopped" in {reason.signal for reason in stopped(full).verdict.reasons}
-    assert predictor_of(stopped(factors)) is ALONG
-    assert predictor_of(stopped(factors, along=False)) is AT_THE_END
+    assert predictor_of(stopped(factors, visits=0.9)) is ALONG
+    assert predictor_of(stopped(factors)) is ALONG_UNNAMED
+    assert predictor_of(stopped(factors, visits=0.9, along=False)) is AT_THE_END
+    assert predictor_of(stopped(factors, along=False)) is AT_THE_END_UNNAMED
     early, data = untrained()
     assert predictor_of(judged(early, data, "full", 1.0)[0]) is NOT_RECORDED
     assert rules_of(stopped(factors))[:3] == ALONG_RULES
-    assert rules_of(stopped(factors, along=False))[:1] == END_RULES
+    assert rules_of(stopped(factors, along=False))[:1] == end_rules(named=False)
     diagonal, _ = judged(early, data, "diagonal", 1.0)
     assert predictor_of(diagonal) is None  # the study has none of those
 
@@ -103,6 +111,18 @@ def test_readouts_that_disagree_make_it_worse():
     order = ("good", "caution", "unreliable")
     assert order.index(torn.verdict.size.level) > order.index(steady.verdict.size.level)
     assert torn.verdict.ranking.value == pytest.approx(expected_of(torn).ranking)
+
+
+def test_a_training_that_ranked_examples_otherwise_makes_it_worse():
+    model, data = trained()
+    result, _ = judged(model, data, "kronecker", DELTA)
+    alike, other = stopped(result, visits=0.97), stopped(result, visits=0.5)
+    assert figures_of(other)[VISITS] == figures_of(other)[KEPT] == 0.5
+    assert expected_of(alike).ranking > expected_of(other).ranking
+    assert expected_of(alike).size < expected_of(other).size
+    assert other.verdict.level != "good"
+    at_the_end = stopped(result, visits=0.97, along=False).verdict
+    assert (at_the_end.size.level, at_the_end.mean.level) == ("caution", "caution")
 
 
 def test_a_regression_has_no_such_numbers_and_says_to_look():

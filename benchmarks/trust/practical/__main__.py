@@ -1,21 +1,27 @@
-"""Run the study of practical nets, or write its page again from the rows that were recorded."""
+"""Run the study of practical nets, or write its page again from the rows that were recorded.
+
+A setting that is named is estimated anew, and its truth trained where it is not kept; all others
+stay as they are in the record.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks.records import RESULTS, write
 from benchmarks.timing import environment
-from benchmarks.trust.practical.estimates import SEEDS, WAYS, all_rows
-from benchmarks.trust.practical.fit import TAKEN, fitted
+from benchmarks.trust.practical.estimates import SEEDS, WAYS, rows_of
+from benchmarks.trust.practical.fit import TAKEN, fitted, with_unnamed
 from benchmarks.trust.practical.page import page
 from benchmarks.trust.practical.settings import SETTINGS
-from benchmarks.trust.practical.truths import truth
+from benchmarks.trust.practical.truths import kept_truths, truth
 
 NAME = "trust-practical"
 
@@ -25,24 +31,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.trust.practical", description=__doc__
     )
-    parser.add_argument("truths", nargs="*", help="settings to train; all if none is named")
+    parser.add_argument("settings", nargs="*", help="to estimate anew; all with a truth if none")
     parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
-    parser.add_argument("--structures", nargs="*", default=["kronecker", "full"])
+    parser.add_argument("--structures", nargs="*", default=["kronecker"])
     parser.add_argument("--again", action="store_true", help=f"only the page, from {NAME}.json")
     parser.add_argument("--output", type=Path, default=RESULTS)
     chosen = parser.parse_args()
-    if chosen.again:
-        record = json.loads((chosen.output / f"{NAME}.json").read_text())
-    else:
+    file = chosen.output / f"{NAME}.json"
+    record = json.loads(file.read_text()) if file.is_file() else {"rows": []}
+    if not chosen.again:
         torch.set_num_threads(1)
         warnings.simplefilter("ignore")
-        for name in chosen.truths or SETTINGS:
-            truth(name)
-        ways = [way for way in WAYS if way.structure in chosen.structures]
-        record = {"environment": environment(0), "rows": all_rows(chosen.seeds, ways)}
+        record["environment"] = environment(0)
+        for name in chosen.settings or kept_truths(chosen.output):
+            record["rows"] = _replaced(record["rows"], name, chosen)
+            write(chosen.output, NAME, record, page(record))  # what is there stays, if stopped
+            print(f"  {name}", file=sys.stderr, flush=True)
     write(chosen.output, NAME, record, page(record))
+    rows = with_unnamed(record["rows"])
     for path in TAKEN:
-        print(path, fitted(record["rows"], path))
+        print(path, fitted(rows, path))
+
+
+def _replaced(
+    rows: list[dict[str, Any]], name: str, chosen: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """The rows with those of a setting anew, in the order of the settings."""
+    ways = [way for way in WAYS if way.structure in chosen.structures]
+    known = truth(name, chosen.output)
+    found = [row for row in rows if row["setting"] != name]
+    for seed in chosen.seeds:
+        found += rows_of(name, known, seed, ways)
+    order = list(SETTINGS)
+    return sorted(found, key=lambda row: (order.index(row["setting"]), row["seed"]))
 
 
 if __name__ == "__main__":

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import math
-import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
-from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import engram
 from benchmarks.practical.estimates import Watched
 from benchmarks.trust.practical.settings import SETTINGS
-from benchmarks.trust.practical.truths import FOLDER, truth
+from benchmarks.trust.practical.truths import Truth, ranks
 from benchmarks.trust.runs import rounded
 from engram.trust import judge
 from engram.trust.expectation import PREDICTORS
 
-SEEDS = (0, 1)  # trainings of each setting that are estimated
+SEEDS = (0,)  # trainings of each setting that are estimated
 FULL_UP_TO = 2700  # weights of nets whose matrices are taken whole
 LEAST_RELIABLE = 0.3  # of a truth that correlations are taken with
-SPLITS = 10  # of the trainings in two halves, for the noise of the truth
 
 
 @dataclass(frozen=True)
@@ -53,66 +49,12 @@ WAYS = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Truth:
-    """Of every example, by the trainings that saw it and those that did not.
-
-    Args:
-        out: loss without the example, [N].
-        increase: that minus the loss with it, mean over examples.
-        score: L1 distance of the mean predictions, [N].
-        reliability: rank correlation of ``out`` and ``score`` with what so many other trainings
-            would give, by halves (Spearman-Brown).
-    """
-
-    out: Tensor
-    increase: float
-    score: Tensor
-    reliability: tuple[float, float]
-
-    @classmethod
-    def of(cls, found: engram.SubsetTruth) -> Truth:
-        everything = torch.arange(found.num_trainings)
-        out, score = _out(found, everything), _score(found, everything)
-        halves = [_reliability(found, measure) for measure in (_out, _score)]
-        increase = float(out.nanmean() - found.loss_in.nanmean())
-        return cls(out, increase, score, (halves[0], halves[1]))
-
-
-def _out(found: engram.SubsetTruth, some: Tensor) -> Tensor:
-    left = ~found.kept[some]
-    return (found.losses[some] * left).sum(0) / left.sum(0)
-
-
-def _score(found: engram.SubsetTruth, some: Tensor) -> Tensor:
-    kept = found.kept[some][:, :, None].double()
-    means = torch.softmax(found.outputs[some].double(), 2)
-    inside, outside = ((means * k).sum(0) / k.sum(0) for k in (kept, 1 - kept))
-    return (outside - inside).abs().sum(1)
-
-
-def _reliability(found: engram.SubsetTruth, measure: Any) -> float:
-    generator, halves = torch.Generator().manual_seed(0), []
-    for _ in range(SPLITS):
-        order = torch.randperm(found.num_trainings, generator=generator)
-        middle = len(order) // 2
-        halves.append(_ranks(measure(found, order[:middle]), measure(found, order[middle:])))
-    half = sum(halves) / SPLITS
-    return 2 * half / (1 + half)
-
-
-def _ranks(left: Tensor, right: Tensor) -> float:
-    fine = left.isfinite() & right.isfinite()
-    return float(spearmanr(left[fine], right[fine]).statistic)
-
-
-def rows_of(
-    name: str, seed: int, ways: Sequence[Way] = WAYS, folder: Path = FOLDER
-) -> list[dict[str, Any]]:
+def rows_of(name: str, known: Truth, seed: int, ways: Sequence[Way] = WAYS) -> list[dict[str, Any]]:
     """Some ways on one training of a setting."""
-    setting, known = SETTINGS[name], Truth.of(truth(name, folder))
-    split, watched = setting.split(), Watched()
+    setting, watched = SETTINGS[name], Watched()
+    split, began = setting.split(), time.process_time()
     model = setting.train(seed, watched)
+    trained = time.process_time() - began
     size = sum(p.numel() for p in model.parameters())
     about = {"setting": name, "kind": name.split("-")[0], "seed": seed, "weights": size}
     found = []
@@ -120,8 +62,10 @@ def rows_of(
         if way.structure == "full" and size > FULL_UP_TO:
             continue
         training = watched.training if way.recorded else None
+        began = time.process_time()
         result = _estimated(model, split.data, way, training)
-        found.append(about | {"way": way.name} | _against(result, known))
+        cost = {"cost": (time.process_time() - began) / trained}  # in trainings
+        found.append(about | {"way": way.name} | _against(result, known) | rounded(cost))
     return found
 
 
@@ -141,7 +85,7 @@ def _without_noise(correlation: float, reliability: float) -> float:
 def _against(result: engram.Result, known: Truth) -> dict[str, Any]:
     fine = known.out.isfinite() & result.loo_loss.isfinite()
     loo, out = result.loo_loss[fine].double(), known.out[fine].double()
-    ranking, score = _ranks(loo, out), _ranks(result.score[fine], known.score[fine])
+    ranking, score = ranks(loo, out), ranks(result.score[fine], known.score[fine])
     increase = float(loo.mean() - result.loss[fine].double().mean())
     numbers = {
         "ranking": _without_noise(ranking, known.reliability[0]),
@@ -165,17 +109,3 @@ def path_of(result: engram.Result) -> str:
     """The name of the predictor that speaks of such a result; empty where none does."""
     predictor = judge.predictor_of(result)
     return next((name for name, one in PREDICTORS.items() if one is predictor), "")
-
-
-def all_rows(
-    seeds: Sequence[int] = SEEDS, ways: Sequence[Way] = WAYS, folder: Path = FOLDER
-) -> list[dict[str, Any]]:
-    """Every setting whose truth is there."""
-    found = []
-    for name in SETTINGS:
-        if not (folder / name / "subset_truth.json").is_file():
-            continue
-        for seed in seeds:
-            found += rows_of(name, seed, ways, folder)
-        print(f"  {name}", file=sys.stderr, flush=True)
-    return found

@@ -29,7 +29,7 @@ from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace_torch import as_posterior
 from engram.problem import Opener, Problem
 from engram.sensitivity.basis import Basis
-from engram.sensitivity.course import course_of
+from engram.sensitivity.course import Losses, course_of
 from engram.sensitivity.diagnostics import diagnose, undiagnosed
 from engram.sensitivity.estimators import ESTIMATORS, check_estimator
 from engram.sensitivity.estimators.base import Estimator, Setting
@@ -187,17 +187,19 @@ def left_out(problem: Problem, asked: Asked) -> Result:
         tensors["loo_loss"] = level(readouts)
     eigenvalues = tensors.pop("eigenvalues", None)
     known = (opened.model, posterior, opened.engine.coverage, tensors["flagged"])
+    before = _prequential(problem, tensors["targets"])
     if asked.diagnostics:
         total.take_sums(opened.peers, device_of(opened.model))
         leverages = _leverages(problem, eigenvalues, tensors["outputs"], asked)
-        course = course_of(posterior.training, tensors["targets"], readouts)
+        losses = Losses(tensors["loss"], tensors["loo_loss"], before)
+        course = course_of(posterior.training, tensors["targets"], readouts, losses)
         figures = replace(diagnose(*known, total, leverages), course=course)
         leverage = leverages.trace
     else:
         leverage, figures = torch.full_like(tensors["score"], math.nan), undiagnosed(*known)
     return Result(
         **tensors,
-        prequential=_prequential(problem, tensors["targets"]),
+        prequential=before,
         leverage=leverage,
         diagnostics=figures,
         coverage=opened.engine.coverage.ways,

@@ -8,8 +8,9 @@ on random subsets. What the estimates came out at follows from a few figures tha
     \log \frac{\text{estimated increase}}{\text{true increase}} = b' x
 
 with the rank correlation :math:`\rho` of leave-one-out losses with the true ones, and figures x of
-the result: its losses, how far it is from a minimum, and, where it went along a recorded training,
-how alike examples were ranked at the readouts. The mean leave-one-out loss is then too large by
+the result: how alike examples are ranked at the readouts along the training, at its end and before
+its visits, and where visits were not recorded, its losses and how far it is from a minimum. The
+mean leave-one-out loss is then too large by
 :math:`\ell_{loo} / (\ell + (\ell_{loo} - \ell) / \text{size})`.
 """
 
@@ -21,12 +22,14 @@ from dataclasses import dataclass
 
 from engram.trust.aspects import Expected
 
-ONE, TRAIN, RATIO, GRADIENT, AGREEMENT = FEATURES = (
+ONE, TRAIN, RATIO, GRADIENT, AGREEMENT, VISITS, KEPT = FEATURES = (
     "one",
     "train",  # log of the mean loss
     "ratio",  # log of the mean leave-one-out loss over it
     "gradient",  # of the objective, relative to its parts, with the prior that fits best
     "agreement",  # of the readouts along the training, in rank
+    "visits",  # rank correlation of the estimate with the mean losses before the visits
+    "kept",  # rank correlation of the losses at the end with them
 )
 
 
@@ -61,15 +64,29 @@ LARGEST = 5.0  # of a logarithm: e^5 is a factor 150
 
 # Fitted by `python -m benchmarks.trust.practical`, which prints them
 ALONG = Predictor(
-    ranking={ONE: 0.781, TRAIN: 0.221, GRADIENT: -0.719, AGREEMENT: 2.31},
-    size={ONE: 1.66, RATIO: 0.307, AGREEMENT: -2.04},
+    ranking={ONE: -1.03, KEPT: 2.13, AGREEMENT: 1.21},
+    size={ONE: 3.11, KEPT: -3.03, AGREEMENT: -0.286},
+)
+ALONG_UNNAMED = Predictor(  # steps have not named their examples
+    ranking={ONE: 0.632, TRAIN: 0.14, GRADIENT: -0.713, AGREEMENT: 2.27},
+    size={ONE: 1.79, RATIO: 0.195, AGREEMENT: -2.02},
 )
 AT_THE_END = Predictor(
-    ranking={ONE: 2.94, RATIO: -0.348, GRADIENT: -1.27},
-    size={ONE: 0.61},
+    ranking={ONE: -0.253, VISITS: 2.84, GRADIENT: -0.712},
+    size={ONE: 7.04, TRAIN: 0.654, VISITS: -6.72},
+)
+AT_THE_END_UNNAMED = Predictor(
+    ranking={ONE: 2.84, RATIO: -0.334, GRADIENT: -1.12},
+    size={ONE: 0.68},
 )
 NOT_RECORDED = Predictor(
-    ranking={ONE: 3.26, RATIO: -0.274, GRADIENT: -1.59},
-    size={ONE: -1.48, RATIO: 0.399, GRADIENT: 2.83},
+    ranking={ONE: 3.32, RATIO: -0.206, GRADIENT: -1.78},
+    size={ONE: -1.7, RATIO: 0.278, GRADIENT: 3.23},
 )
-PREDICTORS = {"along": ALONG, "at the end": AT_THE_END, "not recorded": NOT_RECORDED}
+PREDICTORS = {
+    "along": ALONG,
+    "along, no visits": ALONG_UNNAMED,
+    "at the end": AT_THE_END,
+    "at the end, no visits": AT_THE_END_UNNAMED,
+    "not recorded": NOT_RECORDED,
+}

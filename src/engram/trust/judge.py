@@ -14,12 +14,16 @@ from engram.trust.aspects import Expected
 from engram.trust.expectation import (
     AGREEMENT,
     ALONG,
+    ALONG_UNNAMED,
     AT_THE_END,
+    AT_THE_END_UNNAMED,
     GRADIENT,
+    KEPT,
     NOT_RECORDED,
     ONE,
     RATIO,
     TRAIN,
+    VISITS,
     Predictor,
 )
 from engram.trust.remedies import record, truth
@@ -28,7 +32,6 @@ from engram.trust.thresholds import (
     COMPUTE,
     CONVERGENCE,
     END_ALONE,
-    END_RULES,
     GUARD,
     LEVERAGE,
     LOST,
@@ -43,6 +46,7 @@ from engram.trust.thresholds import (
     SIZES_ONLY,
     STOPPED,
     along_rules,
+    end_rules,
 )
 from engram.trust.verdict import CAUTION, LEVELS, UNRELIABLE, Reason, Rule, Verdict
 
@@ -57,6 +61,10 @@ class TrainingFigures(Protocol):
 
     @property
     def readout_agreement(self) -> float: ...
+    @property
+    def end_agreement(self) -> float: ...
+    @property
+    def visit_agreement(self) -> float: ...
 
 
 class Figures(Protocol):
@@ -164,6 +172,8 @@ def figures_of(result: Judged) -> dict[str, float]:
         RATIO: math.log(left_out / train) if positive else math.nan,
         GRADIENT: signals(result)["convergence"],
         AGREEMENT: result.diagnostics.course.readout_agreement,
+        VISITS: result.diagnostics.course.visit_agreement,
+        KEPT: result.diagnostics.course.end_agreement,
     }
 
 
@@ -175,9 +185,17 @@ def predictor_of(result: Judged) -> Predictor | None:
     if not basis.stopped:
         away = CONVERGENCE.level(signals(result)["convergence"]) == UNRELIABLE
         return NOT_RECORDED if away and _linearised(result) else None
+    named = _named(result)
     if not basis.along:
-        return AT_THE_END
-    return None if basis.whole_matrix else ALONG  # walks with full matrices were not studied
+        return AT_THE_END if named else AT_THE_END_UNNAMED
+    if basis.whole_matrix:  # walks with full matrices were not studied
+        return None
+    return ALONG if named else ALONG_UNNAMED
+
+
+def _named(result: Judged) -> bool:
+    """Whether the steps of the training named their examples, and what they said is known."""
+    return not math.isnan(result.diagnostics.course.visit_agreement)
 
 
 def expected_of(result: Judged) -> Expected:
@@ -258,8 +276,9 @@ def rules_of(result: Judged) -> tuple[Rule, ...]:
     basis, foretold = result.basis, not math.isnan(expected_of(result).size)
     if basis.stopped and foretold:
         # what the posterior of a recorded training takes as fixed, training does not move
-        rules = along_rules(basis.training_seconds) if basis.along else END_RULES
-        return (*rules, GUARD)
+        if basis.along:
+            return (*along_rules(basis.training_seconds), GUARD)
+        return (*end_rules(_named(result), basis.training_seconds), GUARD)
     rules = OWN_RULES
     if basis.prior_fitted:
         rules = tuple(NOT_TOLD if rule is CONVERGENCE else rule for rule in rules)

@@ -34,7 +34,7 @@ NOT_TOLD = replace(
     text="the model is not at a minimum, and nothing was said of its training: prior_precision is "
     "the one that its weights fit best",
     remedy="Pass training=: sizes of such nets in the study were then within 2 times the truth for "
-    "7 of 10, not for 3. Or pass prior_precision=, N times the weight decay of the mean loss.",
+    "3 of 4, not for 1. Or pass prior_precision=, N times the weight decay of the mean loss.",
 )
 PRIOR = Rule(
     "prior_mismatch",
@@ -103,16 +103,15 @@ RANKING_ALONG = Rule(
     "expected_ranking",
     caution=0.1,
     unreliable=0.25,
-    text="the estimate ranks examples otherwise at other times of the training, as it did for nets "
-    "whose ranking was off",
+    text="how the training itself ranked the examples is as in nets whose ranking was off",
     remedy=truth(None),
     about=(RANKING,),
 )
 SIZE_ALONG = Rule(
     "expected_size",
-    caution=1.35,
+    caution=1.4,
     unreliable=2.5,
-    text="losses, leverages and readouts are those of nets whose sizes were off",
+    text="how the training itself ranked the examples is as in nets whose sizes were off",
     remedy=certify(None),
     about=(SIZE,),
 )
@@ -121,7 +120,7 @@ MEAN_ALONG = replace(
     signal="expected_mean",
     caution=1.25,
     unreliable=2.0,
-    text="losses, leverages and readouts are those of nets whose mean was off",
+    text="how the training itself ranked the examples is as in nets whose mean was off",
     about=(MEAN,),
 )
 
@@ -139,15 +138,24 @@ def along_rules(seconds: float | None = None) -> tuple[Rule, ...]:
 
 ALONG_RULES = along_rules()
 END_ALONE = (
-    "the end of a training alone: sizes have been seen at 0.4 to 40 times the truth, and no figure "
-    "of the end tells which"
+    "the end of a training alone: sizes have been seen at 0.02 to 40 times the truth, and no "
+    "figure of the end tells those that are right from such as are off by 2 times"
 )
-RANKING_AT_END = replace(
-    RANKING_ALONG,
-    text="losses and gradient are those of nets whose ranking was off",
-    remedy=record(None),
-)
-END_RULES = (RANKING_AT_END,)  # sizes at the end alone are never good, by END_ALONE
+FAR_OFF = "losses and gradient are those of nets whose estimates from the end were off"
+RANKING_AT_END = replace(RANKING_ALONG, text=FAR_OFF, remedy=record(None))
+
+
+def end_rules(named: bool, seconds: float | None = None) -> tuple[Rule, ...]:
+    """The rules of an estimate from the end of a training alone.
+
+    Args:
+        named: whether the training's steps named their examples: what they said tells sizes that
+            are far off. None is ever good, by END_ALONE.
+        seconds: that the training took, by which the remedies are told.
+    """
+    rules = (RANKING_AT_END, *(SIZE_ALONG, MEAN_ALONG) * named)
+    return tuple(replace(rule, text=FAR_OFF, remedy=record(seconds)) for rule in rules)
+
 
 # Signals that an assessment measures, on a sample of the examples.
 RANKS = Rule(
