@@ -122,7 +122,7 @@ def checked(examples: Examples) -> Examples:
         return examples
     note = (
         f"{len(lone)} class(es) with one example ({_listed(lone)}): without it nothing is known of "
-        "the class, so that its label always looks wrong"
+        "the class, so that its label is not judged"
     )
     return replace(examples, notes=(*examples.notes, note))
 

@@ -88,7 +88,13 @@ def judged(
         if opinion is None
         else carried_over(opinion, losses, probabilities, labels)
     )
-    return Judged(losses, noise, known, probabilities)
+    return Judged(losses, _with_others(noise, labels), known, probabilities)
+
+
+def _with_others(noise: LabelNoise, labels: Tensor) -> LabelNoise:
+    """Without what is said of the only example of a class: nothing is known of it without that."""
+    alone = labels.bincount()[labels] == 1
+    return LabelNoise.of(torch.where(alone, noise.rate, noise.chance), noise.rate)
 
 
 def issue_table(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.auditing.examples import Examples, Inputs, Rows
-from engram.auditing.stock.base import AT_THE_END, Recipe, Stock
+from engram.auditing.stock.base import Recipe, Stock
 from engram.errors import DataError
 
 if TYPE_CHECKING:
@@ -37,9 +37,7 @@ def small_mlp(examples: Examples) -> Stock:
         nn.Linear(HIDDEN[1], examples.task.num_outputs),
     )
     batch_size = 32 if len(examples) < 5000 else 128
-    recipe = Recipe(
-        60, batch_size, 2e-3, 1e-2, anneals=False, stops_early=True, estimate=AT_THE_END
-    )
+    recipe = Recipe(60, batch_size, 2e-3, 1e-2, anneals=False, stops_early=True)
     name = f"MLP {width}-{HIDDEN[0]}-{HIDDEN[1]}-{examples.task.num_outputs}"
     return Stock(model, encoder, inputs, recipe, name, encoder.notes)
 
