@@ -55,7 +55,7 @@ def curves(
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.legend(frameon=False, fontsize=8)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:

@@ -150,18 +150,18 @@ PANELS = [
         "a",
         Settings("mnist", "mlp_500_300", Training("sgd", (1e-2, 1e-3), 256, 1.0), (1.0, 1000.0), 3),
         Scale(None, None, 500, count=96),
-        Scale(3000, 10_000, 15, count=7, faster=10.0),
+        Scale(2500, 10_000, 15, count=6, faster=10.0),
     ),
     _panel(
         "b",
         Settings("fmnist", "lenet5", Training("adam", (1e-3, 1e-5), 256, 1.0), (10.0, 1000.0), 5),
         Scale(None, None, 300, count=96),
-        Scale(3000, 10_000, 15, count=7, faster=3.0),
+        Scale(2500, 10_000, 15, count=6, faster=3.0),
     ),
     _panel(
         "c",
         Settings("cifar10", "cnn", Training("adamw", (1e-3, 1e-5), 512, 1.0), (10.0, 1000.0), 3),
         Scale(None, None, 150, count=30),
-        Scale(600, 2000, 15, count=5, data="cifar10_10k"),
+        Scale(500, 2000, 15, count=4, data="cifar10_10k"),
     ),
 ]
