@@ -23,8 +23,8 @@ class Scale:
         count: how many are left out, tuned over or looked at, where the figure has such a number.
         again: epochs of training again; its rates are such that their sum over all steps, which is
             how far it can go, is the paper's.
-        batch: examples of a step of training again; fewer than in the paper take as many steps over
-            fewer images.
+        batch: examples of a step of training again, or of the trainings of a curve; fewer than in
+            the paper take as many steps over fewer images.
         faster: what multiplies the learning rates of the first training, which takes fewer steps
             than the paper's.
         looked: training examples that a look during training goes over; None for all.

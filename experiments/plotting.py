@@ -11,6 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 SIZE = (5.2, 3.8)  # inches of a panel
+FEW = 10  # windows
 GREY, BLACK, BLUE, RED = "0.6", "black", "#1f6fb4", "#c0392b"
 
 
@@ -55,11 +56,13 @@ def curves(
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.legend(frameon=False, fontsize=8)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:
-    """Running mean over a window that shrinks at the ends."""
+    """Running mean over a window that shrinks at the ends; a few values stay as they are."""
+    if len(values) < FEW * window:
+        return list(values)
     half, found = window // 2, []
     for place in range(len(values)):
         some = values[max(0, place - half) : place + half + 1]

@@ -164,6 +164,6 @@ PANELS = [
             Settings("mnist", "mlp_500_300", SGD, (1e-4, 1e-5), 1000),
             Settings("mnist", "lenet5", LENET, (1e-5, 1e-6), 1000),
         ),
-        replace(SMALL, num_test=1000),
+        replace(SMALL, num_train=2000, num_test=1000, again=2, batch=16),
     ),
 ]

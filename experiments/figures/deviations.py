@@ -214,12 +214,12 @@ PANELS = [
         "b",
         Settings("fmnist", "lenet5", LENET, (1e-3, 1e-4), 200),
         Scale(None, None, 300, count=1000, again=200),
-        Scale(4000, None, 60, count=16, again=4, batch=32),
+        Scale(4000, None, 60, count=12, again=2, batch=16),
     ),
     _panel(
         "c",
         Settings("cifar10", "cnn", Training("sgd", (1e-2, 1e-4), 512, 250.0), (1e-4, 1e-6), 300),
         Scale(None, None, 500, count=100, again=300),
-        Scale(800, None, 25, count=8, again=3, batch=32, faster=2.0, data="cifar10_10k"),
+        Scale(500, None, 30, count=8, again=4, batch=32, faster=3.0, data="cifar10_10k"),
     ),
 ]

@@ -260,7 +260,7 @@ def held_start(settings: Settings, outcome: Outcome) -> tuple[str, str]:
 
 MLP = Scale(60_000, 10_000, 40, faster=2.5, looked=5000)
 LENET = Scale(10_000, 10_000, 20, looked=1000)
-COLOUR = Scale(1500, 2000, 10, looked=100, data="cifar10_10k")
+COLOUR = Scale(1200, 2000, 8, looked=60, data="cifar10_10k")
 
 Held = Callable[[Settings, Outcome], tuple[str, str]]
 
@@ -368,10 +368,11 @@ def _three(
 
 
 OVERFITTING = Training("adamw", (1e-3, 1e-3), 256, 60.0)
+SHORT = Scale(6000, 10_000, 8, looked=500)
 ADAMS = {
     "mnist-mlp": ("mnist", "mlp_32_16", 80.0, (replace(MLP, faster=1.0), 5, 12)),
-    "mnist-lenet5": ("mnist", "lenet5", 60.0, (LENET, 4, 10)),
-    "fmnist-lenet5": ("fmnist", "lenet5", 60.0, (LENET, 4, 10)),
+    "mnist-lenet5": ("mnist", "lenet5", 60.0, (SHORT, 3, 8)),
+    "fmnist-lenet5": ("fmnist", "lenet5", 60.0, (LENET, 3, 10)),
     "cifar-cnn": ("cifar10", "cnn", 50.0, (COLOUR, 3, 6)),
 }
 PANELS = [
@@ -381,7 +382,7 @@ PANELS = [
         GOOD,
         Settings("cifar10", "resnet20", Training("iblr", (0.2, 0.0), 50, 10.0, 0.01)),
         200,
-        replace(COLOUR, num_train=1000, epochs=5),
+        replace(COLOUR, num_train=800, epochs=5, looked=30),
     ),
     *_three(
         "fig5",
@@ -425,7 +426,7 @@ PANELS = [
             OVERFIT,
             Settings("fmnist", "lenet5", OVERFITTING, structure),
             100,
-            Scale(2000, 10_000, 100, faster=4.0, looked=800),
+            Scale(2000, 10_000, 75, faster=5.0, looked=500),
         )
         for letter, structure in (("a", "diagonal"), ("b", "kronecker"))
     ),
@@ -457,6 +458,6 @@ PANELS = [
             starts=(0.01, 0.05, 0.1, 0.5),
         ),
         100,
-        replace(MLP, epochs=12, faster=8.0),
+        replace(MLP, num_train=20_000, epochs=15, faster=10.0, looked=2000),
     ),
 ]

@@ -90,7 +90,7 @@ PANELS = [
         Settings(),
         {
             "smoke": Scale(120, 60, 12, count=3, data="digits"),
-            "cpu": Scale(None, None, 125, count=150, looked=6000),
+            "cpu": Scale(6000, 10_000, 125, count=150),
             "paper": Scale(None, None, 125, count=150),
         },
         run,
