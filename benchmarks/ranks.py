@@ -23,7 +23,7 @@ from benchmarks.records import RESULTS, conditions, table, times, write
 from benchmarks.timing import environment
 
 NETS = {"LeNet5": lenet5, "MLP (500, 300)": mlp}
-NUMBER, FEW, OUTPUTS = 3_000, 64, 10  # examples; of a first call that loads what is needed
+NUMBER, FEW, OUTPUTS = 2_000, 64, 10  # examples; of a first call that loads what is needed
 CALLS = 3  # of which the median counts
 
 
