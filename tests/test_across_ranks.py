@@ -216,6 +216,29 @@ def refused(rank: int) -> None:
         engram.laplace(model, loader, **asked)
 
 
+class Limited(nn.Module):
+    """Has memory for so many examples at a time on the second process, and for all on the first."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.inner, self.limit = perceptron(), (100, 5)[rank]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > self.limit:
+            raise MemoryError
+        output: Tensor = self.inner(x)
+        return output
+
+
+def short_of_memory(rank: int) -> None:
+    """All of them begin again with half of the examples at a time."""
+    asked = {"prior_precision": 2.0, "structure": "diagonal", **QUIET}
+    limited = Limited(rank)
+    with pytest.warns(UserWarning, match="out of memory with 10 examples at a time; trying 5"):
+        found = engram.laplace(limited, examples(), batch_size=10, across_ranks=True, **asked)
+    same_posterior(found, engram.laplace(limited, examples(), batch_size=5, **asked), "memory")
+
+
 def everything(rank: int, folder: str) -> None:
     structures()
     removals()
@@ -223,6 +246,7 @@ def everything(rank: int, folder: str) -> None:
     sharded(rank)
     no_weight_is_differentiated()
     refused(rank)
+    short_of_memory(rank)
 
 
 def test_two_processes_have_the_numbers_of_one(tmp_path: Path) -> None:

@@ -126,6 +126,21 @@ def test_plan_for_programs(here):
     assert rows["pass"]["disk"] > 0
 
 
+def test_score_goes_on_with_the_posterior_that_it_kept(here):
+    given = ("score", "scores", *NET, "--part", "25", "--structure", "full", "--json", "-q")
+    given = (*given, "--prior-precision", "1")
+    found = call(*given)
+    assert found.exit_code == 0, found.output
+    first = json.loads(found.stdout)
+    assert len(first["top"]) == 10
+    kept = engram.load(here / "scores" / "posterior")
+    assert kept.structure == "full"
+    next((here / "scores").glob("part-000001-*")).unlink()
+    again = json.loads(call(*given).stdout)
+    assert again == first
+    assert again["missing"] == []
+
+
 def test_weights_of_torch_and_of_another_model(here):
     weights = ("--weights", "net.pt")
     found = call("certify", "run", *NET[:2], *weights, *NET[4:], "--refits", "8", "-q")

@@ -7,6 +7,7 @@ error says what differs, and on which process.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from engram._version import __version__
+from engram.core.arguments import truth
 from engram.core.data.batches import Batches, Data
 from engram.core.data.inputs import tensors_of
 from engram.core.dtypes import wide
@@ -28,6 +30,7 @@ from engram.errors import ModelMismatchError
 
 SAME_NUMBER = 1e-6  # relative difference of norms and sums that is taken for rounding
 COMPARED = 32  # examples, spread over the data, that are read by every process
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object, by which others cannot know it
 NAMED = 3  # things that differ, of which the error gives the names
 REMEDIES = {
     "call": "call it with the same arguments on every rank",
@@ -58,7 +61,7 @@ def together(
         settings: of the call, which must be the same on all.
         buffers: whether running statistics have to be the same as well.
     """
-    peers = Processes.found(across_ranks)
+    peers = Processes.found(truth("across_ranks", across_ranks))
     if peers.alone:
         with whole_weights(model) if across_ranks else nullcontext():
             yield peers
@@ -66,7 +69,7 @@ def together(
     presence = Presence(peers.rank, peers.count)
     peers = replace(peers, presence=presence)
     with presence.signing():
-        said = {name: repr(value) for name, value in (settings or {}).items()}
+        said = {name: ADDRESS.sub("", repr(value)) for name, value in (settings or {}).items()}
         versions = {"engram": __version__, "torch": str(torch.__version__)}
         check_same(peers, "call", {"function": call, **said, **versions})
         with whole_weights(model):
