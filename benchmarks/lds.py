@@ -8,6 +8,7 @@ is the mean over test examples. The halves' trainings differ in their seed too, 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 import warnings
@@ -179,6 +180,8 @@ def measured(name: str, count: int, seeds: int) -> dict[str, Any]:
         outputs = cases[0].model(test[0])
     return {
         "title": setting.title,
+        "halves": count,
+        "seeds": seeds,
         "parameters": sum(p.numel() for p in cases[0].model.parameters()),
         "num_train": len(train[1]),
         "num_test": len(test[1]),
@@ -186,6 +189,13 @@ def measured(name: str, count: int, seeds: int) -> dict[str, Any]:
         "loss_of_halves": float(losses.mean()),
         "methods": rows,
     }
+
+
+def kept(folder: Path) -> dict[str, Any]:
+    """Settings that an earlier run has left: a run of some of them keeps the others."""
+    path = folder / "lds.json"
+    found: dict[str, Any] = json.loads(path.read_text())["settings"] if path.is_file() else {}
+    return found
 
 
 def main() -> None:
@@ -201,9 +211,7 @@ def main() -> None:
     record: dict[str, Any] = {
         "environment": environment(0),
         "versions": installed(),
-        "halves": chosen.halves,
-        "seeds": chosen.seeds,
-        "settings": {},
+        "settings": kept(chosen.output),
     }
     for name in chosen.settings:
         print(name, file=sys.stderr, flush=True)
