@@ -26,9 +26,9 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import engram
+from benchmarks.lds_page import draw, page
 from benchmarks.libraries import MODULES
 from benchmarks.libraries.case import Case, installed, ways
-from benchmarks.lds_page import draw, page
 from benchmarks.practical.nets import block
 from benchmarks.records import RESULTS, write
 from benchmarks.timing import environment

@@ -223,7 +223,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of pass-cost.json and .md")
+    parser.add_argument(
+        "--output", type=Path, default=RESULTS, help="folder of pass-cost.json and .md"
+    )
     return parser.parse_args()
 
 

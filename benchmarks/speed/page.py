@@ -77,7 +77,13 @@ def summary(record: dict[str, Any], kind: str) -> str:
                 times(memory) if memory >= 1 else f"**{times(memory)}**",
             ]
         )
-    header = ["net", "engram", "fastest peer", f"times slower (bar {BAR:g})", "memory, peer / engram"]
+    header = [
+        "net",
+        "engram",
+        "fastest peer",
+        f"times slower (bar {BAR:g})",
+        "memory, peer / engram",
+    ]
     return table(header, found)
 
 
@@ -121,10 +127,10 @@ def page(record: dict[str, Any]) -> str:
 Whole calls, from the trained net to the numbers, fit included: processor time of one thread as a
 multiple of one plain training epoch (Adam, the same examples and batches of 64), the median of
 {record["repeats"]} rounds in which call and epoch take turns. A way that would take more than about
-{record["seconds"]:g} s, unless it is engram's, is timed on fewer examples, the column says on how many, and on a quarter of
-them, and its cost on all is that of the line through both: what grows faster is favoured. Peak
-memory is above what net and data take, in a process of its own; on fewer examples it is a lower
-bound. Every way uses its library's defaults,
+{record["seconds"]:g} s, unless it is engram's, is timed on fewer examples (the column says on how
+many) and on a quarter of them, and its cost on all is that of the line through both: what grows
+faster is favoured. Peak memory is above what net and data take, in a process of its own; on fewer
+examples it is a lower bound. Every way uses its library's defaults,
 Fisher matrices with sampled labels where it has them. Inputs are random: what they show does not
 change the cost.
 
@@ -140,7 +146,7 @@ Written by `make bench-speed`, which is `python -m benchmarks.speed`.
     if record["growth"]:
         parts += [
             "## Growth",
-            "Epochs for every example left out. One line is flat where a way grows as training does.",
+            "Epochs for every example left out: flat where a way grows as training does.",
             growth(record),
         ]
     return "\n\n".join(parts)

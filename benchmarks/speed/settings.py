@@ -41,7 +41,9 @@ class LanguageModel(nn.Module):
         return logits
 
 
-def pixels(count: int, channels: int = 1, side: int = SIDE, classes: int = 10) -> tuple[Tensor, Tensor]:
+def pixels(
+    count: int, channels: int = 1, side: int = SIDE, classes: int = 10
+) -> tuple[Tensor, Tensor]:
     """Images of a size: what they show does not change what anything costs."""
     return torch.rand(count, channels, side, side), torch.randint(classes, (count,))
 
@@ -106,9 +108,7 @@ def wide(width: int, outputs: int = 10) -> Setting:
             nn.Linear(width, outputs),
         )
 
-    return Setting(
-        f"MLP, width {width}", net, lambda count: pixels(count, classes=outputs), 1024
-    )
+    return Setting(f"MLP, width {width}", net, lambda count: pixels(count, classes=outputs), 1024)
 
 
 def long(length: int) -> Setting:
