@@ -220,9 +220,12 @@ is as large as the adapters ({large["adapters"] * 4 / 1e9:.2f} GB), or fewer ada
 
 
 def factor_gigabytes() -> dict[str, float]:
-    """Of Kronecker factors in single precision: the wide side of both matrices of an adapter."""
+    """Of Kronecker factors in single precision: the wide sides of an adapter's two matrices.
+
+    Above 8,192 rows, as behind the inner width, there is only a diagonal.
+    """
     w, i = LARGE.width, LARGE.inner
-    attention, feed_forward = 8 * w**2, 2 * (w**2 + i**2) + i**2 + w**2
+    attention, feed_forward = 8 * w**2, 2 * w**2 + (i**2 + w**2)
     layers = {"all": attention + feed_forward, "queries and values": 4 * w**2}
     return {name: 4 * LARGE.layers * entries / 1e9 for name, entries in layers.items()}
 
