@@ -6,6 +6,7 @@ import argparse
 import math
 import sys
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from benchmarks.libraries.case import Way, installed, ways
 from benchmarks.records import RESULTS, write
 from benchmarks.speed.figure import draw
 from benchmarks.speed.measure import apart, measured, training_step
-from benchmarks.speed.page import page
+from benchmarks.speed.page import KINDS, page
 from benchmarks.speed.settings import GROWING, GROWTH, NETS, Setting
 from benchmarks.timing import environment
 
@@ -27,15 +28,14 @@ def every(kind: str) -> dict[str, Way]:
     return {title: way for module in MODULES for title, way in ways(module, kind).items()}
 
 
-def rows(setting: Setting, chosen: argparse.Namespace, kind: str) -> dict[str, Any]:
-    """A row a way."""
-    found = {}
+def rows(setting: Setting, chosen: argparse.Namespace, kind: str) -> Iterator[tuple[str, Any]]:
+    """A row a way, one after the other."""
     for title, way in every(kind).items():
         most = math.inf if title.startswith("engram") else chosen.seconds
-        found[title] = apart(measured, setting, way, chosen.repeats, most)
-        shown = found[title].get("epochs", found[title].get("failed"))
+        found = apart(measured, setting, way, chosen.repeats, most)
+        shown = found.get("epochs", found.get("failed"))
         print(f"  {kind.lower()}, {title}: {shown}", file=sys.stderr, flush=True)
-    return found
+        yield title, found
 
 
 def growth(chosen: argparse.Namespace) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def growth(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure net by net; the files are written after each."""
+    """Measure net by net; the files are written after each row."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__)
     parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
     parser.add_argument("--repeats", type=int, default=3, help="rounds; medians are reported")
@@ -79,15 +79,18 @@ def main() -> None:
         setting = NETS[name]
         setting = replace(setting, examples=int(setting.examples * chosen.share))
         print(f"{name}, {setting.examples} examples", file=sys.stderr, flush=True)
-        record["nets"][name] = {
+        found = record["nets"][name] = {
             "title": setting.title,
             "parameters": sum(p.numel() for p in setting.net().parameters()),
             "examples": setting.examples,
             "training_step": apart(training_step, setting),
-            "own": rows(setting, chosen, "OWN"),
-            "pairs": rows(setting, chosen, "PAIRS") if setting.pairs else {},
+            "own": {},
+            "pairs": {},
         }
-        write(chosen.output, "speed", record, page(record))
+        for kind in KINDS if setting.pairs else ("own",):
+            for title, row in rows(setting, chosen, kind.upper()):
+                found[kind][title] = row
+                write(chosen.output, "speed", record, page(record))
         draw(record, chosen.output / "speed.png")
     if not chosen.no_growth:
         record["growth"] = growth(chosen)
