@@ -15,11 +15,11 @@ DOCS_STAMP := $(VENV)/.docs
 PEERS := .venv-peers
 PEERS_PIP := $(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet
 PEERS_STAMP := $(PEERS)/.peers
-PEERS_NEED := accelerate termcolor pyyaml pretty_midi pyDeprecate more-itertools dask distributed \
+PEERS_NEED := accelerate transformers termcolor pyyaml pretty_midi pyDeprecate more-itertools dask distributed \
 	zarr cvxpy
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test docs lint format typecheck unit golden fuzz bench-speed bench-faithfulness constraints clean distclean
+.PHONY: help demo test docs lint format typecheck unit golden fuzz bench-speed bench-lds bench-faithfulness constraints clean distclean
 
 help:
 	@echo "make demo         install engram and run its demonstration"
@@ -31,7 +31,8 @@ help:
 	@echo "make unit         pytest, doctests included"
 	@echo "make fuzz         damage saved folders in many ways; ENGRAM_FUZZ=20000 for a night"
 	@echo "make golden       tell which golden results changed, and store them anew"
-	@echo "make bench-speed  speed and memory as ratios, into docs/results; takes long"
+	@echo "make bench-speed  engram and its peers in plain epochs, with memory, into docs/results"
+	@echo "make bench-lds    linear datamodeling scores of engram and its peers"
 	@echo "make bench-faithfulness  estimates of engram and its peers against true refits"
 	@echo "make constraints  write constraints.txt anew from a fresh virtualenv"
 	@echo "make clean        remove caches and outputs; distclean removes the virtualenv too"
@@ -70,11 +71,12 @@ fuzz: $(TEST_STAMP)
 golden: $(TEST_STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden
 
-# ENGRAM_DATA may name a folder with fmnist.npz; without it the images are random.
-bench-speed: $(TEST_STAMP)
-	$(BIN)/python -m benchmarks.speed
-	$(BIN)/python -m benchmarks.memory
-	$(BIN)/python -m benchmarks.kfac_peers
+# Inputs are random. benchmarks.pass_cost, memory and kfac_peers have engram alone, at full size.
+bench-speed: $(PEERS_STAMP)
+	OMP_NUM_THREADS=1 TQDM_DISABLE=1 $(PEERS)/bin/python -W ignore -m benchmarks.speed
+
+bench-lds: $(PEERS_STAMP)
+	OMP_NUM_THREADS=1 TQDM_DISABLE=1 $(PEERS)/bin/python -W ignore -m benchmarks.lds
 
 # ENGRAM_DATA names a folder with fmnist.npz, usps.npz and text/; settings without data are told so.
 bench-faithfulness: $(PEERS_STAMP)

@@ -16,13 +16,13 @@ def page(record: dict[str, Any]) -> str:
     parts = [
         f"""# Linear datamodeling scores
 
-The way the field compares influences: a net is trained on {record["halves"]} random halves of its
-training data; for every test example the influences on it, added up over the half, are compared by
+The way the field compares influences: a net is trained on many random halves of its training data;
+for every test example the influences on it, added up over the half, are compared by
 Spearman's correlation over the halves with the loss that it has there; the score is the mean over
 the test examples. A training of each half has first weights and an order of its own, so that no
 influence, however right, reaches 1. Behind +- is the standard error from drawing halves anew; it is
-the same halves for all methods, so that differences are surer than that. The last column but one
-averages the influences of {record["seeds"]} trainings with all data before they are added up.
+the same halves for all methods, so that differences are surer than that. The column of trainings
+averages the influences of several trainings with all data before they are added up.
 
 Every method gets the trained net as it is; engram also the record of the training, and from it its
 prior. Where a library asks for a damping, it is 1 / N. Library defaults otherwise.
@@ -43,11 +43,12 @@ prior. Where a library asks for a damping, it is 1 / N. Library defaults otherwi
             for title, row in found["methods"].items()
         ]
         parts.append(
-            f"## {found['title']}\n\n{found['num_train']:,} training and {found['num_test']:,} test "
-            f"examples, {found['parameters']:,} parameters; mean test loss "
-            f"{found['test_loss']:.3f}, of the halves {found['loss_of_halves']:.3f}.\n\n"
+            f"## {found['title']}\n\n"
+            f"{found['num_train']:,} training and {found['num_test']:,} test examples, "
+            f"{found['parameters']:,} parameters; mean test loss {found['test_loss']:.3f}, "
+            f"of {found['halves']} halves {found['loss_of_halves']:.3f}.\n\n"
             + table(
-                ["method", "score", f"{record['seeds']} trainings", "seconds of processor", "note"],
+                ["method", "score", f"{found['seeds']} trainings", "seconds of processor", "note"],
                 rows,
             )
         )

@@ -26,18 +26,18 @@ FIT_EXAMPLES = 4  # few, so that fitting leaves no memory to be used again
 TASKS = ("training", "diagonal", "kronecker")
 
 
-def _status(field: str) -> int:
+def status(field: str) -> int:
     """A size from the process's status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
-def _settle() -> int:
+def settle() -> int:
     """Give freed memory back, forget the peak so far, and say what is in use."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again at VmRSS
-    return _status("VmRSS")
+    return status("VmRSS")
 
 
 def peak(net: str, task: str, seed: int) -> int:
@@ -46,18 +46,18 @@ def peak(net: str, task: str, seed: int) -> int:
     model = build(net, seed=seed)
     if task == "training":
         optimizer = torch.optim.Adam(model.parameters())
-        before = _settle()
+        before = settle()
         epoch(model, optimizer, data.first(EXAMPLES))
     else:
         few = data.first(FIT_EXAMPLES)
         posterior = engram.laplace(
             model, few, structure=task, curvature="fisher", progress=False, prior_precision=1.0
         )
-        before = _settle()
+        before = settle()
         engram.sensitivities(
             model, data.first(EXAMPLES), posterior, batch_size=BATCH_SIZE, progress=False
         )
-    return _status("VmHWM") - before
+    return status("VmHWM") - before
 
 
 def measure(net: str, repeats: int, seed: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import memory, speed, streaming
+from benchmarks import memory, pass_cost, streaming
 from benchmarks.data import images
 from benchmarks.records import RESULTS, conditions, table, times, write
 from benchmarks.timing import environment, interleaved, ratio
@@ -40,11 +40,11 @@ RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"
 def timed(net: str, count: int, repeats: int, seed: int) -> dict[str, float]:
     """A pass and a fit over a training epoch on the same examples, taken in turns."""
     data = images(count, seed)
-    model = speed.trained(net, 10, data.first(count), seed)
-    tasks = speed.passes(model, data, count)
-    for name, (curvature, tolerance) in speed.FITS.items():
+    model = pass_cost.trained(net, 10, data.first(count), seed)
+    tasks = pass_cost.passes(model, data, count)
+    for name, (curvature, tolerance) in pass_cost.FITS.items():
         tasks[name] = partial(
-            speed.fit, model, structure="kronecker", curvature=curvature, tolerance=tolerance
+            pass_cost.fit, model, structure="kronecker", curvature=curvature, tolerance=tolerance
         )
     chosen = {name: partial(tasks[name], data.first(count)) for name in ("epoch", *TIMED)}
     for task in chosen.values():

@@ -76,13 +76,13 @@ def page(record: dict[str, Any]) -> str:
     """The Markdown page."""
     nets = record["nets"]
     rounds = ", ".join(f"{n}: {len(f['seconds'][0]['rounds'])}" for n, f in nets.items())
-    return f"""# Speed
+    return f"""# What a pass and a fit cost
 
 Every figure is a multiple of one plain training epoch (forward, cross entropy, backward, Adam step;
 batch size {record["batch_size"]}) over the same examples, timed in turns with it in one run: the
 medians over rounds ({rounds}), {record["clock"]} clock. Data: {record["data"]}.
 {conditions(record["environment"])}
-A figure above its bar is bold. Written by `python -m benchmarks.speed`.
+A figure above its bar is bold. Written by `python -m benchmarks.pass_cost`.
 
 Columns "at {FULL_SIZE:,}" follow cost(N) = fixed + N x per example, fitted to the times at two
 sizes (the number of examples shown and about a quarter of it).

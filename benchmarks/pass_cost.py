@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import engram
-from benchmarks import jacobian, speed_page, torch_func
+from benchmarks import jacobian, pass_cost_page, torch_func
 from benchmarks.data import FULL_SIZE, Images, images
 from benchmarks.nets import NETS, build
 from benchmarks.records import RESULTS, write
@@ -200,7 +200,7 @@ def summary(
 
 def measured_before(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
     """Nets that an earlier run with the same versions and rounds has left in this folder."""
-    path = folder / "speed.json"
+    path = folder / "pass-cost.json"
     if not path.is_file():
         return {}
     earlier = json.loads(path.read_text())
@@ -214,7 +214,7 @@ def measured_before(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pass_cost", description=__doc__)
     parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
     parser.add_argument(
         "--examples", type=int, help=f"of every net; if not given: {EXAMPLES}", default=None
@@ -223,7 +223,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of speed.json and .md")
+    parser.add_argument(
+        "--output", type=Path, default=RESULTS, help="folder of pass-cost.json and .md"
+    )
     return parser.parse_args()
 
 
@@ -245,8 +247,8 @@ def main() -> None:
     for net, count in counts.items():
         print(f"{net}, {count} examples", file=sys.stderr, flush=True)
         record["nets"][net] = measure(net, data, count, chosen)
-        write(chosen.output, "speed", record, speed_page.page(record))
-    print(speed_page.page(record))
+        write(chosen.output, "pass-cost", record, pass_cost_page.page(record))
+    print(pass_cost_page.page(record))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""What influences and leave-one-out cost, by engram and by other libraries: one command."""
