@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -159,7 +159,9 @@ def _kind(tensor: Tensor) -> dict[str, Any]:
     return {"shape": list(tensor.shape), "dtype": str(tensor.dtype)}
 
 
-def _append(example: Any, number: int, kinds: list[dict[str, Any]], files: list[BinaryIO]) -> None:
+def _append(
+    example: Any, number: int, kinds: list[dict[str, Any]], files: Sequence[BinaryIO]
+) -> None:
     tensors = _tensors(example)
     found = [_kind(tensor) for tensor in tensors]
     if found != kinds:
