@@ -276,7 +276,7 @@ def main() -> None:
             found |= remembered(name, chosen.seed)
         record["cases"][name] = found
         print(name, {what: round(value, 2) for what, value in found.items()}, flush=True)
-    write(chosen.output, "transformer-cost", record, page(record))
+        write(chosen.output, "transformer-cost", record, page(record))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from engram import errors, likelihoods
 from engram._version import __version__
 from engram.auditing.outcome import Audit
 from engram.auditing.run_folder import KIND as _RUN  # noqa: F401 (which load reads)
+from engram.core.data.spooling import Spooled, spool
 from engram.core.storage.kinds import load
 from engram.errors import EngramError
 from engram.evidence.assess import assess
@@ -50,7 +51,8 @@ from engram.sensitivity.loss_covariances import LossCovariances, loss_covariance
 from engram.sensitivity.perturbation import Perturbation, perturb
 from engram.sensitivity.posterior_without import Information, information, posterior_without
 from engram.sensitivity.result import Result
-from engram.sensitivity.scored import Scores, score
+from engram.sensitivity.scored import score
+from engram.sensitivity.scores import Scores
 from engram.sensitivity.variance import prediction_variance
 from engram.tracking.tracker import Tracker
 from engram.tracking.tune import Tuning, tune
@@ -93,6 +95,7 @@ __all__ = [
     "Retraining",
     "Scores",
     "Sharpness",
+    "Spooled",
     "SubsetTruth",
     "Tracker",
     "Training",
@@ -139,6 +142,7 @@ __all__ = [
     "score",
     "sensitivities",
     "sharpness",
+    "spool",
     "tune",
     "verify",
 ]

@@ -20,7 +20,8 @@ from engram.core.processes.meeting import together
 from engram.core.state.model import device_of
 from engram.posteriors.gaussian import KIND, Posterior
 from engram.posteriors.laplace import laplace
-from engram.sensitivity.scored import PART, Scores, score
+from engram.sensitivity.scored import PART, score
+from engram.sensitivity.scores import Scores
 
 Folder = Annotated[Path, typer.Argument(help="Where parts are written, and a run goes on.")]
 Prior = Annotated[

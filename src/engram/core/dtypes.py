@@ -40,12 +40,15 @@ def in_double(tensor: Tensor) -> Tensor:
     return factorisable(tensor).double()
 
 
-def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors, found in double precision and given in the widest."""
+def eigh(matrix: Tensor, single: bool = False) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors, found in double precision and given in the widest.
+
+    In ``single`` precision they take half the time, and are as exact as sums of that precision.
+    """
     if not matrix.isfinite().all():
         raise NonFiniteError(
             "finite sums of squares", "an overflow", "scale the inputs of the model, or its outputs"
         )
-    values, vectors = torch.linalg.eigh(in_double(matrix))
+    values, vectors = torch.linalg.eigh(matrix.float() if single else in_double(matrix))
     kind = {"device": matrix.device, "dtype": widest(matrix.device)}
     return values.to(**kind), vectors.to(**kind)

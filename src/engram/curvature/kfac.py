@@ -5,8 +5,10 @@ positions in all, the block of the Gauss-Newton matrix is approximated by
 
 .. math:: \frac{1}{M} \Big(\sum r r'\Big) \otimes \Big(\sum c c'\Big).
 
-What the rows and columns of a layer are its rule says (:mod:`engram.engine.rules`); what is made of
-their sums is in :mod:`engram.linalg.kronecker_factors`.
+Positions that no gradient arrives at, such as padded ones, are not among the M
+(:mod:`engram.curvature.reached`). What the rows and columns of a layer are its rule says
+(:mod:`engram.engine.rules`); what is made of their sums is in
+:mod:`engram.linalg.kronecker_factors`.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from engram.core.parameters import Layout
 from engram.core.processes.group import Processes
+from engram.curvature.reached import Reached
 from engram.engine.passes import Trace
 from engram.engine.sites import Site
 from engram.linalg.kronecker_factors import Factors
@@ -66,14 +69,25 @@ class KroneckerFactors:
 
     def update_columns(self, trace: Trace) -> None:
         """Add a batch's inputs; once per batch."""
+        for number, factors in self.of(trace).items():
+            trace.sites[number].rule.add_inputs(trace.sites[number].call, factors)
+
+    def update_reached(self, reached: Reached) -> None:
+        """Add them at the positions that gradients arrive at, once all gradients are known."""
+        for number, site in enumerate(reached.sites):
+            factors = self.layers.get(site.roles.get("weight", ""))
+            if factors is not None:
+                site.rule.add_inputs(reached.call(number), factors)
+
+    def of(self, trace: Trace) -> dict[int, Factors]:
+        """The factors of every site that has some, by its number; begun where there are none."""
         uses = Counter(name for site in trace.sites for name in site.names)
-        for site in trace.sites:
-            if any(uses[name] > 1 for name in site.names):
-                continue
+        found = {}
+        for number, site in enumerate(trace.sites):
             layout = _factorised(site, self.fixed)
-            if layout is not None:
-                factors = self.layers.setdefault(layout.names[0], Factors(layout))
-                site.rule.add_inputs(site.call, factors)
+            if layout is not None and all(uses[name] == 1 for name in site.names):
+                found[number] = self.layers.setdefault(layout.names[0], Factors(layout))
+        return found
 
     def update_rows(self, trace: Trace, gradients: Sequence[Tensor | None]) -> None:
         """Add the gradients of one output vector of the batch."""

@@ -26,6 +26,7 @@ from engram.engine.sites import (
     group_sites,
     is_rank_one,
     per_example_gradients,
+    together,
 )
 from engram.linalg.block import Block, MatrixBlock
 from engram.linalg.precision import Precision
@@ -93,19 +94,26 @@ def _by_gradients(
     members: Sequence[tuple[Site, Tensor | None]], group: SiteGroup, total: GradientSink
 ) -> list[Tensor | None]:
     """Per-example gradients are built, chunk by chunk, solved, and put through the layer again."""
-    alive = [(site, g) for site, g in members if g is not None]
-    parts: list[list[Tensor]] = [[] for _ in members]
-    for part in chunks([site for site, _ in alive], group.blocks):
-        calls = [None if g is None else site.narrow(part, g) for site, g in members]
-        gradient = _named_gradient([site for site, _ in members], calls, group, part)
+    given = [g for _, g in members]
+    found = [(t, t.gradient(given)) for t in together([site for site, _ in members])]
+    alive = [(t, g) for t, g in found if g is not None]
+    sites, arrived = [t.site for t, _ in alive], [g for _, g in alive]
+    parts: list[list[Tensor]] = [[] for _ in alive]
+    for part in chunks(sites, group.blocks):
+        calls = [site.narrow(part, g) for site, g in zip(sites, arrived, strict=True)]
+        gradient = _named_gradient(sites, calls, group, part)
         for name, value in gradient.items() if total.wanted else ():
             total.add(name, value.sum(0))
         step = equation.mean_deviation(lambda g: _solve(group.blocks, g), gradient)
-        for kept, (site, _), narrowed in zip(parts, members, calls, strict=True):
-            call = narrowed[0] if narrowed else site.call.narrow(part.start, part.stop)
+        for kept, site, (call, _) in zip(parts, sites, calls, strict=True):
             direction = {role: step[name] for role, name in site.roles.items() if name in step}
             kept.append(site.rule.tangent(call, direction))
-    return [kept[0] if len(kept) == 1 else torch.cat(kept) for kept in parts]
+    result: list[Tensor | None] = [None] * len(members)
+    for (t, _), kept in zip(alive, parts, strict=True):
+        whole = kept[0] if len(kept) == 1 else torch.cat(kept)
+        for place, own in zip(t.members, t.parts(whole, given), strict=True):
+            result[place] = own
+    return result
 
 
 def _named_gradient(
@@ -324,12 +332,13 @@ def _products_of_gradients(
     result: Tensor,
 ) -> None:
     """Gradients are built, chunk by chunk; the products are added to ``result``."""
-    members = [sites[p] for p in group.positions]
+    joined = together([sites[p] for p in group.positions])
+    members = [t.site for t in joined]
+    arrived = [[t.gradient([g[p] for p in group.positions]) for t in joined] for g in gradients]
     for part in chunks(members, group.blocks, copies=len(gradients)):
         calls = [site.call.narrow(part.start, part.stop) for site in members]
         stacks: list[Named] = []
-        for per_site in gradients:
-            given = [per_site[p] for p in group.positions]
+        for given in arrived:
             narrowed = [
                 None if g is None else (call, site.rows_of(part, g))
                 for site, call, g in zip(members, calls, given, strict=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
@@ -83,6 +84,62 @@ class Site:
             )
 
 
+@dataclass(frozen=True)
+class Together:
+    """Sites of the same parameters as one, as those of a recurrent layer at all its times.
+
+    One product of matrices then does what would be a sum of one for each of them.
+
+    Args:
+        site: all of them; its edge and source are those of the first.
+        members: their places in the list that they were found in.
+    """
+
+    site: Site
+    members: tuple[int, ...]
+
+    def gradient(self, gradients: Sequence[Tensor | None]) -> Tensor | None:
+        """Of all sites of the list, examples first: at this one; None where none arrives."""
+        own = [gradients[place] for place in self.members]
+        if len(own) == 1:
+            return own[0]
+        like = next((g for g in own if g is not None), None)
+        if like is None:
+            return None
+        count = len(like)
+        filled = [torch.zeros_like(like) if g is None else g for g in own]
+        return torch.cat([g.reshape(count, -1, g.shape[-1]) for g in filled], dim=1)
+
+    def parts(self, output: Tensor, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """A change of its output as that of each member, in the shape of its gradient."""
+        if len(self.members) == 1:
+            return [output]
+        own = [gradients[place] for place in self.members]
+        each = output.split(output.shape[1] // len(own), dim=1)
+        return [
+            None if g is None else part.reshape(len(part), *g.shape[1:])
+            for part, g in zip(each, own, strict=True)
+        ]
+
+
+def together(sites: Sequence[Site]) -> list[Together]:
+    """The sites, those of the same parameters as one where their rule can."""
+    places: dict[tuple[int, tuple[tuple[str, str], ...], int], list[int]] = {}
+    for place, site in enumerate(sites):
+        key = (id(site.rule), tuple(site.roles.items()), site.call.input[:1].numel())
+        places.setdefault(key, []).append(place)
+    found = []
+    for members in places.values():
+        first = sites[members[0]]
+        several = [sites[place].call for place in members]
+        call = first.rule.together(several) if len(members) > 1 else None
+        if call is None:
+            found += [Together(sites[place], (place,)) for place in members]
+        else:
+            found.append(Together(replace(first, call=call), tuple(members)))
+    return found
+
+
 def per_example_gradients(
     sites: Sequence[Site],
     gradients: Sequence[Tensor | None],
@@ -90,13 +147,13 @@ def per_example_gradients(
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Iterator[Named]:
     """Gradients of these parameters for a few examples at a time, [b, *shape], all sites added."""
-    alive = [
-        (site, g)
-        for site, g in zip(sites, gradients, strict=True)
-        if g is not None and names & set(site.names)
-    ]
-    if not alive:
+    own = [place for place, site in enumerate(sites) if names & set(site.names)]
+    arrived = [place for place in own if gradients[place] is not None]
+    if not arrived:
         return
+    given = [gradients[place] for place in arrived]
+    found_at = [(t.site, t.gradient(given)) for t in together([sites[p] for p in arrived])]
+    alive = [(site, g) for site, g in found_at if g is not None]
     total = sum(site.rule.bytes_per_example(site.call) for site, _ in alive)
     size = max(1, chunk_bytes // max(total, 1))
     count = alive[0][0].call.num_examples

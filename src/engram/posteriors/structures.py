@@ -25,6 +25,7 @@ from engram.curvature.kfac import KroneckerFactors
 from engram.curvature.kinds import ggn_roots
 from engram.curvature.moments import OuterMoments, SquareMoments
 from engram.curvature.operators import Hessian
+from engram.curvature.reached import Reached
 from engram.engine.dropout import dropping
 from engram.engine.last_layer import last_layer
 from engram.engine.session import Observed, Session, narrowed
@@ -80,8 +81,11 @@ class Fit:
         fixed = self.fixed if self.stopped else None
         return Fit(session, self.delta, self.curvature, self.seed, fixed=fixed)
 
-    def passes(self, description: str, each: Callable[[Observed, Gradients, int], None]) -> None:
-        """Call ``each`` with the gradients of every output vector of every batch."""
+    def passes(self, description: str, each: Callable[[Observed, Gradients, range], None]) -> None:
+        """Call ``each`` with the gradients of every output vector of every batch.
+
+        Beside them it gets the numbers of the vectors that are still to come in the batch.
+        """
         likelihood, count = self.session.likelihood, self.num_leading
         pace: Pace | None = None
         for observed in self.observed(description):
@@ -93,7 +97,8 @@ class Fit:
                 pace = Pace(number * batches, "backward passes over batches", QUICKER)
             with torch.no_grad():
                 for r in range(number):
-                    each(observed, observed.trace.arranged(vectors[:, :, r].contiguous()), r)
+                    own = observed.trace.arranged(vectors[:, :, r].contiguous())
+                    each(observed, own, range(r + 1, number))
                     pace.step()
 
     def observed(self, description: str) -> Iterator[Observed]:
@@ -163,11 +168,16 @@ def fit_isotropic(fit: Fit) -> tuple[Block, ...]:
 def kronecker_sums(fit: Fit) -> tuple[KroneckerFactors, SquareMoments]:
     """Kronecker factors, and squares for what has no factors, in one pass."""
     factors, moments = KroneckerFactors(fit.fixed), SquareMoments()
+    present: list[Reached] = []
 
-    def each(observed: Observed, gradients: Gradients, number: int) -> None:
-        if number == 0:
-            factors.update_columns(observed.trace)
+    def each(observed: Observed, gradients: Gradients, left: range) -> None:
+        if not present:
+            factors.of(observed.trace)
+            present.append(Reached(observed.trace))
         factors.update_rows(observed.trace, gradients)
+        present[0].add(gradients)
+        if not left:
+            factors.update_reached(present.pop())
         rest = set(fit.parameters) - factors.covered()
         if rest:
             moments.update(observed.trace, gradients, rest)

@@ -118,7 +118,7 @@ def check_loader(loader: DataLoader[Any]) -> None:
         raise DataError(
             "a loader over a map-style dataset",
             "an iterable dataset, whose examples have no index",
-            "use a Dataset with __len__ and __getitem__",
+            "use a Dataset with __len__ and __getitem__, or write it down once: engram.spool",
         )
     grouped = loader.batch_sampler
     if grouped is None:

@@ -73,6 +73,11 @@ class Call:
         m = self.multiplicity
         return replace(self, input=self.input[start * m : stop * m], kept={})
 
+    def at_positions(self, chosen: Tensor) -> Call:
+        """The same call at some positions [B, T], as if each were an example by itself."""
+        flat = self.input.reshape(chosen.numel(), -1)[chosen.flatten()]
+        return replace(self, input=flat, multiplicity=1, kept={})
+
     def keep(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """A tensor that both maps of a rule need, made once per call."""
         if name not in self.kept:
@@ -121,6 +126,10 @@ class Rule(ABC):
         """Add to the factors what the gradients of one output vector say."""
         raise NotImplementedError
 
+    def reached(self, call: Call, output_gradient: Tensor) -> Tensor | None:
+        """Positions with a gradient, [B, T]; None where all count, or the rule has no positions."""
+        return None
+
     # shorter ways, where there are any
 
     @property
@@ -156,6 +165,13 @@ class Rule(ABC):
         """At each position the gradient of the row that it picks, all its positions added."""
         raise NotImplementedError
 
+    def together(self, calls: Sequence[Call]) -> Call | None:
+        """Calls with the same parameters as one at all their positions; None where there is none.
+
+        Gradients and changes of its output are those of the calls, [B, T, ...], side by side.
+        """
+        return None
+
     def input_tangent(
         self,
         function: Function,
@@ -166,6 +182,12 @@ class Rule(ABC):
     ) -> Tensor | None:
         """The result's tangent from that of the input alone; None to find it by dual numbers."""
         return None
+
+
+def positions_reached(call: Call, output_gradient: Tensor) -> Tensor | None:
+    """Those of an output [B * multiplicity, ..., O] whose gradient is not 0; None for only one."""
+    rows = output_gradient.reshape(call.num_examples, -1, output_gradient.shape[-1])
+    return None if rows.shape[1] == 1 else rows.abs().amax(2) > 0
 
 
 def sum_positions(call: Call, per_row: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from engram.engine.rules.base import (
     Roles,
     Rule,
     Signatures,
+    positions_reached,
     register,
 )
 from engram.linalg.block import GradientSum, MatrixBlock
@@ -76,6 +77,9 @@ class Embedding(Rule):
         if padding is not None:
             picked = picked * (tokens != padding)[:, :, None]
         return picked.reshape(*call.input.shape, table.shape[-1])
+
+    def reached(self, call: Call, output_gradient: Tensor) -> Tensor | None:
+        return positions_reached(call, output_gradient)
 
     def add_inputs(self, call: Call, factors: Factors) -> None:
         """How often each token was seen stands for the products of its row."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engram.engine.rules.base import Bound, Call, Roles, Signatures, register
+from engram.engine.rules.base import Bound, Call, Roles, Signatures, positions_reached, register
 from engram.engine.rules.matrix import MatrixRule
 
 
@@ -30,6 +30,9 @@ class Linear(MatrixRule):
     def _positions(self, call: Call, tensor: Tensor) -> Tensor:
         return tensor.reshape(call.num_examples, 1, -1, tensor.shape[-1])
 
+    def reached(self, call: Call, output_gradient: Tensor) -> Tensor | None:
+        return positions_reached(call, output_gradient)
+
     def input_columns(self, call: Call) -> Tensor:
         return self._positions(call, call.input)
 
@@ -41,6 +44,12 @@ class Linear(MatrixRule):
 
     def in_output_shape(self, call: Call, by_position: Tensor, shape: torch.Size) -> Tensor:
         return by_position.reshape(shape)
+
+    def together(self, calls: Sequence[Call]) -> Call | None:
+        if any(call.multiplicity != 1 or call.shapes != calls[0].shapes for call in calls):
+            return None
+        columns = torch.cat([self._positions(call, call.input)[:, 0] for call in calls], dim=1)
+        return Call(columns, calls[0].shapes, calls[0].options)
 
     def tangent(self, call: Call, direction: Roles) -> Tensor:
         columns = self._positions(call, call.input)[:, 0]

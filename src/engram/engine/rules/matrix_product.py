@@ -8,7 +8,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from engram.engine.rules.base import CHUNK_BYTES, Bound, Call, Roles, Signatures, register
+from engram.engine.rules.base import (
+    CHUNK_BYTES,
+    Bound,
+    Call,
+    Roles,
+    Signatures,
+    positions_reached,
+    register,
+)
 from engram.engine.rules.matrix import ProductRule
 from engram.linalg.block import GradientSum, MatrixBlock
 from engram.linalg.kronecker_factors import Factors
@@ -56,6 +64,9 @@ class MatrixProduct(ProductRule):
 
     def bias_gradient(self, call: Call, output_gradient: Tensor) -> Tensor:
         return self._positions(call, output_gradient)[:, 0].sum(1)
+
+    def reached(self, call: Call, output_gradient: Tensor) -> Tensor | None:
+        return positions_reached(call, output_gradient)
 
     def add_inputs(self, call: Call, factors: Factors) -> None:
         rows = self._positions(call, call.input)
