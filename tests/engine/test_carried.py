@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from engram.engine.drift import Drift
 from engram.engine.session import Session, session
 from engram.engine.sites import group_sites, per_example_gradients
 from engram.linalg.block import MatrixBlock
-from engram.linalg.precision import Precision
+from engram.sensitivity.trajectory.fitting import Bases
 
 COUNT = 12
 
@@ -37,14 +39,14 @@ def opened_net(layer: nn.Module) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     return model, (inputs, torch.randint(3, (COUNT,), generator=generator))
 
 
-def fitted(opened: Session) -> Precision:
+def fitted(opened: Session) -> Bases:
     """The eigenbases of the net's Kronecker factors."""
     factors = KroneckerFactors()
     for observed in opened.passes("fit"):
         roots = ggn_roots(observed, opened.likelihood, "fisher", 0)
         factors.update_columns(observed.trace)
         factors.update_rows(observed.trace, observed.trace.arranged(roots[:, :, 0].contiguous()))
-    return Precision(tuple(f.block(1.0, torch.float64) for f in factors.layers.values()))
+    return Bases(tuple(f.block(1.0, torch.float64) for f in factors.layers.values()))
 
 
 @pytest.mark.parametrize("name", list(LAYERS))
@@ -82,13 +84,14 @@ def test_inputs_that_are_the_same_are_turned_once() -> None:
         group = next(g for g in group_sites(sites, precision) if g.positions == (1,))
         carried = carried_for(group, sites)
         assert isinstance(carried, Products)
-        for factor in (1.0, 1.0, 2.0):
-            sites[1].call.input.mul_(factor)
-            carried.absorb([(sites[1], gradients[1])])
+        inputs = sites[1].call.input
+        for own in (inputs, inputs.clone(), 2 * inputs):
+            site = replace(sites[1], call=replace(sites[1].call, input=own))
+            carried.absorb([(site, gradients[1])])
         first, second, third = carried.columns
         assert first is second
         (block,) = group.matrices
-        torch.testing.assert_close(third, block.rotate_columns(sites[1].call.input))
+        torch.testing.assert_close(third, block.rotate_columns(2 * inputs))
 
 
 @pytest.mark.parametrize("name", list(LAYERS))
