@@ -112,9 +112,7 @@ class SquareMoments:
         if block.names in self.by_block:
             return self.by_block[block.names]
         found = self.by_name.get(block.names[0])
-        shapes = dict(zip(block.layout.names, block.layout.shapes, strict=True))
-        zeros = {name: torch.zeros(shape) for name, shape in shapes.items()}
-        return block.coordinates(zeros) if found is None else found
+        return torch.zeros_like(block.precision) if found is None else found
 
     def take_sums(self, peers: Processes, device: torch.device) -> None:
         """Replace what is collected by its sums over processes."""
