@@ -103,7 +103,8 @@ def sensitivities(
     with together(across_ranks, model, data, "sensitivities", said) as peers:
         posterior = as_posterior(posterior, model)
         opener = Opener(data, posterior.known_likelihood)
-        with opener.session(model, batch_size, progress, peers) as opened:
+        only = asked.only(posterior)
+        with opener.session(model, batch_size, progress, peers, only) as opened:
             return left_out(Problem(opened, posterior), asked)
 
 
@@ -131,11 +132,9 @@ def sensitivities_again(
     """
     asked = Asked.checked(estimator, rounds, samples, expectation, step_size, diagnostics, seed)
     said = {"posterior": posterior, "settings": asked}
-    chosen = asked.sampling.chosen(asked.estimator, posterior)
-    only = None if ESTIMATORS[chosen].along_training else posterior.only
     with (
         together(across_ranks, model, opener.data, "sensitivities", said) as peers,
-        opener.session(model, batch_size, progress, peers, only) as opened,
+        opener.session(model, batch_size, progress, peers, asked.only(posterior)) as opened,
     ):
         return left_out(Problem(opened, posterior), asked)
 
@@ -168,6 +167,11 @@ class Asked:
         step_size = positive("step_size", step_size)
         diagnostics = truth("diagnostics", diagnostics)
         return cls(sampling.rule(estimator), rounds, sampling, step_size, diagnostics)
+
+    def only(self, posterior: Posterior) -> tuple[str, ...] | None:
+        """The parameters whose gradients are wanted; None for all."""
+        chosen = self.sampling.chosen(self.estimator, posterior)
+        return None if ESTIMATORS[chosen].along_training else posterior.only
 
 
 def left_out(problem: Problem, asked: Asked) -> Result:
