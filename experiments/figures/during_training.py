@@ -260,7 +260,7 @@ def held_start(settings: Settings, outcome: Outcome) -> tuple[str, str]:
 
 MLP = Scale(60_000, 10_000, 40, faster=2.5, looked=5000)
 LENET = Scale(10_000, 10_000, 20, looked=1000)
-COLOUR = Scale(1200, 2000, 8, looked=60, data="cifar10_10k")
+COLOUR = Scale(10_000, 2000, 20, looked=200, data="cifar10_10k")
 
 Held = Callable[[Settings, Outcome], tuple[str, str]]
 
@@ -382,7 +382,7 @@ PANELS = [
         GOOD,
         Settings("cifar10", "resnet20", Training("iblr", (0.2, 0.0), 50, 10.0, 0.01)),
         200,
-        replace(COLOUR, num_train=800, epochs=5, looked=30),
+        replace(COLOUR, num_train=3000, epochs=10),
     ),
     *_three(
         "fig5",
