@@ -12,7 +12,7 @@ import engram
 from experiments import plotting
 from experiments.measures import NOT, PARTLY, REPRODUCED, agreement, mean_distance
 from experiments.models import make
-from experiments.panel import Outcome, Panel, Scale, smoke
+from experiments.panel import LARGE, Outcome, Panel, Scale, smoke
 from experiments.training import Training, figures_on, fit, make_optimizer
 from experiments.workplace import Data, Workplace
 
@@ -317,7 +317,7 @@ START = Finding(
 def _panel(
     name: str, figure: str, finding: Finding, settings: Settings, paper_epochs: int, small: Scale
 ) -> Panel:
-    smallest = smoke(settings.model, epochs=2)
+    smallest = smoke(settings.model, epochs=2, looked=8 if settings.model in LARGE else None)
     scales = {"smoke": smallest, "cpu": small, "paper": Scale(None, None, paper_epochs)}
     title = (
         f"{settings.model} on {settings.data}, {settings.training.optimizer} with "
