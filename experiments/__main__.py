@@ -14,6 +14,7 @@ import torch
 
 import engram
 from engram.errors import EngramError
+from experiments.accuracies import judged
 from experiments.cost import check_affordable
 from experiments.figures import PANELS
 from experiments.page import FOLDER, page
@@ -39,6 +40,8 @@ def run(panel: Panel, scale: str, place: Workplace, results: Path | None, force:
     found = panel.run(*settings, place.at(panel.name, *settings))
     folder = place.folder / panel.name
     level, reason = panel.held(found)
+    if scale != "smoke":
+        level, reason = judged(panel.name, found.numbers, level, reason)
     numbers: dict[str, Any] = {
         "panel": panel.name,
         "scale": scale,

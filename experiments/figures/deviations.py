@@ -220,6 +220,6 @@ PANELS = [
         "c",
         Settings("cifar10", "cnn", Training("sgd", (1e-2, 1e-4), 512, 250.0), (1e-4, 1e-6), 300),
         Scale(None, None, 500, count=100, again=300),
-        Scale(500, None, 30, count=8, again=4, batch=32, faster=3.0, data="cifar10_10k"),
+        Scale(2000, None, 40, count=12, again=3, batch=32, faster=3.0, data="cifar10_10k"),
     ),
 ]

@@ -12,7 +12,7 @@ import engram
 from experiments import plotting
 from experiments.measures import NOT, PARTLY, REPRODUCED, agreement, mean_distance
 from experiments.models import make
-from experiments.panel import Outcome, Panel, Scale, smoke
+from experiments.panel import LARGE, Outcome, Panel, Scale, smoke
 from experiments.training import Training, figures_on, fit, make_optimizer
 from experiments.workplace import Data, Workplace
 
@@ -260,7 +260,7 @@ def held_start(settings: Settings, outcome: Outcome) -> tuple[str, str]:
 
 MLP = Scale(60_000, 10_000, 40, faster=2.5, looked=5000)
 LENET = Scale(10_000, 10_000, 20, looked=1000)
-COLOUR = Scale(1200, 2000, 8, looked=60, data="cifar10_10k")
+COLOUR = Scale(10_000, 2000, 20, looked=200, data="cifar10_10k")
 
 Held = Callable[[Settings, Outcome], tuple[str, str]]
 
@@ -317,7 +317,7 @@ START = Finding(
 def _panel(
     name: str, figure: str, finding: Finding, settings: Settings, paper_epochs: int, small: Scale
 ) -> Panel:
-    smallest = smoke(settings.model, epochs=2)
+    smallest = smoke(settings.model, epochs=2, looked=8 if settings.model in LARGE else None)
     scales = {"smoke": smallest, "cpu": small, "paper": Scale(None, None, paper_epochs)}
     title = (
         f"{settings.model} on {settings.data}, {settings.training.optimizer} with "
@@ -382,7 +382,7 @@ PANELS = [
         GOOD,
         Settings("cifar10", "resnet20", Training("iblr", (0.2, 0.0), 50, 10.0, 0.01)),
         200,
-        replace(COLOUR, num_train=800, epochs=5, looked=30),
+        replace(COLOUR, num_train=3000, epochs=10),
     ),
     *_three(
         "fig5",

@@ -161,6 +161,6 @@ PANELS = [
         "11 (c)",
         Settings("cifar10", "resnet20", Training("iblr", (1e-1, 0.0), 512, 35.0, 0.1)),
         Scale(None, None, 300, count=150),
-        Scale(800, 2000, 5, count=1, looked=120, data="cifar10_10k"),
+        Scale(3000, 2000, 10, count=3, looked=300, data="cifar10_10k"),
     ),
 ]
