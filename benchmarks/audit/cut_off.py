@@ -12,18 +12,22 @@ from benchmarks.timing import environment
 NEAR = 0.1  # between stated and true share, which is asked for
 TEXT = """# How many labels an audit calls wrong
 
-Data with a tenth of its labels made wrong, as in [audit](audit.md), or as it is (`none`). What share of those that are called wrong is
-stated to be, what share is, and what share of the wrong labels is found. Stock models, trained once and once on a half; no folds.
-{conditions} Run by `python -m benchmarks.audit --no-folds --runs FOLDER` with `--only`, written by
-`python -m benchmarks.audit --cut-off --runs FOLDER`; the estimate of tables was still that of the end alone.
+Data with a tenth of its labels made wrong, as in [audit](audit.md), or as it is (`none`). What
+share of those that are called wrong is stated to be, what share is, and what share of the wrong
+labels is found. Stock models, trained once and once on a half; no folds. {conditions}
+Run by `python -m benchmarks.audit --no-folds --runs FOLDER` with `--only`, written by
+`python -m benchmarks.audit --cut-off --runs FOLDER`; when these were run, the estimate of tables
+was still that of the end alone.
 
 {rows}
 
-Within ten points in {near}. Where nothing was made wrong, nobody knows which of the labels that are called wrong are.
+Within ten points in {near}. Where nothing was made wrong, nobody knows which of the labels that are
+called wrong are.
 
-The form was chosen on affairs, blobs, digits, gauss2, overlap, tabular, trec and wine, of which all were looked at; usps was not.
-`affairs` and the dependent `gauss2` are data where wrong labels can hardly be told: the one says next to nothing
-of its label, in the other only labels of one of two classes that overlap widely are wrong.
+The form was chosen on affairs, blobs, digits, gauss2, overlap, tabular, trec and wine, of which all
+were looked at; usps was not. `affairs` and the dependent `gauss2` are data where wrong labels can
+hardly be told: the one says next to nothing of its label, in the other only labels of one of two
+classes that overlap widely are wrong.
 """
 
 

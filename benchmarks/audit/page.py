@@ -38,9 +38,9 @@ and of both with the first training, which the user does anyway.
 
 {times}
 
-The cut-off ([on more data](audit-cut-off.md)): how many labels are called wrong, what share of them is stated to be and is, and what
-share of the wrong labels is found; beside it cleanlab's own choice, with five folds and with our
-probabilities.
+The cut-off ([on more data](audit-cut-off.md)): how many labels are called wrong, what share of them
+is stated to be and is, and what share of the wrong labels is found; beside it cleanlab's own
+choice, with five folds and with our probabilities.
 
 {cut_offs}
 
