@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from benchmarks.audit.cut_off import write_cut_offs
 from benchmarks.audit.data import BENCHMARK, CALIBRATION
 from benchmarks.audit.page import write_results
 from benchmarks.audit.runs import Case, run
@@ -22,22 +23,29 @@ def main() -> None:
     parser.add_argument("--calibration", action="store_true", help="the other data sets only")
     parser.add_argument("--images", type=int, help="fewer of Fashion-MNIST and CIFAR-10")
     parser.add_argument("--epochs", type=int, help="of every training, in place of the recipe's")
+    parser.add_argument("--no-folds", action="store_true", help="of all sets, without five folds")
+    parser.add_argument("--cut-off", action="store_true", help="write its page from what is there")
     parser.add_argument("--page", action="store_true", help="write the page from what is there")
     parser.add_argument("--only", nargs="*", help="data sets")
     options = parser.parse_args()
     if options.page:
         write_results(options.runs, RESULTS, LOOKED_AT.read_text())
         return
+    if options.cut_off:
+        write_cut_offs(options.runs, RESULTS)
+        return
     sets = CALIBRATION if options.calibration else BENCHMARK
+    sets = {**BENCHMARK, **CALIBRATION} if options.no_folds else sets
+    without = options.calibration or options.no_folds
     for name, read in sets.items():
         if options.only and name not in options.only:
             continue
-        noises = (*NOISES, "none") if options.calibration or name in ("trec", "fashion") else NOISES
+        noises = (*NOISES, "none") if without or name in ("trec", "fashion") else NOISES
         for noise in noises:
             for seed in SEEDS.get(name, (0,)) if noise != "none" else (0,):
                 case = Case(name, noise, seed)
                 print(case, file=sys.stderr, flush=True)
-                folds = noise != "none" and not options.calibration
+                folds = noise != "none" and not without
                 run(case, read, options.runs, folds, (options.images, options.epochs))
 
 

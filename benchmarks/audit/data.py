@@ -102,6 +102,25 @@ def blobs() -> Pair:
     )
 
 
+def overlap() -> Pair:
+    """Made: 8,000 points of four classes that overlap, some of their numbers missing."""
+    from sklearn.datasets import make_classification
+
+    points, labels = make_classification(
+        8000, 20, n_informative=8, n_classes=4, class_sep=0.8, flip_y=0.0, random_state=1
+    )
+    points[np.random.default_rng(1).random(points.shape) < 0.03] = np.nan
+    return points, labels
+
+
+def gauss2() -> Pair:
+    """Made: 4,000 points of two normal distributions, their means 2.1 deviations apart."""
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 2, 4000)
+    means = 1.5 * np.eye(2, 6)
+    return generator.normal(size=(4000, 6)) + means[labels], labels
+
+
 BENCHMARK: dict[str, Callable[[], Pair]] = {
     "digits": digits,
     "tabular": cancer,
@@ -117,6 +136,8 @@ CALIBRATION: dict[str, Callable[[], Pair]] = {
     "wine": wine,
     "affairs": affairs,
     "blobs": blobs,
+    "overlap": overlap,
+    "gauss2": gauss2,
 }
 
 

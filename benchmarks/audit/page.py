@@ -38,9 +38,9 @@ and of both with the first training, which the user does anyway.
 
 {times}
 
-The cut-off: how many labels are called wrong, what share of them is stated to be and is, and what
-share of the wrong labels is found; beside it cleanlab's own choice, with five folds and with our
-probabilities.
+The cut-off ([on more data](audit-cut-off.md)): how many labels are called wrong, what share of them
+is stated to be and is, and what share of the wrong labels is found; beside it cleanlab's own
+choice, with five folds and with our probabilities.
 
 {cut_offs}
 
@@ -60,13 +60,13 @@ def summary(path: Path) -> dict[str, Any]:
 
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
-    name, noise, seed = path.stem.rsplit("-", 2)
+    name, kind, seed = path.stem.rsplit("-", 2)
     wrong, given = arrays["wrong"], arrays["given"]
     both = (torch.from_numpy(arrays[name]) for name in ("loo_loss", "heard"))
     arrays["label_loss"] = suspicion(*both).double().numpy()
     found: dict[str, Any] = {
         "data": name,
-        "noise": noise,
+        "noise": kind,
         "seed": int(seed),
         "examples": len(wrong),
         "wrong": int(wrong.sum()),
