@@ -87,7 +87,8 @@ def main() -> None:
             "# Two processes against one",
             f"`python -m benchmarks.ranks {' '.join(sys.argv[1:])}`. Kronecker factors and a pass "
             f"with diagnostics over {NUMBER:,} random images, `across_ranks=True`, gloo, one "
-            f"thread a process; seconds of the processor, of two processes those of the busier one; median of {CALLS} "
+            "thread a process; seconds of the processor, of two processes those of the busier "
+            f"one; median of {CALLS} "
             "call(s). The clock tells something on a machine that has nothing else to do. "
             + conditions(conditioned),
             table(header, rows),
