@@ -1,7 +1,7 @@
 """Two processes against one: a fit and a pass over the same examples, one thread each.
 
-``python -m benchmarks.ranks`` fits Kronecker factors and runs a pass with diagnostics, in one
-process that has all examples and in two that share them. Seconds of the processor say what each
+``python -m benchmarks.ranks [NET ...]`` fits Kronecker factors and runs a pass with diagnostics, in
+one process that has all examples and in two that share them. Seconds of the processor say what each
 process has to do, whatever else the machine does; the clock says what there is to wait for, on a
 machine that is free.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,8 +24,8 @@ from benchmarks.records import RESULTS, conditions, table, times, write
 from benchmarks.timing import environment
 
 NETS = {"LeNet5": lenet5, "MLP (500, 300)": mlp}
-NUMBER, FEW, OUTPUTS = 2_000, 64, 10  # examples; of a first call that loads what is needed
-CALLS = 3  # of which the median counts
+NUMBER, FEW, OUTPUTS = 1_000, 64, 10  # examples; of a first call that loads what is needed
+CALLS = 1  # of which the median counts
 
 
 def process(rank: int, folder: str, count: int, name: str) -> None:
@@ -72,7 +73,7 @@ def main() -> None:
     torch.set_num_threads(1)
     conditioned = environment(0)
     runs, rows = [], []
-    for name in NETS:
+    for name in sys.argv[1:] or NETS:
         one, two = measured(name, 1), measured(name, 2)
         runs.append({"net": name, "examples": NUMBER, "one": one, "two": two})
         medians = {kind: [statistics.median(way[kind]) for way in (one, two)] for kind in one}
@@ -84,10 +85,11 @@ def main() -> None:
     page = "\n\n".join(
         [
             "# Two processes against one",
-            f"`python -m benchmarks.ranks`. Kronecker factors and a pass with diagnostics over "
-            f"{NUMBER:,} random images, `across_ranks=True`, gloo, one thread a process; seconds "
-            f"of the processor, of two processes those of the busier one; median of {CALLS} "
-            "calls. The clock tells something on a machine that has nothing else to do. "
+            f"`python -m benchmarks.ranks {' '.join(sys.argv[1:])}`. Kronecker factors and a pass "
+            f"with diagnostics over {NUMBER:,} random images, `across_ranks=True`, gloo, one "
+            "thread a process; seconds of the processor, of two processes those of the busier "
+            f"one; median of {CALLS} "
+            "call(s). The clock tells something on a machine that has nothing else to do. "
             + conditions(conditioned),
             table(header, rows),
         ]
