@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from engram.core.arguments import path_of
 from engram.core.data.inputs import Data, plain
@@ -43,6 +43,7 @@ DTYPES = {
     )
 }
 Name = Callable[[Any], object]
+Kind = dict[str, Any]  # shape and type of a tensor, as the manifest has them
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def _tensors(example: Any) -> list[Tensor]:
     return [torch.as_tensor(leaf).detach().cpu() for leaf in tree_leaves(plain(example))]
 
 
-def _kind(tensor: Tensor) -> dict[str, Any]:
+def _kind(tensor: Tensor) -> Kind:
     if str(tensor.dtype) not in DTYPES:
         raise DataError(
             "examples of real numbers, whole numbers or bools", f"{tensor.dtype}", "convert them"
@@ -196,7 +197,7 @@ def _form(example: Any) -> Any:
             type(example).__name__,
             "have the source give inputs and target together",
         )
-    numbered = torch.utils._pytree.tree_unflatten(list(range(len(leaves))), tree)
+    numbered = tree_unflatten(list(range(len(leaves))), tree)
     return _listed(numbered)
 
 
@@ -231,7 +232,7 @@ def _opened(path: Path) -> Spooled:
         ) from error
 
 
-def _mapped(file: Path, kind: dict[str, Any], count: int) -> Tensor:
+def _mapped(file: Path, kind: Kind, count: int) -> Tensor:
     dtype, shape = DTYPES[kind["dtype"]], [int(size) for size in kind["shape"]]
     size = count * math.prod(shape)
     check_file(file)

@@ -94,6 +94,8 @@ class Rule(ABC):
     kronecker_roles: ClassVar[tuple[str, ...]] = ()
     # whether the input may have one dimension more in front, and the output then has it too
     takes_leading: ClassVar[bool] = False
+    # whether input and output have the same positions in the same order, [B, T, ...] each
+    counts_positions: ClassVar[bool] = False
 
     @abstractmethod
     def bind(self, arguments: Mapping[str, Any]) -> Bound | None:
@@ -125,10 +127,6 @@ class Rule(ABC):
     def add_gradients(self, call: Call, output_gradient: Tensor, factors: Factors) -> None:
         """Add to the factors what the gradients of one output vector say."""
         raise NotImplementedError
-
-    def reached(self, call: Call, output_gradient: Tensor) -> Tensor | None:
-        """Positions with a gradient, [B, T]; None where all count, or the rule has no positions."""
-        return None
 
     # shorter ways, where there are any
 
@@ -182,12 +180,6 @@ class Rule(ABC):
     ) -> Tensor | None:
         """The result's tangent from that of the input alone; None to find it by dual numbers."""
         return None
-
-
-def positions_reached(call: Call, output_gradient: Tensor) -> Tensor | None:
-    """Those of an output [B * multiplicity, ..., O] whose gradient is not 0; None for only one."""
-    rows = output_gradient.reshape(call.num_examples, -1, output_gradient.shape[-1])
-    return None if rows.shape[1] == 1 else rows.abs().amax(2) > 0
 
 
 def sum_positions(call: Call, per_row: Tensor) -> Tensor:

@@ -16,7 +16,6 @@ from engram.engine.rules.base import (
     Roles,
     Rule,
     Signatures,
-    positions_reached,
     register,
 )
 from engram.linalg.block import GradientSum, MatrixBlock
@@ -27,6 +26,7 @@ from engram.linalg.kronecker_factors import Factors
 class Embedding(Rule):
     """Rows of a table picked by token: the gradient uses only the rows that were picked."""
 
+    counts_positions: ClassVar[bool] = True
     signatures: ClassVar[Signatures] = {
         functional.embedding: (
             *("input", "weight", "padding_idx", "max_norm"),
@@ -77,9 +77,6 @@ class Embedding(Rule):
         if padding is not None:
             picked = picked * (tokens != padding)[:, :, None]
         return picked.reshape(*call.input.shape, table.shape[-1])
-
-    def reached(self, call: Call, output_gradient: Tensor) -> Tensor | None:
-        return positions_reached(call, output_gradient)
 
     def add_inputs(self, call: Call, factors: Factors) -> None:
         """How often each token was seen stands for the products of its row."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engram.engine.rules.base import Bound, Call, Roles, Signatures, positions_reached, register
+from engram.engine.rules.base import Bound, Call, Roles, Signatures, register
 from engram.engine.rules.matrix import MatrixRule
 
 
@@ -17,6 +17,7 @@ from engram.engine.rules.matrix import MatrixRule
 class Linear(MatrixRule):
     """y = x W' + b, at any number of positions."""
 
+    counts_positions: ClassVar[bool] = True
     signatures: ClassVar[Signatures] = {functional.linear: ("input", "weight", "bias")}
     takes_leading: ClassVar[bool] = True
 
@@ -29,9 +30,6 @@ class Linear(MatrixRule):
 
     def _positions(self, call: Call, tensor: Tensor) -> Tensor:
         return tensor.reshape(call.num_examples, 1, -1, tensor.shape[-1])
-
-    def reached(self, call: Call, output_gradient: Tensor) -> Tensor | None:
-        return positions_reached(call, output_gradient)
 
     def input_columns(self, call: Call) -> Tensor:
         return self._positions(call, call.input)

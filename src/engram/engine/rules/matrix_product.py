@@ -14,7 +14,6 @@ from engram.engine.rules.base import (
     Call,
     Roles,
     Signatures,
-    positions_reached,
     register,
 )
 from engram.engine.rules.matrix import ProductRule
@@ -31,6 +30,7 @@ class MatrixProduct(ProductRule):
     The weight lies the other way round than that of a linear layer, [I, O].
     """
 
+    counts_positions: ClassVar[bool] = True
     signatures: ClassVar[Signatures] = {
         torch.addmm: ("input", "mat1", "mat2"),  # the first one is the bias
         torch.matmul: MATMUL,
@@ -64,9 +64,6 @@ class MatrixProduct(ProductRule):
 
     def bias_gradient(self, call: Call, output_gradient: Tensor) -> Tensor:
         return self._positions(call, output_gradient)[:, 0].sum(1)
-
-    def reached(self, call: Call, output_gradient: Tensor) -> Tensor | None:
-        return positions_reached(call, output_gradient)
 
     def add_inputs(self, call: Call, factors: Factors) -> None:
         rows = self._positions(call, call.input)
