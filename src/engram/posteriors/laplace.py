@@ -48,6 +48,9 @@ from engram.training.training import Training
 # a fit takes seconds, some tens of seconds with a low rank, on two cores (docs/decisions.md).
 FULL_WORK = 2e10  # N P^2 up to which the full matrix is the default
 FULL_PARAMETERS = 6000  # P; beyond, factorising takes more than seconds, however few the examples
+WALK_WORK = 4e11  # operations of a walk with full matrices up to which they are a record's default
+WALK_STAGES = 4  # checkpoints of a walk: an eigendecomposition each, and Jacobians of all examples
+EIGEN_WORK, JACOBIAN_WORK = 10, 6  # operations of these, over P^3 and over N K P^2
 OPERATIONS_PER_PARAMETER = 3  # of a forward pass; a weight that is used once costs two
 SHARED_WORK = 5e9  # N P times the operations of a forward pass, where weights are used more often
 LOW_RANK_WORK = 7.3e10  # N times the operations of a forward pass times the explored directions
@@ -173,6 +176,8 @@ def fitted(
     tolerance = chosen_tolerance(tolerance, opened.model)
     usual = "fisher" if opened.likelihood.samples_curvature else "ggn"
     kind = usual if is_auto(curvature) else curvature
+    if stopped is not None and is_auto(structure) and not walk_is_affordable(opened):
+        structure = "kronecker"
     chosen, fit_blocks = chosen_fit(opened, structure, curvature if stopped is None else kind)
     fixed = None if stopped is None else stopped.fixed
     fit = Fit(opened, prior_precision, kind, seed, tolerance, fixed)
@@ -233,6 +238,17 @@ def default_structure(model: nn.Module, batches: Batches) -> str:
     if quick and dense_bytes(num_params) <= available_bytes(device_of(model)):
         return "full"
     return "low_rank" if affordable_directions(model, batches) else "kronecker"
+
+
+def walk_is_affordable(opened: Session) -> bool:
+    """Whether going along a recorded training with full matrices takes seconds."""
+    num_params = sum(p.numel() for p in trainable(opened.model).values())
+    first = opened.observe(opened.batches.take(torch.zeros(1, dtype=torch.long)))
+    work = (
+        EIGEN_WORK * num_params + JACOBIAN_WORK * opened.batches.num_data * (first.outputs.shape[1])
+    )
+    first.trace.release()
+    return WALK_STAGES * work * num_params**2 <= WALK_WORK
 
 
 def affordable_directions(model: nn.Module, batches: Batches) -> int:
