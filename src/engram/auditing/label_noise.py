@@ -31,6 +31,9 @@ RATES_DIFFER = 2.0  # between classes, standard deviation of their log odds
 SWAPS_DIFFER = 2.0  # between pairs of classes, of their log odds
 OFFSET = 1.0  # of b, nats
 MOST_ENTRIES = 3_000_000  # probabilities that are fitted to; of more a sample
+SHARP = (
+    2.0  # a of the second start: a model that has learned from noise is less sure than it may be
+)
 STEPS = 200  # of L-BFGS; tens are usual
 
 
@@ -113,7 +116,13 @@ class NoiseModel:
         zeros = torch.zeros(classes, dtype=torch.float64)
         usual = torch.tensor(math.log(EXPECTED[0] / EXPECTED[1]), dtype=torch.float64)
         first = cls(zeros.sum(), zeros, usual, zeros, torch.zeros(classes, classes).double())
-        return first.refitted(probabilities, labels, tuple(vars(first)))
+        # A model that has learned the noise explains it without any: that is a minimum of its own.
+        # So wrong labels are also fitted by first holding how many there are
+        sharp = replace(first, log_scale=torch.tensor(SHARP, dtype=torch.float64).log())
+        held = sharp.refitted(probabilities, labels, ("log_scale", "offset", "swaps"))
+        everything = tuple(vars(first))
+        found = [one.refitted(probabilities, labels, everything) for one in (first, held)]
+        return min(found, key=lambda one: float(one.loss(_logs(probabilities), labels)))
 
     def refitted(self, probabilities: Tensor, labels: Tensor, names: tuple[str, ...]) -> NoiseModel:
         """The same with some of its parts fitted."""
@@ -128,14 +137,18 @@ class NoiseModel:
 
         def closure() -> Tensor:
             optimizer.zero_grad()
-            wrong, right = present.joint(logs, given)
-            loss = present.penalty() - (wrong + right).clamp(min=1e-12).log().sum()
+            loss = present.loss(logs, given)
             loss.backward()
             return loss
 
         with torch.enable_grad():
             optimizer.step(closure)
         return replace(self, **{name: part.detach() for name, part in parts.items()})
+
+    def loss(self, logs: Tensor, labels: Tensor) -> Tensor:
+        """What is minimised: minus the log of the posterior, up to a constant."""
+        wrong, right = self.joint(logs, labels)
+        return self.penalty() - (wrong + right).clamp(min=1e-12).log().sum()
 
     def penalty(self) -> Tensor:
         """Minus the log of the prior."""
