@@ -50,6 +50,7 @@ prior. Where a library asks for a damping, it is 1 / N. Library defaults otherwi
                 ["method", "score", f"{found['seeds']} trainings", "seconds of processor", "note"],
                 rows,
             )
+            + (f"\n\n{found['note']}" if "note" in found else "")
         )
     return "\n\n".join(parts)
 
