@@ -214,8 +214,9 @@ The frozen base is held once, {large["weights"] * 2 / 1e9:.0f} GB in bfloat16. W
 posterior. Kronecker factors are square in the widths of a layer, also where the adapter between
 them is narrow: {record["factor_gigabytes"]["all"]:.0f} GB in single precision with adapters on
 every linear layer, {record["factor_gigabytes"]["queries and values"]:.0f} GB on queries and values
-alone. The first does not fit beside the base on one card: there take `structure="diagonal"`, which
-is as large as the adapters ({large["adapters"] * 4 / 1e9:.2f} GB), or fewer adapted layers.
+alone. The first does not fit beside the base on a card of 40 GB: there take
+`structure="diagonal"`, which is as large as the adapters ({large["adapters"] * 4 / 1e9:.2f} GB),
+or fewer adapted layers.
 """
 
 

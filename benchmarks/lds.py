@@ -180,8 +180,6 @@ def measured(name: str, count: int, seeds: int) -> dict[str, Any]:
             found["seconds"] = (time.process_time() - began) / seeds
             rows[title] = found
             print(f"  {title}: {found}", file=sys.stderr, flush=True)
-    with torch.no_grad():
-        outputs = cases[0].model(test[0])
     return {
         "title": setting.title,
         "halves": count,
@@ -189,8 +187,6 @@ def measured(name: str, count: int, seeds: int) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in cases[0].model.parameters()),
         "num_train": len(train[1]),
         "num_test": len(test[1]),
-        "test_loss": float(functional.cross_entropy(outputs, test[1])),
-        "loss_of_halves": float(losses.mean()),
         "methods": rows,
     }
 

@@ -45,12 +45,12 @@ prior. Where a library asks for a damping, it is 1 / N. Library defaults otherwi
         parts.append(
             f"## {found['title']}\n\n"
             f"{found['num_train']:,} training and {found['num_test']:,} test examples, "
-            f"{found['parameters']:,} parameters; mean test loss {found['test_loss']:.3f}, "
-            f"of {found['halves']} halves {found['loss_of_halves']:.3f}.\n\n"
+            f"{found['parameters']:,} parameters; {found['halves']} halves.\n\n"
             + table(
                 ["method", "score", f"{found['seeds']} trainings", "seconds of processor", "note"],
                 rows,
             )
+            + (f"\n\n{found['note']}" if "note" in found else "")
         )
     return "\n\n".join(parts)
 

@@ -140,7 +140,10 @@ Written by `make bench-speed`, which is `python -m benchmarks.speed`.
 
 ![epochs by net and way](speed.png)"""
     ]
+    parts += [record["note"]] if "note" in record else []
     for kind, title in KINDS.items():
+        if not any(found[kind] for found in record["nets"].values()):
+            continue
         parts += [f"## {title}", summary(record, kind)]
         parts += [section(n, f, kind) for n, f in record["nets"].items() if f[kind]]
     if record["growth"]:
