@@ -190,7 +190,10 @@ class Measured:
 
     def squares(self, block: MatrixBlock) -> Tensor:
         """Of all examples, in the shape of a block's eigenvalues."""
-        return wide(self.held.of_block(block)) + wide(self.others.of_block(block))
+        others = wide(self.others.of_block(block))
+        if self.products is None:  # all are others
+            return others
+        return wide(self.held.of_block(block)) + others
 
     def scale(
         self,
