@@ -11,8 +11,9 @@ REMARKS: dict[str, str] = {
     ),
     "fig2b": (
         "A dozen images, trained again in batches of 16. The mean size of the paper's rule is "
-        "right by one image alone, at 1.7 for 0.3; its two others that are sensitive are at a quarter. "
-        "Engram's rule has the three of them right. The ranks are mostly those of small changes."
+        "right by one image alone, at 1.7 for 0.3; the two others that are sensitive are at a "
+        "quarter. Engram's rule has the three of them right. The ranks are mostly those of small "
+        "changes."
     ),
     "fig6b": (
         "The paper trains again with rates of 1e-4 to 1e-5 here, a sixth of the sum of figure 2's: "
