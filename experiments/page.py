@@ -64,8 +64,9 @@ def page(folder: Path = FOLDER, target: Path | None = None) -> Path:
     if missing:
         named = ", ".join(f"`{name}`" for name in missing)
         parts.append(
-            "## Not run yet\n\nWritten, and not yet run at this scale (the smallest one of most is "
-            f"run by the tests): {named}."
+            "## Not run yet\n\nWritten, and not yet run at this scale, or not with settings by "
+            "which anything can be said (the smallest one of most is run by the tests): "
+            f"{named}."
         )
     path = target or RESULTS / "paper.md"
     path.write_text("\n\n".join(parts) + "\n")

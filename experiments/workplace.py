@@ -97,7 +97,7 @@ class Workplace:
     def stage(self, name: str, make: Callable[[], Outcome]) -> Outcome:
         """What a stage came to: read where it is finished, else made and kept."""
         path = self.own / name
-        if path.with_suffix(".json").is_file():
+        if beside(path, ".json").is_file():
             kept = read(path)
             self.seconds.append(kept.numbers[SECONDS])
             return kept
@@ -125,21 +125,26 @@ class Workplace:
         return torch.Generator().manual_seed(self.seed)
 
 
+def beside(path: Path, ending: str) -> Path:
+    """A file of a stage, whose name may have a dot of its own, as h0-0.05 has."""
+    return path.with_name(path.name + ending)
+
+
 def write(path: Path, outcome: Outcome) -> None:
     """Numbers as JSON, written last, and arrays beside them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {name: tensor.detach().contiguous() for name, tensor in outcome.arrays.items()}
     if arrays:
-        save_file(arrays, path.with_suffix(".safetensors"))
-    unfinished = path.with_suffix(".json.part")
+        save_file(arrays, beside(path, ".safetensors"))
+    unfinished = beside(path, ".json.part")
     unfinished.write_text(json.dumps(dict(outcome.numbers), indent=1) + "\n")
-    unfinished.replace(path.with_suffix(".json"))
+    unfinished.replace(beside(path, ".json"))
 
 
 def read(path: Path) -> Outcome:
     """What :func:`write` was given."""
-    numbers = json.loads(path.with_suffix(".json").read_text())
-    file = path.with_suffix(".safetensors")
+    numbers = json.loads(beside(path, ".json").read_text())
+    file = beside(path, ".safetensors")
     return Outcome(numbers, load_file(file) if file.is_file() else {})
 
 

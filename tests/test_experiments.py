@@ -80,6 +80,13 @@ def test_a_stage_that_is_finished_is_read(tmp_path):
     assert torch.equal(again.arrays["b"], torch.ones(2))
 
 
+def test_stages_whose_names_differ_behind_a_dot(tmp_path):
+    place = Workplace(tmp_path)
+    for value in (0.01, 0.05):
+        kept = place.stage(f"h0-{value}", lambda v=value: Outcome({"a": v}, {"b": torch.ones(1)}))
+        assert kept.numbers["a"] == value
+
+
 def test_a_stage_of_other_settings_is_not_read(tmp_path):
     place = Workplace(tmp_path)
     place.at("panel", Scale(10, 10, 1)).stage("one", lambda: Outcome({"a": 1}))

@@ -24,6 +24,7 @@ from experiments.training import (
 from experiments.workplace import Data, Workplace
 
 PARTS = ("train", "test")
+RULES = ("paper's rule", "engram")
 SHOWN = 4  # images of high and as many of low sensitivity, of each of two classes
 
 
@@ -144,7 +145,7 @@ def draw(settings: Settings, outcome: Outcome) -> Figure:
     figure = Figure(figsize=(6.4, 6.6), layout="constrained")
     grid = figure.add_gridspec(4, 2 * SHOWN, height_ratios=(5, 0.9, 1.5, 1.5))
     axes = figure.add_subplot(grid[0, :])
-    found = {n.removeprefix("estimate "): v for n, v in outcome.arrays.items() if "estimate" in n}
+    found = {name: outcome.arrays[f"estimate {name}"] for name in RULES}
     plotting.scatter(axes, outcome.arrays["true"], found, "deviation")
     axes.set_title(f"{settings.model} on {settings.data}", fontsize=10)
     below = figure.add_subplot(grid[1, :], sharex=axes)

@@ -406,7 +406,7 @@ PANELS = [
         ("mnist", "lenet5"),
         (Training("iblr", (1e-2, 1e-4), 256, 60.0, 0.1), Training("sgd", (1e-3, 1e-4), 256, 60.0)),
         100,
-        (replace(LENET, faster=30.0), replace(LENET, faster=30.0)),
+        (replace(LENET, faster=10.0), replace(LENET, faster=10.0)),
     ),
     *_three(
         "fig8-cifar-cnn-",

@@ -174,7 +174,7 @@ PANELS = [
         "a",
         Settings("mnist", "mlp_500_300", Training("sgd", (1e-2, 1e-3), 256, 1.0), (1.0, 1000.0), 3),
         Scale(None, None, 500, count=96),
-        Scale(2500, 10_000, 30, count=6, batch=32, faster=10.0),
+        Scale(2500, 10_000, 15, count=6, faster=10.0),
     ),
     _panel(
         "b",
