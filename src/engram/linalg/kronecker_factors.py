@@ -88,7 +88,7 @@ class Factors:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """What has been summed, by name: sums of parts of the data add up to those of all."""
+        """Sums by name, where those of parts of the data add up to those of all."""
         named = {
             "rows": self.rows.matrix,
             "row_squares": self.row_squares.diagonal,
