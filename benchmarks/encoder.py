@@ -27,7 +27,7 @@ from benchmarks.data import data_file
 from benchmarks.records import RESULTS, conditions, table, write
 from benchmarks.timing import environment
 
-LENGTH = 20  # tokens of a question; one in eight is longer and cut
+LENGTH = 20  # tokens of a question; one in eighteen is longer and cut
 NUM_TEST = 600
 EPOCHS, BATCH, WRONG = 3, 32, 0.05
 FOLDS = 5
