@@ -8,10 +8,13 @@ matrix G_nr = sum_t rows_t cols_t'. One side is the layer's input (*activation*)
 gradient at its output. With A and G the sums of outer products of the two sides,
 
     block = (1 / (N T)) * rows' factor (x) columns' factor.
+
+Positions that no gradient reaches at any layer with as many of them, such as padding, count neither
+in A nor in T, where a layer's inputs are rows of a matrix.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +24,7 @@ from torch import Tensor, nn
 from recorded_calls import CONVOLUTIONS, Call, record
 from single_examples import one_example
 
+BY_ROWS = ("linear", "__matmul__", "embedding")
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
@@ -30,7 +34,8 @@ class LayerBlock:
 
     layout [rows, columns] holds the place in the flat vector of each entry of the matrix;
     activations is [N, T, .], gradients [N, R, T, .]; `activation_rows` says which side the
-    activation is on; `axis_aligned` that its factor is diagonal by construction.
+    activation is on; `axis_aligned` that its factor is diagonal by construction; `share` is that of
+    the positions that count.
     """
 
     layout: Tensor
@@ -38,6 +43,12 @@ class LayerBlock:
     gradients: Tensor
     activation_rows: bool = False
     axis_aligned: bool = False
+    share: float = 1.0
+
+    def at(self, counted: Tensor) -> "LayerBlock":
+        """The block of these positions alone, [N, T]."""
+        share = float(counted.double().mean())
+        return replace(self, activations=self.activations * counted[:, :, None], share=share)
 
     def matrices(self) -> Tensor:
         """G_nr, [N, R, rows, columns]."""
@@ -52,7 +63,7 @@ class LayerBlock:
 
     def kronecker(self, num_data: int) -> Tensor:
         rows, columns = self.factors()
-        return torch.kron(rows, columns) / (num_data * self.activations.shape[1])
+        return torch.kron(rows, columns) / (num_data * self.share * self.activations.shape[1])
 
     @property
     def acts_once(self) -> bool:
@@ -80,8 +91,12 @@ def layer_blocks(
     """Blocks of all weights applied once whose two sides explain their whole gradient."""
     rows = torch.einsum("nkp,nkr->nrp", jacobian, columns)
     blocks = []
-    for sides in _all_sides(model, inputs, columns, set(places)):
+    every = _all_sides(model, inputs, columns, set(places))
+    counted = _counted(every)
+    for sides in every:
         for block in _blocks_of(sides, places):
+            if sides.calls[0].function in BY_ROWS:
+                block = block.at(counted[block.activations.shape[1]])
             if torch.allclose(block.matrices(), rows[:, :, block.layout], rtol=1e-8, atol=1e-10):
                 blocks.append(block)
     return blocks
@@ -120,6 +135,17 @@ def _all_sides(model: nn.Module, inputs: Any, columns: Tensor, names: set[str]) 
             side.calls.append(call)
             side.gradients.append([of_column[position] for of_column in gradients])
     return [side for side in sides.values() if len(side.calls) == len(columns)]
+
+
+def _counted(every: list[Sides]) -> dict[int, Tensor]:
+    """Positions [N, T] that gradients reach at some layer, by T; all of an example without any."""
+    found: dict[int, Tensor] = {}
+    for sides in every:
+        if sides.calls[0].function in BY_ROWS:
+            reached = _stack(sides.gradients).abs().sum((1, 3)) > 0
+            length = reached.shape[1]
+            found[length] = reached | found.get(length, torch.zeros_like(reached))
+    return {length: mask | ~mask.any(1, keepdim=True) for length, mask in found.items()}
 
 
 def _blocks_of(sides: Sides, places: dict[str, Tensor]) -> Iterator[LayerBlock]:

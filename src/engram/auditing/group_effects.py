@@ -66,7 +66,7 @@ class Trained:
 
     @property
     def strata(self) -> Tensor:
-        """Of which a random group has as many examples as the group has: classes, [N]."""
+        """Classes [N] of which a random group has as many examples as the group has."""
         targets = self.data[1]
         whole = targets.dim() == 1
         return targets if whole else torch.zeros(len(targets), dtype=torch.long)

@@ -6,6 +6,8 @@ import math
 
 from torch import Tensor
 
+from engram.core.dtypes import wide
+
 FEWEST = 3  # correlations of fewer values mean nothing
 
 
@@ -22,6 +24,7 @@ def rank_correlation(left: Tensor, right: Tensor) -> float:
     fine = left.isfinite() & right.isfinite()
     if int(fine.sum()) < FEWEST:
         return math.nan
-    x, y = (column[fine].argsort(stable=True).argsort().double() for column in (left, right))
+    ranks = (column[fine].argsort(stable=True).argsort().to(column) for column in (left, right))
+    x, y = map(wide, ranks)
     x, y = x - x.mean(), y - y.mean()
     return float((x @ y) / (x.norm() * y.norm()))
