@@ -45,7 +45,7 @@ class Gains:
 
     @property
     def reach(self) -> float:
-        """x of the group: how far its removal goes."""
+        """How far the removal of the group goes, x."""
         return self.size / (1 - self.size / self.count)
 
     @property
