@@ -7,8 +7,11 @@ expectation: these u are the roots.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from enum import Enum
 
+import torch
 from torch import Tensor
 
 from engram.core.arguments import one_of
@@ -62,3 +65,18 @@ def ggn_roots(
     if curvature == "fisher":
         return likelihood.sampled_residual(outputs, targets, draws)[:, :, None]
     return observed.residual[:, :, None]
+
+
+def drawn_roots(
+    likelihood: Likelihood, outputs: Tensor, targets: Tensor, draws: Draws, count: int
+) -> tuple[Tensor, int]:
+    """Roots of Lambda in expectation, [B, K, count], and how many of them are no draws.
+
+    Where the likelihood takes outputs exactly, all but one are columns of its factor.
+    """
+    led = likelihood.signed_factor(outputs, targets, count - 1, draws)
+    if led is not None:
+        return led, count - 1
+    streams = [replace(draws, stream=number) for number in range(count)]
+    drawn = [likelihood.sampled_residual(outputs, targets, stream) for stream in streams]
+    return torch.stack(drawn, 2) / math.sqrt(count), 0

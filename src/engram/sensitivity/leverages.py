@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engram.core.data.batches import Batch, call
 from engram.core.state.model import device_of
+from engram.curvature.kinds import drawn_roots
 from engram.engine.session import LARGEST_BATCH, Session
 from engram.likelihoods import Likelihood
 from engram.likelihoods.draws import Draws
@@ -167,12 +168,7 @@ def _root(
     if budget.exact:
         factor = likelihood.hessian_factor(outputs, targets)
         return Root(factor, factor.shape[2])
-    led = likelihood.signed_factor(outputs, targets, count - 1, draws)
-    if led is not None:
-        return Root(led, count - 1)
-    streams = [replace(draws, stream=number) for number in range(count)]
-    drawn = [likelihood.sampled_residual(outputs, targets, stream) for stream in streams]
-    return Root(torch.stack(drawn, 2) / math.sqrt(count), 0)
+    return Root(*drawn_roots(likelihood, outputs, targets, draws, count))
 
 
 def _precisions(posterior: Posterior) -> list[Posterior]:

@@ -71,7 +71,7 @@ def found(scalar: bool) -> tuple[Products, Tensor, int]:
     times = table(model, scalar)
     with session(model, data(), "categorical", batch_size=6, progress=False) as opened:
         groups = (torch.arange(OUT), torch.arange(10, 10 + SEEN))
-        sample = Sample(opened, groups, num_outputs=2, seed=0, room=0)
+        sample = Sample(opened, groups, num_outputs=2, seed=0, roots=3, room=0)
         products = gradient_products(sample.batches(), OUT, OUT + SEEN, times)
     gradients = dense(model, sample, times)
     return products, gradients, len(gradients) // (OUT + SEEN)
@@ -108,7 +108,7 @@ def test_gradients_are_the_same_kept_or_made_again() -> None:
     model = net()
     with session(model, data(), "categorical", batch_size=6, progress=False) as opened:
         groups = (torch.arange(OUT), torch.arange(10, 10 + SEEN), torch.arange(0))
-        kept, again = (Sample(opened, groups, 2, 0, room) for room in (2**20, 0))
+        kept, again = (Sample(opened, groups, 2, 0, 3, room) for room in (2**20, 0))
         for sample in (kept, again):
             for _ in sample.batches():
                 pass
@@ -123,15 +123,24 @@ def test_gradients_are_the_same_kept_or_made_again() -> None:
 
 def test_no_more_is_kept_than_there_is_room_for() -> None:
     with session(net(), data(), "categorical", progress=False) as opened:
-        sample = Sample(opened, (torch.arange(OUT), torch.arange(OUT, 40)), 2, 0, room=2000)
+        sample = Sample(opened, (torch.arange(OUT), torch.arange(OUT, 40)), 2, 0, 3, room=2000)
         assert len(list(sample.batches())) == 2
         assert not sample._kept
 
 
-def test_few_examples_by_themselves_have_all_roots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samples, "EXACT_GRADIENTS", 60)
-    with session(net(), data(), "categorical", progress=False) as opened:
-        sample = Sample(opened, (torch.arange(OUT), torch.arange(10, 40)), 2, 0, room=0)
-        assert sample.curvature == "fisher"
-        assert sample.of_groups(0).curvature == "ggn"
-        assert sample.of_groups(0, 1) is sample
+def test_few_examples_have_all_roots_and_others_as_many_as_were_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A sampled label for those that only measure curvature; K - 1 are all of a categorical one."""
+    groups = (torch.arange(OUT), torch.arange(10, 20), torch.arange(20, 40))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 5)).double()
+
+    def counts(limit: int) -> list[int]:
+        monkeypatch.setattr(samples, "EXACT_GRADIENTS", limit)
+        with session(model, data(), "categorical", progress=False) as opened:
+            sample = Sample(opened, groups, num_outputs=5, seed=0, roots=3, room=0)
+            return [len(gradients) for _, gradients in sample.batches()]
+
+    assert counts(38 * 5) == [4, 4, 4]
+    assert counts(38 * 5 - 1) == [3, 3, 1]

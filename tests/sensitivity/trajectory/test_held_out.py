@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import engram
 from engram.engine.session import session
-from engram.sensitivity.trajectory.gradient_products import Products
+from engram.sensitivity.trajectory import samples
+from engram.sensitivity.trajectory.gradient_products import Products, gradient_products
 from engram.sensitivity.trajectory.held_out import curvature_scale, followed, held_out_leverage
+from engram.sensitivity.trajectory.samples import Sample
 from engram.sensitivity.trajectory.stages import stages
 from engram.training.training import Training
 
@@ -32,10 +35,13 @@ def test_leverages_are_those_of_the_dense_filter(roots: int) -> None:
     products = Products(gram[:30, :, :30], gram[30:, :, :30], energy)
     order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
     found = []
-    for size in (7, 15, 30):
-        part = seen[order[:size]].flatten(0, 1)
-        dense = filtered(part.mT @ part / size)
-        found.append(float(sum(g @ dense @ g for g in held.flatten(0, 1))) / 10)
+    for count in (4, 2, 1):
+        size, leverages = 30 // count, []
+        for chosen in order.split(size)[:count]:
+            part = seen[chosen].flatten(0, 1)
+            dense = filtered(part.mT @ part / size)
+            leverages.append(float(sum(g @ dense @ g for g in held.flatten(0, 1))) / 10)
+        found.append(sum(leverages) / count)
     wanted = followed(found, torch.log2(torch.tensor(100 / 30)).item())
     assert held_out_leverage(products, 100, seed=0) == pytest.approx(wanted, rel=1e-6)
 
@@ -104,14 +110,35 @@ def test_layers_that_move_the_same_outputs_share_their_curvature(layers: int) ->
         assert stage.scale == pytest.approx(layers, rel=0.15)
 
 
-def test_examples_held_out_have_the_roots_of_the_others(monkeypatch):
-    """Few enough for every output by themselves, too many together with the others."""
-    from engram.sensitivity.trajectory import samples
+def leverage(roots: int) -> float:
+    """Of held-out images by a small convolutional net, from so many roots of each of 120 others."""
+    images, labels = load_digits(return_X_y=True)
+    x, y = torch.tensor(images[:160]).view(-1, 1, 8, 8) / 16, torch.tensor(labels[:160])
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 10)
+    ).double()
+    times = {name: torch.tensor(300.0).double() for name, _ in model.named_parameters()}
+    groups = (torch.arange(40), torch.arange(40, 160), torch.arange(0))
+    with session(model, (x, y), "categorical", progress=False) as opened:
+        sample = Sample(opened, groups, num_outputs=10, seed=0, roots=roots, room=0)
+        return held_out_leverage(gradient_products(sample.batches(), 40, 160, times), 160)
 
-    monkeypatch.setattr(samples, "EXACT_GRADIENTS", 400)
+
+def test_three_roots_tell_the_leverage_of_all_and_one_does_not(monkeypatch):
+    """A single sampled label leaves directions free that the others' curvature holds."""
+    monkeypatch.setattr(samples, "EXACT_GRADIENTS", 10_000)
+    every = leverage(10)
+    monkeypatch.setattr(samples, "EXACT_GRADIENTS", 0)
+    assert leverage(3) == pytest.approx(every, rel=0.15)
+    assert leverage(1) > 1.2 * every
+
+
+def test_the_roots_of_an_example_fit_to_those_of_the_others():
+    """More examples than all outputs are taken of: some have three roots, the rest one."""
     generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(600, 4, generator=generator), torch.arange(600) % 3
-    model = torch.nn.Linear(4, 3)
+    x, y = torch.randn(600, 4, generator=generator), torch.arange(600) % 5
+    model = torch.nn.Linear(4, 5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     training = engram.record(optimizer, model)
     for batch in torch.arange(600).split(50):

@@ -28,17 +28,16 @@ from engram.sensitivity.trajectory.held_out import (
     FEWEST_HELD,
     HELD_OUT,
     curvature_scale,
-    examples_held,
     held_out_leverage,
+    rows_held,
 )
-from engram.sensitivity.trajectory.samples import KEPT_BYTES, Sample, parts
+from engram.sensitivity.trajectory.samples import HELD, KEPT_BYTES, REST, ROOTS, SEEN, Sample, parts
 from engram.training.segments import Segment
 
 BlockNames = tuple[str, ...]
 
 FIXED_PRIOR = 1.0  # of factors that only give a basis: any positive number
 SHORTEST = 1e-12  # training time of an entry: one that never had a step moves nowhere
-HELD, SEEN, REST = range(3)  # groups of a sample: held out of the curvature, in it, and beside both
 
 
 @dataclass(frozen=True)
@@ -106,10 +105,12 @@ def samples(sessions: Sequence[Session], fixed: set[str], seed: int) -> list[Sam
     seen = first.observe(first.batches.take(torch.zeros(1, dtype=torch.long)))
     outputs = seen.outputs.shape[1]
     seen.trace.release()
+    rows, roots = rows_held(num_params), min(ROOTS, outputs)
+    roots = roots if rows >= FEWEST_HELD * roots else 1
     found = []
     for session, part in zip(sessions, parts(number, len(sessions), seed), strict=True):
-        groups = _groups(part, num_params, seed)
-        found.append(Sample(session, groups, outputs, seed, KEPT_BYTES // len(sessions)))
+        groups = _groups(part, rows // roots, seed)
+        found.append(Sample(session, groups, outputs, seed, roots, KEPT_BYTES // len(sessions)))
     return found
 
 
@@ -158,12 +159,17 @@ def fit(sample: Sample, segment: Segment, bases: Bases) -> Fitted:
     return Fitted(over(0.5), over(1.0), scale)
 
 
-def _groups(part: Tensor, num_params: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def _groups(part: Tensor, most: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Some examples to hold out, some whose products with them are made, and the rest.
 
     All of them are rest where the gradients of too few examples fit into memory.
+
+    Args:
+        part: the examples of a checkpoint.
+        most: whose products are made.
+        seed: of the choice.
     """
-    count = min(examples_held(num_params), len(part))
+    count = min(most, len(part))
     count = count if count >= FEWEST_HELD else 0
     order = part[torch.randperm(len(part), generator=torch.Generator().manual_seed(seed))]
     out = count // HELD_OUT
@@ -180,13 +186,11 @@ class Measured:
         held: squared gradients of the held-out examples in the eigenbases.
         others: those of all others.
         products: of the gradients of some examples; None where there is no room for them.
-        own: as ``held``, with the roots that the products have.
     """
 
     held: SquareMoments
     others: SquareMoments
     products: Products | None
-    own: SquareMoments
 
     def squares(self, block: MatrixBlock) -> Tensor:
         """Of all examples, in the shape of a block's eigenvalues."""
@@ -211,8 +215,8 @@ class Measured:
         assert self.products is not None
         number = sample.session.batches.num_data
         wanted = held_out_leverage(self.products, number, sample.seed)
-        blocks = [self.own.block_of[names[0]] for names in curvatures]
-        energies = [wide(self.own.of_block(block)) / len(self.products.cross) for block in blocks]
+        blocks = [self.held.block_of[names[0]] for names in curvatures]
+        energies = [wide(self.held.of_block(block)) / len(self.products.cross) for block in blocks]
         slow = list(rates.values())
         return curvature_scale(
             _over(list(curvatures.values()), slow), _over(energies, slow), wanted
@@ -220,23 +224,18 @@ class Measured:
 
 
 def _measured(sample: Sample, bases: Bases, clock: Clock) -> Measured:
-    """One pass over a sample; the examples of the products once more where these want all roots."""
+    """One pass over a sample."""
     held, others = SquareMoments(bases.blocks), SquareMoments(bases.blocks)
-    some = chain(_added(held, sample.batches(HELD)), _added(others, sample.batches(SEEN)))
     rest = _added(others, sample.batches(REST))
     out, seen = len(sample.groups[HELD]), len(sample.groups[SEEN])
     if not out:
         _exhaust(rest)
-        return Measured(held, others, None, held)
+        return Measured(held, others, None)
     times = {name: clock.times[name] for name in bases.block_of}
-    apart, own = sample.of_groups(HELD, SEEN), held
-    if apart is not sample:
-        _exhaust(some)
-        own = SquareMoments(bases.blocks)
-        some = chain(_added(own, apart.batches(HELD)), apart.batches(SEEN))
+    some = chain(_added(held, sample.batches(HELD)), _added(others, sample.batches(SEEN)))
     products = gradient_products(some, out, out + seen, times)
     _exhaust(rest)
-    return Measured(held, others, products, own)
+    return Measured(held, others, products)
 
 
 def _added(moments: SquareMoments, batches: Iterable[Gradients]) -> Iterator[Gradients]:
