@@ -55,7 +55,7 @@ class Watched(Recording):
 def estimates(name: str, seed: int, folder: Path, ways: list[str]) -> dict[str, Any]:
     """Ways on one training of a setting; seconds are processor time."""
     setting, (mean, out) = SETTINGS[name], known(name, folder)
-    split, watched = setting.split(), Watched()
+    split, watched = setting.split(), Watched(augment=setting.augment)
     began = time.process_time()
     model = setting.train(seed, watched)
     trained = time.process_time() - began

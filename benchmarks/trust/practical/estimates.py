@@ -51,7 +51,8 @@ WAYS = (
 
 def rows_of(name: str, known: Truth, seed: int, ways: Sequence[Way] = WAYS) -> list[dict[str, Any]]:
     """Some ways on one training of a setting."""
-    setting, watched = SETTINGS[name], Watched()
+    setting = SETTINGS[name]
+    watched = Watched(augment=setting.augment)
     split, began = setting.split(), time.process_time()
     model = setting.train(seed, watched)
     trained = time.process_time() - began

@@ -133,6 +133,7 @@ class _Loop:
             stock.model,
             replay=self.recipe.augment is None,
             likelihood=task.likelihood,
+            augment=self.recipe.augment,
             num_steps=None if self.recipe.stops_early else self.steps * self.recipe.epochs,
         )
         self.fit = Fit(stock.model, self.training)

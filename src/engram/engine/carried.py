@@ -161,10 +161,11 @@ class Positions(Carried):
         self.gradient: Tensor | None = None
         self.values: Tensor | None = None
         self._seen: list[Columns] = []  # of the parts of the batch that was absorbed last
+        self._inputs: Tensor | None = None  # they are of these, which nothing else may overwrite
 
     def absorb(self, members: Members) -> None:
         ((site, gradient),) = members
-        self.gradient, self._seen = None, []
+        self.gradient, self._seen, self._inputs = None, [], site.call.input
         if gradient is None:
             return
         found = []
@@ -202,7 +203,9 @@ class Positions(Carried):
         return [torch.cat(found)]
 
     def moved(self, members: Members, drift: Drifts) -> list[Tensor | None]:
-        seen, self._seen = self._seen, []
+        ((site, _),) = members
+        own = self._inputs is not None and _same(self._inputs, site.call.input)
+        seen, self._seen, self._inputs = self._seen if own else [], [], None
         return self._through(members, self._after(drift), seen)
 
     def advance(self, drift: Drifts) -> None:

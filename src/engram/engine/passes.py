@@ -116,20 +116,32 @@ class Trace:
             if gradient is not None and present:
                 yield gradient.reshape(len(seed), -1), *present
 
-    def displaced(
-        self, seed: Tensor, carried: Displacements, drift: Drifts | None = None
-    ) -> Tensor:
-        """J D, [B, K], for a displacement D of each example's own.
+    def driving(self, seed: Tensor, carried: Displacements, drift: Drifts) -> Tensor:
+        """J D, [B, K], for a displacement D of each example's own, after a drift of these outputs.
 
         Args:
             seed: u, whose gradients J'u act on D during the drift.
             carried: D.
-            drift: that acts on D first; None for D as it is.
+            drift: that acts on D.
         """
         leaf, found, arranged = self._differentiable(seed)
         with torch.no_grad():
-            if drift is not None:
-                carried.absorb(self.sites, arranged)
+            carried.absorb(self.sites, arranged)
+            taken = carried.moved(self.sites, arranged, drift)
+        return self._push(leaf, found, taken)
+
+    def displaced(
+        self, seed: Tensor, carried: Displacements, drift: Drifts | None = None
+    ) -> Tensor:
+        """J D, [B, K].
+
+        Args:
+            seed: any that has a gradient at every site.
+            carried: D.
+            drift: that acts on D first, with the gradients absorbed last; None for D as it is.
+        """
+        leaf, found, arranged = self._differentiable(seed)
+        with torch.no_grad():
             taken = carried.moved(self.sites, arranged, drift)
         return self._push(leaf, found, taken)
 

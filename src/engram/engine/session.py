@@ -20,6 +20,7 @@ from engram.core.state.model import device_of, state_preserved
 from engram.engine.passes import Trace
 from engram.engine.prepare import Engine, prepare, prepare_again, training_layers
 from engram.engine.refusals import named_failures
+from engram.engine.views import Views
 from engram.errors import NonFiniteError
 from engram.likelihoods import Likelihood, resolve
 
@@ -120,10 +121,15 @@ class Session(Passes):
     """Everything that a pass over the data with its targets needs."""
 
     likelihood: Likelihood = field(kw_only=True)
+    views: Views | None = field(default=None, kw_only=True)
+
+    def viewed(self, batch: Batch) -> Batch:
+        """The batch on the model's device, other views of it where the session has views."""
+        return self.placed(batch if self.views is None else self.views.of(batch))
 
     def observe(self, batch: Batch) -> Observed:
         """Forward pass, checked targets, loss and residual of a batch."""
-        batch = self.placed(batch)
+        batch = self.viewed(batch)
         trace = self.traced(batch)
         targets = self.likelihood.prepare(trace.outputs, batch.targets)
         loss = self.likelihood.loss(trace.outputs, targets).detach()

@@ -16,6 +16,7 @@ from engram.core.arguments import MANY, one_of, path_of, truth, whole
 from engram.core.dtypes import wide
 from engram.core.parameters import check_module, uncompiled
 from engram.core.state.sharded import is_sharded
+from engram.engine.views import Augment
 from engram.errors import ArgumentError, EngineError, ModelMismatchError, TrainingError
 from engram.likelihoods import Likelihood, resolve
 from engram.training.checkpoints import Grid, Snapshot, taken
@@ -29,6 +30,7 @@ from engram.training.training import Training
 CHECKPOINTS = 6  # that the estimate along the training asks for
 LOOK = 64  # steps between two looks at the norms of all gradients: a pass over them
 ALWAYS = 4  # first steps, after each of which there is such a look
+AUGMENT_REMEDY = "pass what the loop does to its inputs, such as lambda x: x.flip(3)"
 # The optimizer's own hooks hold the record: nothing here keeps either alive
 _recorded: WeakKeyDictionary[Optimizer, ref[Training]] = WeakKeyDictionary()
 
@@ -47,6 +49,7 @@ def record(
     replay: bool = False,
     loader: DataLoader[Any] | None = None,
     likelihood: str | Likelihood = "categorical",
+    augment: Augment | None = None,
 ) -> Training:
     r"""Record a training: call it once, before the loop, and train as always.
 
@@ -78,6 +81,9 @@ def record(
             ``training.visits``, what the steps said about their examples, at no further pass.
             Needs ``model``. Without a loader, name examples by :meth:`Training.visit`.
         likelihood: of the training loss, which makes predictions of outputs at the visits.
+        augment: what the loop, or the data set, does to a batch of inputs before the model sees
+            it, such as random flips: examples are then followed by views of them. It is called
+            with one example at a time, [1, ...]. Not saved; set ``training.augment`` after a load.
 
     Returns:
         The record, which goes on as the optimizer steps.
@@ -111,6 +117,10 @@ def record(
     steps = None if num_steps is None else whole("num_steps", num_steps)
     limit = None if max_bytes is None else whole("max_bytes", max_bytes)
     grid = Grid(wanted, None if folder is None else path_of("folder", folder), steps, limit)
+    if augment is not None and not callable(augment):
+        raise ArgumentError(
+            "a function of a batch of inputs as augment", type(augment).__name__, AUGMENT_REMEDY
+        )
     watch = Watch([p for g in inner.param_groups for p in g["params"]], scaler)
     if truth("replay", replay) and (model is None or scaler is not None):
         raise ArgumentError(
@@ -123,6 +133,7 @@ def record(
         kind = f"{type(inner).__module__}.{type(inner).__qualname__}"
         recorder.training.order = Order(optimizer=kind, reduction=reduction)
     recorder.training.seen.likelihood = resolve(likelihood)
+    recorder.training.augment = augment
     if loader is not None:
         recorder.listen(loader, model)
     _recorded[inner] = ref(recorder.training)

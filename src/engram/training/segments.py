@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engram.core.arguments import MANY, whole
 from engram.core.parameters import Named
+from engram.engine.views import Augment
 from engram.errors import ModelMismatchError
 from engram.training.checkpoints import TIME, Checkpoint, Snapshot, key, relative_times, totals
 from engram.training.visits import Visits
@@ -129,6 +130,7 @@ class NamedTraining:
         likes: type and device of the parameters.
         visits: what the steps said about their examples; None where they named none.
         seconds: that the steps took; None where that is not known.
+        augment: what the loop did to its inputs, where it did something.
     """
 
     num_steps: int
@@ -141,6 +143,7 @@ class NamedTraining:
     sizes: Mapping[str, int] = field(repr=False)
     visits: Visits | None = field(default=None, repr=False)
     seconds: float | None = None
+    augment: Augment | None = field(default=None, repr=False)
 
     def prior_precision(self, num_data: int) -> Named:
         """delta = N W / C by name: the prior precision that the weight decay stands for.

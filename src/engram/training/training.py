@@ -17,6 +17,7 @@ from engram.core.parameters import check_module, trainable, uncompiled
 from engram.core.storage.files import remove_stale
 from engram.core.storage.kinds import AGAIN, Kind, stored
 from engram.core.storage.values import as_read, init_fields
+from engram.engine.views import Augment
 from engram.errors import DataError, ModelMismatchError, NonFiniteError, StorageError, TrainingError
 from engram.likelihoods import Categorical
 from engram.training.checkpoints import NAMES, Grid, Snapshot, taken, totals
@@ -77,6 +78,7 @@ class Training:
         seen: what the steps said about the examples that they named.
         end: weights and times after the last step, once they were asked for.
         stopwatch: seconds from step to step.
+        augment: what the loop does to a batch of inputs; a function, which is not saved.
     """
 
     optimizer_name: str
@@ -93,6 +95,7 @@ class Training:
     seen: Visits = field(default_factory=lambda: Visits(Categorical()), repr=False)
     end: Snapshot | None = field(default=None, repr=False)
     stopwatch: Stopwatch = field(default_factory=Stopwatch, repr=False)
+    augment: Augment | None = field(default=None, repr=False)
     _source: Source | None = field(default=None, init=False, repr=False)
 
     @classmethod
@@ -176,6 +179,7 @@ class Training:
             {name: parameter.numel() for name, parameter in parameters.items()},
             None if self.visits is None or self.visits.with_targets is None else self.visits,
             self.seconds,
+            self.augment,
         )
 
     @property

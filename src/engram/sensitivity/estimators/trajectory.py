@@ -36,7 +36,7 @@ from engram.sensitivity.estimators.base import (
     none_flagged,
 )
 from engram.sensitivity.trajectory.full import bytes_carried, full_stages, walked
-from engram.sensitivity.trajectory.stages import residual_at_visits, stages
+from engram.sensitivity.trajectory.stages import Stage, residual_at_visits, stages
 from engram.sensitivity.variance import DENSE_OUTPUTS
 from engram.training.segments import NamedTraining
 
@@ -57,17 +57,26 @@ def trajectory(observed: Observed, setting: Setting) -> Estimate:
     carried = Displacements(walk[0].bases)
     readouts = []
     for stage in walk:
-        seen = stage.session.observe(observed.batch)
-        moved = seen.trace.displaced(
-            residual_at_visits(seen, stage.segment, setting.likelihood), carried, stage.first_half
-        )
-        carried.advance(stage.whole)
-        readouts.append(setting.likelihood.loss(seen.outputs + moved, seen.targets).detach())
-        seen.trace.release()
+        readouts.append(_through(stage, observed, carried))
     observed.trace.add_gradient(observed.residual, setting.posterior, setting.total)
     deviation = observed.trace.displaced(observed.residual, carried)
     estimate = estimate_at(observed, setting, deviation, none_flagged(observed))
     return replace(estimate, readouts=torch.stack([*readouts, estimate.loo_loss], dim=1))
+
+
+def _through(stage: Stage, observed: Batch, carried: Displacements) -> Tensor:
+    """The losses at a checkpoint without each example; D goes to the end of its segment."""
+    seen = stage.driving.observe(observed.batch)
+    residual = residual_at_visits(seen, stage.segment, stage.session.likelihood)
+    moved = seen.trace.driving(residual, carried, stage.first_half)
+    if stage.driving.views is not None:
+        seen.trace.release()
+        seen = stage.session.observe(observed.batch)
+        moved = seen.trace.displaced(seen.residual, carried, stage.first_half)
+    carried.advance(stage.whole)
+    losses = stage.session.likelihood.loss(seen.outputs + moved, seen.targets).detach()
+    seen.trace.release()
+    return losses
 
 
 def _with_full_matrices(observed: Batch, setting: Setting) -> Estimate:

@@ -129,7 +129,10 @@ def full_stages(
     """
     points = sum(snapshot.step > 0 for snapshot in training.snapshots)
     segments = training.segments(max(1, min(count, points // 2)))
-    return [FullStage.of(at_checkpoint(opened, s), s, layout, seed) for s in segments]
+    return [
+        FullStage.of(at_checkpoint(opened, s, training.augment, seed), s, layout, seed)
+        for s in segments
+    ]
 
 
 def bytes_carried(layout: Layout, outputs: Tensor) -> int:

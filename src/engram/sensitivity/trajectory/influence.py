@@ -80,12 +80,12 @@ def along_kronecker(walk: Sequence[Stage], layout: Layout, test: Session) -> Ten
 
 def _at(stage: Stage, layout: Layout) -> Iterator[Tensor]:
     """Gradients of the training examples at a checkpoint, with the residuals of their visits."""
-    likelihood = stage.session.likelihood
+    likelihood = stage.driving.likelihood
 
     def visited(observed: Observed) -> Tensor:
         return residual_at_visits(observed, stage.segment, likelihood)
 
-    return gradient_rows(stage.session, layout, visited)
+    return gradient_rows(stage.driving, layout, visited)
 
 
 def along_full(walk: Sequence[FullStage], opened: Session, test: Session) -> Tensor:

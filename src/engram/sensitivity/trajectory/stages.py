@@ -17,6 +17,7 @@ from engram.core.data.batches import call
 from engram.core.parameters import Named
 from engram.engine.drift import Drifts
 from engram.engine.session import Observed, Session
+from engram.engine.views import Augment, Views
 from engram.likelihoods import Likelihood
 from engram.sensitivity.trajectory.fitting import Bases, bases, fit, samples
 from engram.training.segments import NamedTraining, Segment
@@ -31,6 +32,7 @@ class Stage:
 
     Args:
         session: passes over the data with the weights of the checkpoint.
+        driving: the same, with views of the examples where the training had such.
         segment: of the training, with the checkpoint in its middle.
         bases: of all drifts.
         first_half: the drift from the segment's start to its checkpoint.
@@ -39,6 +41,7 @@ class Stage:
     """
 
     session: Session
+    driving: Session
     segment: Segment
     bases: Bases = field(repr=False)
     first_half: Drifts = field(repr=False)
@@ -71,29 +74,37 @@ def stages(opened: Session, training: NamedTraining, count: int, seed: int) -> l
         seed: of the examples that the curvature is measured on, and of sampled labels.
     """
     segments = training.segments(count)
-    sessions = [at_checkpoint(opened, segment) for segment in segments]
+    sessions = [at_checkpoint(opened, s, training.augment, seed) for s in segments]
     fixed = {name for name, moved in training.moved.items() if not moved}
     measured = samples(sessions, fixed, seed)
     shared = bases(measured, fixed)
     found = []
     for segment, sample in zip(segments, measured, strict=True):
         drifts = fit(sample, segment, shared)
-        found.append(
-            Stage(sample.session, segment, shared, drifts.first_half, drifts.whole, drifts.scale)
-        )
+        plain, driving = replace(sample.session, views=None), sample.session
+        own = (drifts.first_half, drifts.whole, drifts.scale)
+        found.append(Stage(plain, driving, segment, shared, *own))
         sample.forget()
     return found
 
 
-def at_checkpoint(opened: Session, segment: Segment) -> Session:
-    """Passes of a copy of the model at the checkpoint in the middle of a segment."""
+def at_checkpoint(opened: Session, segment: Segment, augment: Augment | None, seed: int) -> Session:
+    """Passes of a copy of the model at the checkpoint in the middle of a segment.
+
+    Args:
+        opened: the model at the end of the training, with the data.
+        segment: of the training.
+        augment: what the training did to its inputs; every segment has views of its own.
+        seed: of the views.
+    """
     model = copy.deepcopy(opened.model)
     checkpoint = segment.middle
     places = dict(model.named_parameters()) | dict(model.named_buffers())
     with torch.no_grad():
         for name, value in (checkpoint.weights | checkpoint.buffers).items():
             places[name].copy_(value)
-    session = replace(opened, engine=opened.engine.moved_to(model))
+    views = None if augment is None else Views(augment, hash((seed, segment.end)))
+    session = replace(opened, engine=opened.engine.moved_to(model), views=views)
     estimate_statistics(session)
     return session
 
@@ -138,7 +149,7 @@ def estimate_statistics(session: Session) -> None:
         for first in range(STATISTICS_BATCHES):
             some = spread[first::STATISTICS_BATCHES]
             if len(some) > 1:
-                call(session.model, session.placed(session.batches.take(some)).inputs)
+                call(session.model, session.viewed(session.batches.take(some)).inputs)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
         norm.eval()
