@@ -26,7 +26,7 @@ from engram.trust.expectation import (
     VISITS,
     Predictor,
 )
-from engram.trust.remedies import record, truth
+from engram.trust.remedies import go_along, truth
 from engram.trust.thresholds import (
     CLOSED,
     COMPUTE,
@@ -109,6 +109,8 @@ class Foundation(Protocol):
     def along(self) -> bool: ...
     @property
     def training_seconds(self) -> float | None: ...
+    @property
+    def walkable(self) -> bool: ...
 
 
 class Judged(Protocol):
@@ -211,7 +213,7 @@ def was_stopped(result: Judged) -> list[Reason]:
     if not result.basis.stopped:
         return []
     if not result.basis.along and result.diagnostics.computed:
-        again = record(result.basis.training_seconds)
+        again = go_along(result.basis.walkable, result.basis.training_seconds)
         return [Reason("end_alone", LEVELS[CAUTION], 1.0, 0.0, END_ALONE, again, SIZES_ONLY)]
     if not math.isnan(expected_of(result).size):
         return []
@@ -278,7 +280,8 @@ def rules_of(result: Judged) -> tuple[Rule, ...]:
         # what the posterior of a recorded training takes as fixed, training does not move
         if basis.along:
             return (*along_rules(basis.training_seconds), GUARD)
-        return (*end_rules(_named(result), basis.training_seconds), GUARD)
+        again = go_along(basis.walkable, basis.training_seconds)
+        return (*end_rules(_named(result), again), GUARD)
     rules = OWN_RULES
     if basis.prior_fitted:
         rules = tuple(NOT_TOLD if rule is CONVERGENCE else rule for rule in rules)
