@@ -82,7 +82,7 @@ from the signals that are kept there.
 
 What verdicts say of the sign, and how often it was right:
 
-{table(["said", "and the sign was right in"], _signs(rows))}
+{table(["said", "of its own loss", "of the test loss"], _signs(rows))}
 
 Off and called good:
 {_missed(rows)}.
@@ -99,10 +99,12 @@ def _wrong_labels(rows: Sequence[Row], kind: str) -> list[Row]:
 
 
 def _signs(rows: Sequence[Row]) -> list[list[str]]:
+    """Of the group's own loss, which hardly ever falls, and of the test loss, which may."""
     lines = []
     for words in sorted({one.sign for one in rows}):
-        own = [one.same_sign for one in rows if one.sign == words]
-        lines.append([words, f"{sum(own)} of {len(own)} ({sum(own) / len(own):.0%})"])
+        said = [one for one in rows if one.sign == words]
+        right = [[one.same_sign for one in said if one.loss == loss] for loss in ("own", "test")]
+        lines.append([words, *(f"{sum(some)} of {len(some)}" for some in right)])
     return lines
 
 
