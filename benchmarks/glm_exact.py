@@ -225,8 +225,8 @@ def early_stops() -> list[dict[str, Any]]:
 TEXT = """\
 Each rule's mean leave-one-out loss over that of refits of every example, and the verdict of its
 result. `error` is the sum of absolute errors of single losses over the sum of the losses, `said`
-what the result of one Newton step says it is; the thresholds of the verdict on it are 0.02
-(caution) and 0.1 (unreliable). The largest error of the mean by `exact` is"""
+what the result of one Newton step says it is; the thresholds of the verdict on it are 0.15
+(caution) and 0.35 (unreliable). The largest error of the mean by `exact` is"""
 VERDICTS = f"""\
 How often verdicts are right: *bad* are increases of the loss off by more than {BAD_SIZE:g} times,
 or a rank correlation of leave-one-out losses with refits below {BAD_RANKING:g}; *good* are

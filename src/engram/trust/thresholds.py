@@ -75,10 +75,12 @@ COVERAGE = Rule(
     text="some trainable parameters are taken as fixed by the posterior",
     remedy="Use a posterior of all parameters if the training moved all of them.",
 )
+# Set on docs/results/glm_exact.md: of 37 estimates off by more than 2 times one is below caution,
+# of 154 good ones 11 are above it
 STEP = Rule(
     "step_error",
-    caution=0.02,
-    unreliable=0.1,
+    caution=0.15,
+    unreliable=0.35,  # from there on increases of a third of the truth, and less
     text="one Newton step, or less, is not enough for some examples",
     remedy='Use estimator="exact", which fits again without them.',
     about=SIZES_ONLY,
@@ -263,10 +265,12 @@ DRIFT = Rule(
     "recorded",
     remedy=f"Train to a minimum, or walk the training again: {REPLAYED}.",
 )
+# Set on 422 groups of the tables of docs/results/glm_exact.md: of 15 that are off by a factor 3, or
+# in sign, CLOSED_RULES leave one uncalled; of the others they call 7 %
 SECOND_STEP = Rule(
     "second_step",
-    caution=0.2,
-    unreliable=1.0,
+    caution=0.4,
+    unreliable=0.8,
     text="a second Newton step, taken where the first led, changes the group's effect",
     remedy=FIT_AGAIN,
 )
