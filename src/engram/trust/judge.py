@@ -39,12 +39,14 @@ from engram.trust.thresholds import (
     NO_RICHER,
     NOT_TOLD,
     NOTHING,
+    OR_RECORD,
     OWN_RULES,
     PRIOR,
     RANKING_AT_END,
     RICHER,
     SIZES_ONLY,
     STOPPED,
+    WITH_TIME,
     along_rules,
     end_rules,
 )
@@ -295,8 +297,19 @@ def rules_of(result: Judged) -> tuple[Rule, ...]:
             for rule in rules
         )
     if foretold:  # not at a minimum, and not recorded: the ranking may be right for all that
-        return (RANKING_AT_END, *(replace(rule, about=SIZES_ONLY) for rule in rules))
+        own = (replace(rule, about=SIZES_ONLY, remedy=_recorded(rule)) for rule in rules)
+        return (RANKING_AT_END, *own)
     return rules
+
+
+def _recorded(rule: Rule) -> str:
+    """The remedy of a rule for a net that was stopped: to say so, where others cannot be followed.
+
+    It is trained no further, and what looks like too few curvatures is the time that is missing.
+    """
+    if rule.signal == CONVERGENCE.signal and rule is not NOT_TOLD:
+        return OR_RECORD
+    return WITH_TIME if rule.signal in {other.signal for other in RICHER} else rule.remedy
 
 
 def own_levels(result: Judged) -> Tensor:

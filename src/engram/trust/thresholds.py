@@ -145,6 +145,10 @@ END_ALONE = (
 )
 FAR_OFF = "losses and gradient are those of nets whose estimates from the end were off"
 RECORD = record(None)
+OR_RECORD = f"Train to a minimum. Where training is stopped before: r{RECORD[1:]}"
+WITH_TIME = (
+    "Pass training=: its time holds the weights where training left them, whatever the structure."
+)
 RANKING_AT_END = replace(RANKING_ALONG, text=FAR_OFF, remedy=RECORD)
 
 
