@@ -24,18 +24,35 @@ from benchmarks.practical.estimates import Watched
 from benchmarks.records import RESULTS, conditions, table, write
 from benchmarks.timing import environment
 from benchmarks.trust.practical.estimates import WAYS, estimated, held_against
-from benchmarks.trust.practical.fit import BAD_RANKING, BAD_SIZE, factor, is_bad, is_good
+from benchmarks.trust.practical.fit import (
+    BAD_RANKING,
+    BAD_SIZE,
+    GOOD_RANKING,
+    GOOD_SIZE,
+    factor,
+    is_bad,
+    is_good,
+)
 from benchmarks.trust.practical.page import share
 from benchmarks.trust.practical.settings import SETTINGS
 from benchmarks.trust.practical.truths import kept_truths, truth
 from benchmarks.trust.runs import rounded
 from engram.evidence.assess import measured
 from engram.trust.aspects import LEVELS
+from engram.trust.thresholds import LINEARISATION, RANKS, SIZES
+from engram.trust.verdict import Rule
 
 NAME = "trust-assess"
 BUDGET = 50  # passes over the data
 RECORDED = tuple(way for way in WAYS if way.recorded and way.structure == "kronecker")
 SIGNALS = ("rank_disagreement", "size_disagreement", "linearisation")
+# Rules that are put on top of a verdict; `assess` has the second for estimates along a record, the
+# third for such as are from the end
+JUDGED: dict[str, tuple[Rule, ...]] = {
+    "its own": (),
+    "and the tangent": (LINEARISATION,),
+    "and the second opinion": (LINEARISATION, RANKS, SIZES),
+}
 
 
 def rows_of(name: str, budget: int) -> list[dict[str, Any]]:
@@ -53,7 +70,7 @@ def rows_of(name: str, budget: int) -> list[dict[str, Any]]:
         row = held_against(result, known)
         about = {"setting": name, "way": way.name, "budget": budget}
         numbers = {key: row[key] for key in ("ranking", "size", "mean")} | measured(said.signals)
-        levels = {"plain": result.verdict.level, "assessed": said.level}
+        levels = {"plain": result.verdict.level}
         found.append(about | levels | rounded(numbers | {"cost": spent}))
     return found
 
@@ -65,17 +82,20 @@ def page(record: Mapping[str, Any]) -> str:
     costs = sorted(row["cost"] for row in rows)
     header = ["estimate", "verdict", "bad flagged", "good flagged", "called good and is"]
     levels = [
-        [way.name, words, *_rates([row for row in rows if row["way"] == way.name], key)]
+        [way.name, words, *_rates([row for row in rows if row["way"] == way.name], rules)]
         for way in RECORDED
-        for words, key in (("its own", "plain"), ("by `assess`", "assessed"))
+        for words, rules in JUDGED.items()
     ]
     columns = ["estimate", "signal", "with 1 - ranking", "with the factor of sizes"]
     return f"""# What `assess` adds for nets that were stopped
 
-{len(nets)} nets of [the study](trust-practical.md) ({", ".join(nets)}), a recorded training each,
-`engram.assess(..., budget={BUDGET})`: {costs[len(costs) // 2]:.1f} trainings in the median, by
-processor time. *Bad* has a ranking below {BAD_RANKING} or sizes off by more than {BAD_SIZE:g}
-times.
+{len(nets)} nets of [the study](trust-practical.md), a recorded training each;
+`engram.assess(..., budget={BUDGET})` took {costs[len(costs) // 2]:.1f} trainings in the median, by
+processor time. The second opinion is a step of the exact Gauss-Newton matrix with the training
+time, from the end. Along a record it flags good estimates and finds no bad one, so that `assess`
+judges those by the tangent alone, and says so; of estimates from the end, which are never called
+good, it changes no level. *Bad* has a ranking below {BAD_RANKING} or sizes off by more than
+{BAD_SIZE:g} times, *good* a ranking from {GOOD_RANKING} on and sizes within {GOOD_SIZE:g} times.
 {conditions(record["environment"])}
 Written by `python -m benchmarks.trust.practical.assessed`.
 
@@ -88,14 +108,20 @@ good from bad has one near 1:
 
 Every estimate:
 
-{table(["net", "estimate", "ranking", "size", *SIGNALS, "its own", "by `assess`"], _all(rows))}
+{table(["net", "estimate", "ranking", "size", *SIGNALS, *JUDGED], _all(rows))}
 """
 
 
-def _rates(rows: Sequence[Mapping[str, Any]], key: str) -> list[str]:
-    bad, good = ([row[key] for row in rows if holds(row)] for holds in (is_bad, is_good))
-    called = [row for row in rows if row[key] == "good"]
-    levels = [row[key] for row in rows]
+def level(row: Mapping[str, Any], rules: Sequence[Rule]) -> str:
+    """The worst of the verdict's own level and of rules on what was measured."""
+    own = LEVELS.index(row["plain"])
+    return LEVELS[max([own, *(rule.level(row[rule.signal]) for rule in rules)])]
+
+
+def _rates(rows: Sequence[Mapping[str, Any]], rules: Sequence[Rule]) -> list[str]:
+    bad, good = ([level(r, rules) for r in rows if holds(r)] for holds in (is_bad, is_good))
+    called = [row for row in rows if level(row, rules) == "good"]
+    levels = [level(row, rules) for row in rows]
     return [
         share(bad, lambda n: bad[n] != "good"),
         share(good, lambda n: good[n] != "good"),
@@ -129,8 +155,7 @@ def _all(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             row["setting"],
             row["way"],
             *(f"{row[key]:.2f}" for key in numbers),
-            row["plain"],
-            row["assessed"],
+            *(level(row, rules) for rules in JUDGED.values()),
         ]
         for row in rows
     ]
