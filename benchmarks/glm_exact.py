@@ -18,12 +18,22 @@ from typing import Any
 import numpy as np
 import statsmodels.api as sm
 import torch
+from scipy.stats import spearmanr
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 from sklearn.linear_model import LogisticRegression, PoissonRegressor
 
 import engram
 from benchmarks.records import RESULTS, conditions, table, write
 from benchmarks.timing import environment
+from benchmarks.trust.practical.fit import (
+    BAD_RANKING,
+    BAD_SIZE,
+    GOOD_RANKING,
+    GOOD_SIZE,
+    is_bad,
+    is_good,
+)
+from benchmarks.trust.practical.page import share
 from engram import models
 from engram.errors import SeparationError
 
@@ -140,6 +150,8 @@ def measured(problem: Problem) -> dict[str, Any]:
         result = models.sensitivities_of(fit, estimator=rule, progress=False)
         same = torch.where(true == result.loo_loss, 0.0, (result.loo_loss - true).abs())
         record[rule] = {
+            "ranking": float(spearmanr(result.loo_loss, true).statistic),
+            "size": _size(result, true),
             "over true": result.loo_nll / float(true.mean())
             if result.loo_nll != true.mean()
             else 1.0,
@@ -150,6 +162,30 @@ def measured(problem: Problem) -> dict[str, Any]:
             "seconds": time.process_time() - start,
         }
     return record
+
+
+def _size(result: engram.Result, true: torch.Tensor) -> float:
+    """Estimated over true increase; 1 where both are infinite."""
+    ours, theirs = (float((losses - result.loss).mean()) for losses in (result.loo_loss, true))
+    return 1.0 if ours == theirs else ours / theirs
+
+
+def rates(problems: list[dict[str, Any]]) -> list[list[str]]:
+    """Of every rule, how often its verdict is right, by what is good and bad of stopped nets."""
+    lines = []
+    for rule in RULES:
+        rows = [found[rule] for found in problems]
+        bad, good = ([r["verdict"] for r in rows if holds(r)] for holds in (is_bad, is_good))
+        called = [r for r in rows if r["verdict"] == "good"]
+        lines.append(
+            [
+                rule,
+                share(bad, lambda n, of=bad: of[n] != "good"),
+                share(good, lambda n, of=good: of[n] != "good"),
+                share(called, lambda n, of=called: is_good(of[n])),
+            ]
+        )
+    return lines
 
 
 def early_stops() -> list[dict[str, Any]]:
@@ -189,8 +225,12 @@ def early_stops() -> list[dict[str, Any]]:
 TEXT = """\
 Each rule's mean leave-one-out loss over that of refits of every example, and the verdict of its
 result. `error` is the sum of absolute errors of single losses over the sum of the losses, `said`
-what the result of one Newton step says it is; the thresholds of the verdict on it are 0.02
-(caution) and 0.1 (unreliable). The largest error of the mean by `exact` is"""
+what the result of one Newton step says it is; the thresholds of the verdict on it are 0.15
+(caution) and 0.35 (unreliable). The largest error of the mean by `exact` is"""
+VERDICTS = f"""\
+How often verdicts are right: *bad* are increases of the loss off by more than {BAD_SIZE:g} times,
+or a rank correlation of leave-one-out losses with refits below {BAD_RANKING:g}; *good* are
+increases within {GOOD_SIZE:g} times and a correlation from {GOOD_RANKING:g} on."""
 STOPS = """\
 Fits of scikit-learn stopped after some iterations: the Newton decrement in standard deviations of
 the posterior (caution above 0.03, unreliable above 0.1), and the mean leave-one-out loss over that
@@ -212,6 +252,10 @@ def page(record: dict[str, Any]) -> str:
             f"{TEXT} {worst:.1e}.",
             "",
             table([*header, "error, one step", "said", "refits"], [_row(r) for r in found]),
+            "",
+            VERDICTS,
+            "",
+            table(["rule", "bad flagged", "good flagged", "called good and is"], rates(found)),
             "",
             "## Early stops",
             "",

@@ -21,13 +21,13 @@ def examples() -> tuple[Tensor, Tensor]:
     return torch.randn(NUMBER, 4, generator=generator) + torch.eye(3, 4)[y], y
 
 
-def recorded() -> tuple[nn.Module, tuple[Tensor, Tensor], engram.Training]:
+def recorded(decay: float = 0.01) -> tuple[nn.Module, tuple[Tensor, Tensor], engram.Training]:
     """Mini-batches, BatchNorm and AdamW; the examples of every step are noted."""
     x, y = examples()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = net()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=decay)
         training = engram.record(optimizer, model, replay=True)
         for _ in range(EPOCHS):
             for rows in torch.randperm(NUMBER).split(BATCH):

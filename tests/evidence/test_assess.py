@@ -234,3 +234,19 @@ def test_a_training_that_was_stopped_is_held_against_its_own_matrix():
     assert found.signals.residual < 0.05
     assert not any("minimum" in reason.remedy for reason in found.reasons)
     assert len(found.signals.indices) == 14
+
+
+def test_nothing_is_judged_by_a_second_opinion_of_the_end_where_the_estimate_went_along(tmp_path):
+    model, data, training = recorded()
+    posterior = engram.laplace(
+        model, data, training=training, structure="kronecker", progress=False
+    )
+    result = engram.sensitivities(model, data, posterior, progress=False)
+    assert result.basis.along
+    found = engram.assess(model, data, result, posterior, budget=20, progress=False)
+    assert "second opinion is of the end" in " ".join(repr(found).split())
+    assert torch.equal(found.levels, result.verdict.levels)
+    assert not {"rank_disagreement", "size_disagreement"} & {r.signal for r in found.reasons}
+    assert engram.load(found.save(tmp_path)).notes == found.notes
+    ended = engram.sensitivities(model, data, posterior, estimator="linear", progress=False)
+    assert engram.assess(model, data, ended, posterior, budget=20, progress=False).notes == ()

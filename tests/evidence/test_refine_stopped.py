@@ -79,3 +79,19 @@ def test_a_way_is_asked_for(stopped):
         Replay(stopped[2], start=1.0)
     with pytest.raises(ArgumentError, match="a recorded training; got"):
         Replay("training")
+
+
+def test_a_training_without_weight_decay_is_walked_and_repeated_too():
+    """Its prior precision is 0, which only recipes have no minimum with."""
+    model, data, training = recorded(decay=0.0)
+    posterior = engram.laplace(model, data, training=training, progress=False)
+    result = engram.sensitivities(model, data, posterior, progress=False)
+    quiet = {"progress": False}
+    for train in (training, FromStart(fit, net)):
+        assert engram.certify(model, data, result, train=train, refits=8, **quiet).loo_nll > 0
+        check = engram.verify(model, data, result, train=train, sample=6, **quiet)
+        assert check.deterministic
+        again = engram.refine(model, data, result, posterior, indices=CHOSEN, train=train, **quiet)
+        assert int((again.obtained > 0).sum()) == len(CHOSEN)
+    with pytest.raises(ArgumentError, match=r"positive prior precision.*0 for all"):
+        engram.verify(model, data, result, train="newton", sample=6, **quiet)

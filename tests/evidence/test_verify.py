@@ -1,6 +1,7 @@
 """verify: the sample, the numbers, the noise, the picture and the sentence."""
 
 import copy
+import json
 import random
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 import engram
-from engram.errors import ArgumentError, ModelMismatchError
+from engram.errors import ArgumentError, ModelMismatchError, StorageError, TrainingError
 from engram.evidence.verify import stratified
 from engram.likelihoods import Gaussian
 from retraining_problems import classifier, minimised, ridge_fit, ridge_problem
@@ -74,6 +75,37 @@ def test_noise_is_named():
     assert not check.deterministic
     assert "not deterministic" in check.sentence
     assert "too noisy" in check.sentence
+
+
+def nothing(model, data):
+    return None
+
+
+def changing(model, data):
+    data[0].mul_(2.0)
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [(nothing, "None, with all weights as before"), (changing, "data that changed during")],
+)
+def test_functions_that_misbehave(digits_like, train, words):
+    model, data, result = digits_like
+    before = data[0].clone()
+    with pytest.raises(TrainingError, match=words):
+        engram.verify(model, data, result, train=train, sample=6, progress=False)
+    assert torch.equal(data[0], before)
+
+
+def test_a_file_of_another_version(digits_like, tmp_path):
+    model, data, result = digits_like
+    found = engram.verify(model, data, result, sample=6, progress=False)
+    file = found.save(tmp_path) / "verification.json"
+    content = json.loads(file.read_text())
+    content["format"] = 99
+    file.write_text(json.dumps(content))
+    with pytest.raises(StorageError, match="99"):
+        engram.load(tmp_path)
 
 
 def test_refits_that_end_apart_are_not_called_random(digits_like):

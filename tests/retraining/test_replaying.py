@@ -175,7 +175,7 @@ def test_what_trainings_will_take_is_said_before(walked, monkeypatch, capsys):
     monkeypatch.setattr("engram.retraining.pace.WORTH_SAYING", 0.0)
     engram.retrain(model, data, [0, 7], train=training)
     said = capsys.readouterr().err
-    assert re.search(r"about .* s: 3 trainings, .* s each, 15 recorded steps, measured", said)
+    assert re.search(r"about .* s: 3 trainings, .* s each, 15 of 15 recorded steps, measured", said)
     monkeypatch.setattr("engram.retraining.pace.LONG_FIRST", 0.0)
     engram.retrain(model, data, [0, 7], train=FromStart(fit, net))
     said = capsys.readouterr().err

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import engram
-from engram.trust.remedies import REFITS, certify, record, replay, truth
+from engram.trust.remedies import REFITS, certify, go_along, record, replay, truth
 from engram.trust.thresholds import ALONG_RULES, along_rules
 
 
@@ -48,7 +48,10 @@ def test_results_and_removals_of_a_record_are_told_with_its_time():
     posterior = engram.laplace(model, data, **given)
     result = engram.sensitivities(model, data, posterior, estimator="linear", progress=False)
     assert result.basis.training_seconds == training.seconds
-    assert record(training.seconds) in {reason.remedy for reason in result.verdict.reasons}
+    remedies = {reason.remedy for reason in result.verdict.reasons}
+    assert any(remedy.startswith("Leave out estimator=") for remedy in remedies)
+    assert record(training.seconds) not in remedies  # it is recorded
+    assert go_along(False, training.seconds) == record(training.seconds)
     removal = engram.remove(model, data, posterior, range(5), estimator="linear", progress=False)
     assert removal.training_seconds == training.seconds
     assert replay(training.seconds) in {reason.remedy for reason in removal.verdict.reasons}

@@ -172,3 +172,10 @@ def test_a_number_that_is_none_in_one_example_is_no_reason_against_another():
     verdict = Verdict.from_reasons([], own, [lost])
     assert verdict.of_example(0).reasons == ()
     assert [reason.signal for reason in verdict.of_example(1).reasons] == ["not_finite"]
+
+
+def test_a_remedy_is_printed_once():
+    reasons = [Rule(name, 0.1, 0.5, f"{name} is off", "Do this.").reason(0.2) for name in "ab"]
+    text = repr(Verdict.from_reasons(reasons, torch.zeros(1, dtype=torch.int8)))
+    assert text.count("Do this.") == 1
+    assert "b is off (b 0.2). The same helps." in text

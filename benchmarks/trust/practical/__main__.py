@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,13 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", help="to estimate anew; all with a truth if none")
     parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
     parser.add_argument("--structures", nargs="*", default=["kronecker"])
+    parser.add_argument("--truths", action="store_true", help="only train truths not kept yet")
     parser.add_argument("--again", action="store_true", help=f"only the page, from {NAME}.json")
     parser.add_argument("--output", type=Path, default=RESULTS)
     chosen = parser.parse_args()
+    if chosen.truths:
+        _train_truths(chosen.settings or list(SETTINGS), chosen.output)
+        return
     file = chosen.output / f"{NAME}.json"
     record = json.loads(file.read_text()) if file.is_file() else {"rows": []}
     if not chosen.again:
@@ -51,6 +56,16 @@ def main() -> None:
     rows = with_unnamed(record["rows"])
     for path in TAKEN:
         print(path, fitted(rows, path))
+
+
+def _train_truths(settings: list[str], output: Path) -> None:
+    """Those that are not kept, one after the other; each is kept as soon as it is there."""
+    torch.set_num_threads(1)
+    for name in settings:
+        began = time.process_time()
+        found = truth(name, output)
+        seconds = time.process_time() - began
+        print(f"  {name}: increase {found.increase:.3g}, {seconds:.0f} s", flush=True)
 
 
 def _replaced(

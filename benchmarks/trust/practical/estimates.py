@@ -64,18 +64,20 @@ def rows_of(name: str, known: Truth, seed: int, ways: Sequence[Way] = WAYS) -> l
             continue
         training = watched.training if way.recorded else None
         began = time.process_time()
-        result = _estimated(model, split.data, way, training)
+        result, _ = estimated(model, split.data, way, training)
         cost = {"cost": (time.process_time() - began) / trained}  # in trainings
-        found.append(about | {"way": way.name} | _against(result, known) | rounded(cost))
+        found.append(about | {"way": way.name} | held_against(result, known) | rounded(cost))
     return found
 
 
-def _estimated(
+def estimated(
     model: nn.Module, data: tuple[Tensor, Tensor], way: Way, training: engram.Training | None
-) -> engram.Result:
+) -> tuple[engram.Result, Any]:
+    """A result, and the posterior that it was computed with."""
     recorded = {} if training is None else {"training": training}
     posterior = engram.laplace(model, data, structure=way.structure, progress=False, **recorded)
-    return engram.sensitivities(model, data, posterior, estimator=way.estimator, progress=False)
+    result = engram.sensitivities(model, data, posterior, estimator=way.estimator, progress=False)
+    return result, posterior
 
 
 def _without_noise(correlation: float, reliability: float) -> float:
@@ -83,7 +85,8 @@ def _without_noise(correlation: float, reliability: float) -> float:
     return correlation / math.sqrt(reliability) if reliability > LEAST_RELIABLE else math.nan
 
 
-def _against(result: engram.Result, known: Truth) -> dict[str, Any]:
+def held_against(result: engram.Result, known: Truth) -> dict[str, Any]:
+    """How a result compares with the truth, and what it says of itself."""
     fine = known.out.isfinite() & result.loo_loss.isfinite()
     loo, out = result.loo_loss[fine].double(), known.out[fine].double()
     ranking, score = ranks(loo, out), ranks(result.score[fine], known.score[fine])

@@ -20,7 +20,14 @@ from engram.posteriors.gaussian import Posterior
 from engram.problem import opened_problem
 from engram.sensitivity.result import Result, check_result
 from engram.trust import judge
-from engram.trust.thresholds import FACTOR, INDEFINITE, MEASURED_RULES, PRIOR
+from engram.trust.thresholds import (
+    FACTOR,
+    LINEARISATION,
+    MEASURED_RULES,
+    PRIOR,
+    RANKS,
+    SIZES,
+)
 from engram.trust.verdict import GOOD, UNRELIABLE, Rule, Verdict
 
 # Passes over the data: surer correlations against time. With 260 of them, 24 examples and 10 rounds
@@ -30,6 +37,11 @@ FEWEST_ITERATIONS = 2
 OF_SPECTRUM = 2  # products a round, besides those of the sample
 FEWEST_PASSES = FEWEST_ITERATIONS * (SMALLEST_SAMPLE + OF_SPECTRUM)
 VERIFY = "Check some by engram.verify(model, data, result, train=training)."
+ALONG = (
+    "The second opinion is of the end of the training, and nothing is judged by it: in the study "
+    "of stopped nets it told no estimate along a training that was good from one that was not. "
+    "engram.verify and engram.certify with train= do."
+)
 ENOUGH = "use budget=260, or fewer for a rougher answer"
 
 
@@ -52,7 +64,8 @@ def assess(
     On a sample of examples, the posterior's own steps :math:`S^{-1} \nabla \ell_i` are held against
     the model at :math:`\theta + \Delta\theta` and against steps of the exact Hessian H of the
     objective; and the spectrum of :math:`S^{-1} H` says how far S is from H and whether H is
-    indefinite. The thresholds come from a study with true retraining: docs/trust.md.
+    indefinite. The thresholds come from a study with true retraining: docs/trust.md. For estimates
+    along a recorded training it adds next to nothing, and says so.
 
     Args:
         model: the one that the result is about; it is not changed.
@@ -97,7 +110,8 @@ def assess(
         check_outputs(result, problem.model, problem.batches)
         objective = Objective(problem.session, posterior, _prior_share(result, posterior))
         signals = measure(objective, result, size, spent.iterations, seed, progress)
-    return Assessment(refined_verdict(result, signals), signals)
+    notes = (ALONG,) if result.basis.along else ()
+    return Assessment(refined_verdict(result, signals), signals, notes)
 
 
 @dataclass(frozen=True)
@@ -166,6 +180,8 @@ def own_levels(result: Result, signals: Signals) -> Tensor:
     levels = judge.own_levels(result)
     tiny = torch.finfo(signals.score.dtype).tiny
     ratio = signals.score.clamp(min=tiny) / signals.second_score.to(signals.score).clamp(min=tiny)
+    if result.basis.along:  # which may differ from the end
+        return levels
     factor = FACTOR.levels(torch.maximum(ratio, 1 / ratio))
     factor = torch.where(_comparable(signals), factor, torch.full_like(factor, UNRELIABLE))
     levels[signals.positions] = torch.maximum(levels[signals.positions], factor)
@@ -173,10 +189,15 @@ def own_levels(result: Result, signals: Signals) -> Tensor:
 
 
 def _measured_rules(result: Result) -> tuple[Rule, ...]:
-    """The rules; of a training that was stopped no minimum is asked for, and there is a check."""
+    """The rules; of a training that was stopped no minimum is asked for, and there is a check.
+
+    The second opinion is of the end. An estimate along the training that differs from it is no
+    worse for that (docs/results/trust-assess.md), so that it is not judged by it.
+    """
     if not result.basis.stopped:
         return MEASURED_RULES
-    return tuple(replace(rule, remedy=VERIFY) for rule in MEASURED_RULES if rule is not INDEFINITE)
+    rules = (LINEARISATION,) if result.basis.along else (RANKS, SIZES, LINEARISATION)
+    return tuple(replace(rule, remedy=VERIFY) for rule in rules)
 
 
 def refined_verdict(result: Result, signals: Signals) -> Verdict:

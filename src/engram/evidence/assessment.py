@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from engram.core.storage.kinds import Kind, check_that, checked, stored
+from engram.core.storage.values import ADDED_LATER
 from engram.evidence.signals import Signals
 from engram.trust.verdict import LEVELS, Reason, Verdict
 
@@ -23,10 +25,12 @@ class Assessment:
     Attributes:
         verdict: the result's own, refined by the signals.
         signals: what was measured, over the sample and for each of its examples.
+        notes: what it cannot tell, in words.
     """
 
     verdict: Verdict
     signals: Signals
+    notes: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
 
     @property
     def level(self) -> str:
@@ -62,7 +66,8 @@ class Assessment:
         return KIND.write(self, folder)
 
     def __repr__(self) -> str:
-        return f"{self.verdict!r}\n{self.signals}"
+        notes = "".join("\n" + fill(note, 79) for note in self.notes)
+        return f"{self.verdict!r}\n{self.signals}{notes}"
 
 
 def _check(found: Assessment) -> None:

@@ -171,7 +171,7 @@ def _retrain(
 ) -> Obtained:
     posterior = request.posterior
     prior: Prior = posterior.prior_precision
-    if posterior.prior_by_name:
+    if posterior.prior_by_name or not prior:  # of a training without decay it is 0
         prior = {name: posterior.prior_of(name) for name in trainable(model)}
     if is_auto(train):
         train = "newton"

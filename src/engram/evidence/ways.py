@@ -99,4 +99,5 @@ def _prior(result: Result, model: nn.Module) -> Prior:
     mean, by_name = result.basis.prior_precision, result.basis.prior_by_name
     if mean is None:
         return 1.0
-    return {n: by_name.get(n, mean) for n in trainable(model)} if by_name else mean
+    named = {n: by_name.get(n, mean) for n in trainable(model)}
+    return named if by_name or not mean else mean  # of a training without decay it is 0

@@ -17,7 +17,7 @@ Prior = float | Mapping[str, float]
 
 
 def check_prior(prior: Prior, names: Sequence[str]) -> float | dict[str, float]:
-    """A positive number; or one that is not negative for each of the names, not all of them 0."""
+    """A positive number, or one that is not negative for each of the names."""
     if not isinstance(prior, Mapping):
         return check_prior_precision(prior)
     if set(prior) != set(names):
@@ -34,11 +34,18 @@ def check_prior(prior: Prior, names: Sequence[str]) -> float | dict[str, float]:
                 f"{shown(value)} for {name!r}",
                 "use num_data times the weight decay of the mean loss",
             )
-    if not any(prior.values()):
+    return {name: float(prior[name]) for name in names}
+
+
+def check_regularised(prior: Prior) -> None:
+    """ArgumentError where nothing is regularised, for recipes, which need a minimum to go to.
+
+    A training of one's own has what decay it has in itself, and often none.
+    """
+    if isinstance(prior, Mapping) and not any(prior.values()):
         raise ArgumentError(
             "a positive prior precision for some parameter", "0 for all", "raise it"
         )
-    return {name: float(prior[name]) for name in names}
 
 
 def prior_entries(prior: Prior, layout: Layout, like: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from engram.retraining.own_trainings import Replay
 from engram.retraining.pace import say_cost
 from engram.retraining.run_folder import Part
 from engram.retraining.selection import Task
+from engram.training.checkpoints import Checkpoint
 from engram.training.replay import Path, Replayed, loss_of
 
 
@@ -51,9 +52,13 @@ class ReplayWorker:
         return 1
 
     def say_cost(self, trainings: int, shown: bool) -> None:
-        """What they will take, measured on some steps."""
-        steps = self.path.training.num_steps - self.first
-        how = f"{steps:,} recorded steps, measured on the first"
+        """What they will take, measured on some steps; of each copy those from where it differs."""
+        members = self.task.selection.members
+        whole = self.path.training.num_steps - self.first
+        walked = sum(self.path.training.num_steps - self._start(one).step for one in members)
+        copies = trainings - self.num_refits
+        steps = (self.num_refits * whole + copies * walked / max(1, len(members))) / trainings
+        how = f"{steps:,.0f} of {whole:,} recorded steps, measured on the first"
         say_cost(trainings, steps * self.path.seconds_per_step(), how, shown)
 
     def refit(self, bar: Bar) -> Part:
@@ -73,10 +78,16 @@ class ReplayWorker:
     def _walked(self, members: Tensor | None, bar: Bar) -> Replayed:
         """One training, counted on the bar as 1; up to an example's first visit it is known."""
         path, first = self.path, self.first
-        start = path.checkpoint(first)
-        if members is not None and (before := path.before(members)).step > first:
-            start = before
+        start = self._start(members)
         steps = path.training.num_steps - first
         step = partial(bar.update, 1 / steps)
         bar.update((start.step - first) / steps)
         return path.walked(start, members, progress=False, on_step=step)
+
+    def _start(self, members: Tensor | None) -> Checkpoint:
+        """Where a walk begins: no later than the first visit of what it leaves out."""
+        begins = self.path.checkpoint(self.first)
+        if members is None:
+            return begins
+        before = self.path.before(members)
+        return before if before.step > begins.step else begins

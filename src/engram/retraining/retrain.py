@@ -25,7 +25,7 @@ from engram.problem import Opener
 from engram.retraining.identity import Identity, identify, is_steady
 from engram.retraining.one_by_one import FunctionWorker, outputs_of
 from engram.retraining.own_trainings import Replay
-from engram.retraining.prior import Prior, check_prior
+from engram.retraining.prior import Prior, check_prior, check_regularised
 from engram.retraining.recipes import NAMED, Recipe
 from engram.retraining.replaying import ReplayWorker
 from engram.retraining.result import Retraining, assemble
@@ -193,8 +193,7 @@ def retrain(
         return retrain_on_subsets(model, data, request, folder, trust_folder, progress)
     check_no_workers(workers)
     model = _module(model)
-    delta = check_prior(prior_precision, list(trainable(model)))
-    ways = resolved(train)
+    delta, ways = _checked(prior_precision, train, model)
     refits = whole("number of refits", refits, FEWEST_REFITS, MANY, "use refits=3")
     ranks = Ranks.of(share)
     ranks.check_folder(folder)
@@ -206,6 +205,16 @@ def retrain(
         run = RunFolder(folder, identity.fingerprint, identity.settings)
         opener = Opener(data, chosen)
         return _retrained(model, opener, Way(ways, task, delta, identity), run, ranks, progress)
+
+
+def _checked(
+    prior: Prior, train: Train, model: nn.Module
+) -> tuple[Prior, Recipe | Replay | Function]:
+    """The prior, and the way to train, which asks for a positive one if it is a recipe."""
+    delta, ways = check_prior(prior, list(trainable(model))), resolved(train)
+    if isinstance(ways, Recipe):
+        check_regularised(delta)
+    return delta, ways
 
 
 def _module(model: Any) -> nn.Module:
@@ -229,8 +238,7 @@ def retrain_examples(
         indices: the examples.
         train, prior_precision, progress: as for :func:`retrain`.
     """
-    delta = check_prior(prior_precision, list(trainable(model)))
-    ways, ranks = resolved(train), Ranks.of()
+    (delta, ways), ranks = _checked(prior_precision, train, model), Ranks.of()
     ranks.check_folder(None)
     with locked(model), kept_surroundings(), torch.inference_mode(False):
         selection = select(Batches(opener.data, EXAMPLES_AT_ONCE), indices, None, None)

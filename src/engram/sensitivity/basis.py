@@ -35,6 +35,7 @@ class Basis:
         stopped: whether the posterior has the time of a training that was stopped in it.
         along: whether the estimate goes along the checkpoints of that training.
         training_seconds: that it took; None where that is not known.
+        walkable: whether checkpoints of it were recorded, along which an estimate can go.
     """
 
     estimator: str | None = None
@@ -53,6 +54,7 @@ class Basis:
     stopped: bool = field(default=False, metadata=ADDED_LATER)
     along: bool = field(default=False, metadata=ADDED_LATER)
     training_seconds: float | None = field(default=None, metadata=ADDED_LATER)
+    walkable: bool = field(default=False, metadata=ADDED_LATER)
 
     @classmethod
     def of(
@@ -64,6 +66,7 @@ class Basis:
         in_eval_mode: tuple[str, ...] = (),
         not_estimated: tuple[str, ...] = (),
         along: bool = False,
+        walkable: bool = False,
     ) -> Basis:
         """The facts of a posterior and a likelihood."""
         return cls(
@@ -83,6 +86,7 @@ class Basis:
             posterior.stopped,
             along,
             None if posterior.training is None else posterior.training.seconds,
+            walkable,
         )
 
     @property

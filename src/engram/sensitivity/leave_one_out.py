@@ -31,7 +31,7 @@ from engram.problem import Opener, Problem
 from engram.sensitivity.basis import Basis
 from engram.sensitivity.course import Losses, course_of
 from engram.sensitivity.diagnostics import diagnose, undiagnosed
-from engram.sensitivity.estimators import ESTIMATORS, check_estimator
+from engram.sensitivity.estimators import ESTIMATORS, check_estimator, trajectory
 from engram.sensitivity.estimators.base import Estimator, Setting
 from engram.sensitivity.estimators.trajectory import level
 from engram.sensitivity.leverages import Leverages, sampled_leverages
@@ -215,6 +215,7 @@ def left_out(problem: Problem, asked: Asked) -> Result:
             in_eval_mode=tuple(opened.switched),
             not_estimated=_notes(problem, tensors),
             along=ESTIMATORS[chosen].along_training,
+            walkable=trajectory.ESTIMATOR.fits(posterior),
         ),
     )
 

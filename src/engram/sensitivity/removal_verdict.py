@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +13,7 @@ from engram.sensitivity.step_signals import StepSignals
 from engram.trust.aspects import ASPECTS, EXACT, GROUP, SIZE
 from engram.trust.remedies import replay
 from engram.trust.thresholds import (
+    CLOSED_RULES,
     DRIFT,
     FACTORS_OVERLOOK,
     HELD,
@@ -83,9 +84,11 @@ def removal_verdict(grounds: Grounds) -> Verdict:
     return replace(verdict, subject=EXACT if grounds.exact else GROUP)
 
 
-def _rules(grounds: Grounds) -> list[Rule]:
+def _rules(grounds: Grounds) -> Sequence[Rule]:
     if grounds.matrix is None:  # a replay
         return [REPLAY_RISE]
+    if grounds.signals is not None and grounds.signals.second_step is not None:
+        return CLOSED_RULES
     leverage = LEVERAGE_RULES.get(grounds.matrix)
     rules = [STOPPED_RISE, STOPPED_WORSE] if grounds.stopped else [RISE, WORSE, DRIFT]
     return rules if leverage is None else [leverage, *rules]
@@ -105,6 +108,7 @@ def _values(signals: StepSignals) -> dict[str, float]:
         "group_leverage": known(signals.leverage),
         "disagreement": known(agreement),
         "drift": known(signals.drift),
+        "second_step": known(signals.second_step),
     }
 
 

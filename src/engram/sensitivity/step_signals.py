@@ -42,12 +42,15 @@ class StepSignals:
             replay.
         drift: slope of the whole objective along the step over that of the group's loss, as far
             as it is surely there; 0 at a minimum. None for a replay, and where weights are not 1.
+        second_step: of a generalised linear model, what a second Newton step, taken where the first
+            led, changes of the group's effect, over that effect; None for others.
     """
 
     remaining_change: float
     leverage: float | None = None
     agreement: float | None = None
     drift: float | None = None
+    second_step: float | None = None
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from engram.trust.expectation import (
     VISITS,
     Predictor,
 )
-from engram.trust.remedies import record, truth
+from engram.trust.remedies import go_along, truth
 from engram.trust.thresholds import (
     CLOSED,
     COMPUTE,
@@ -39,12 +39,14 @@ from engram.trust.thresholds import (
     NO_RICHER,
     NOT_TOLD,
     NOTHING,
+    OR_RECORD,
     OWN_RULES,
     PRIOR,
     RANKING_AT_END,
     RICHER,
     SIZES_ONLY,
     STOPPED,
+    WITH_TIME,
     along_rules,
     end_rules,
 )
@@ -109,6 +111,8 @@ class Foundation(Protocol):
     def along(self) -> bool: ...
     @property
     def training_seconds(self) -> float | None: ...
+    @property
+    def walkable(self) -> bool: ...
 
 
 class Judged(Protocol):
@@ -211,7 +215,7 @@ def was_stopped(result: Judged) -> list[Reason]:
     if not result.basis.stopped:
         return []
     if not result.basis.along and result.diagnostics.computed:
-        again = record(result.basis.training_seconds)
+        again = go_along(result.basis.walkable, result.basis.training_seconds)
         return [Reason("end_alone", LEVELS[CAUTION], 1.0, 0.0, END_ALONE, again, SIZES_ONLY)]
     if not math.isnan(expected_of(result).size):
         return []
@@ -278,7 +282,8 @@ def rules_of(result: Judged) -> tuple[Rule, ...]:
         # what the posterior of a recorded training takes as fixed, training does not move
         if basis.along:
             return (*along_rules(basis.training_seconds), GUARD)
-        return (*end_rules(_named(result), basis.training_seconds), GUARD)
+        again = go_along(basis.walkable, basis.training_seconds)
+        return (*end_rules(_named(result), again), GUARD)
     rules = OWN_RULES
     if basis.prior_fitted:
         rules = tuple(NOT_TOLD if rule is CONVERGENCE else rule for rule in rules)
@@ -292,8 +297,19 @@ def rules_of(result: Judged) -> tuple[Rule, ...]:
             for rule in rules
         )
     if foretold:  # not at a minimum, and not recorded: the ranking may be right for all that
-        return (RANKING_AT_END, *(replace(rule, about=SIZES_ONLY) for rule in rules))
+        own = (replace(rule, about=SIZES_ONLY, remedy=_recorded(rule)) for rule in rules)
+        return (RANKING_AT_END, *own)
     return rules
+
+
+def _recorded(rule: Rule) -> str:
+    """The remedy of a rule for a net that was stopped: to say so, where others cannot be followed.
+
+    It is trained no further, and what looks like too few curvatures is the time that is missing.
+    """
+    if rule.signal == CONVERGENCE.signal and rule is not NOT_TOLD:
+        return OR_RECORD
+    return WITH_TIME if rule.signal in {other.signal for other in RICHER} else rule.remedy
 
 
 def own_levels(result: Judged) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from textwrap import wrap
 
 import torch
@@ -31,6 +31,7 @@ __all__ = ["CAUTION", "GOOD", "LEVELS", "UNRELIABLE", "Reason", "Rule", "Verdict
 
 UNKNOWN = Expected()
 BY_ITSELF = "the example holds itself in place: its leverage is high, or a guard held"
+AS_BEFORE = "The same helps."
 ALONE = "Obtain it by engram.refine, or train without it."
 
 
@@ -221,8 +222,11 @@ class Verdict:
             f"verdict               {self.level}" + (f"; examples: {examples}" * bool(examples)),
             f"  {self.line}",
         ]
+        said = set[str]()
         for reason in self.reasons:
-            lines += wrap(str(reason), 79, initial_indent="  ", subsequent_indent="    ")
+            once = replace(reason, remedy=AS_BEFORE) if reason.remedy in said else reason
+            said.add(reason.remedy)
+            lines += wrap(str(once), 79, initial_indent="  ", subsequent_indent="    ")
         return "\n".join(lines)
 
 

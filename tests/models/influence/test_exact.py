@@ -39,10 +39,11 @@ def refitted(fit, i):
 
 
 @pytest.mark.parametrize(
-    ("link", "penalty", "mean"), [("cloglog", 1.0, 0.3931), ("logit", 0.01, 0.2123)]
+    ("link", "penalty", "mean", "level"),
+    [("cloglog", 1.0, 0.3931, "unreliable"), ("logit", 0.01, 0.2123, "caution")],
 )
-def test_near_separation(link, penalty, mean):
-    """One Newton step gives 0.2507 and 0.1724."""
+def test_near_separation(link, penalty, mean, level):
+    """One Newton step gives 0.2507 and 0.1724, increases of 0.58 and 0.78 of the truth."""
     fit = fit_glm(INPUTS, LABELS, link=link, penalty=penalty)
     exact, step = (sensitivities_of(fit, estimator=rule) for rule in ("exact", "corrected"))
     assert exact.loo_nll == pytest.approx(mean, abs=2e-4)
@@ -50,7 +51,7 @@ def test_near_separation(link, penalty, mean):
     assert not exact.flagged.any()
     assert 10 < int((exact.obtained == 2).sum()) < 200
     assert set(exact.to_frame()["obtained"]) == {"estimate", "retrain"}
-    assert step.verdict.level == "unreliable"
+    assert step.verdict.level == level
     assert step.diagnostics.step_error > 0.1
     for i in [int((exact.loo_loss - step.loo_loss).abs().argmax()), 5]:
         assert float(exact.loo_loss[i]) == pytest.approx(refitted(fit, i), rel=1e-3, abs=1e-5)
@@ -133,7 +134,7 @@ def test_rounds_that_grow_apart_stay_at_the_best():
     corrected = sensitivities_of(fit, estimator="corrected")
     for rounds in (3, 10, 30):
         result = sensitivities_of(fit, estimator="iterated", rounds=rounds)
-        assert result.verdict.level == "unreliable"
+        assert result.verdict.level != "good"
         held = result.flagged
         assert torch.equal(result.loo_loss[held], corrected.loo_loss[held])
 

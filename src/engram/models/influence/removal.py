@@ -10,6 +10,7 @@ In whitened rows :math:`Z = X_M R^{-1}` with :math:`A = \mathrm{diag}(\epsilon w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,11 +26,14 @@ from engram.models.glm.design import Design, check_rank
 from engram.models.glm.factor import curvature
 from engram.models.glm.fit import Fit
 from engram.models.glm.frames import check_rows
+from engram.models.glm.reduced_objective import objective_without
 from engram.sensitivity.effects import Effect
 from engram.sensitivity.group_steps import Matrix
 from engram.sensitivity.groups import Removal
+from engram.sensitivity.step_signals import StepSignals
 
 ESTIMATORS = ("exact", "corrected")
+SMALLEST = 1e-300  # of what is divided by
 SMALLEST_LEFT = 1e-10  # share of the precision along some direction; less is lost in rounding
 
 
@@ -81,7 +85,8 @@ def remove_group(
     matrix = own if one_step else None  # a refit has none
     facts = (False, estimator, "displaced", matrix)
     true = not one_step or fit.likelihood.is_quadratic
-    return Removal(chosen, taken, step, group, evaluation, *facts, exact=true)
+    signals = None if true else _signals(fit, chosen, taken, delta)
+    return Removal(chosen, taken, step, group, evaluation, *facts, signals=signals, exact=true)
 
 
 def _other_data(fit: Fit, data: tuple[Any, ...]) -> tuple[Design, Tensor, Tensor]:
@@ -164,6 +169,40 @@ def _check_left(fit: Fit, lost: float, chosen: Tensor, shares: Tensor) -> None:
         f"a precision that is singular or negative without these {len(chosen)} examples "
         f"({lost:.6g} of the information on some combination of columns is taken out)",
         "take out fewer examples or smaller shares, or use penalty > 0",
+    )
+
+
+def _signals(fit: Fit, chosen: Tensor, shares: Tensor, delta: Tensor) -> StepSignals | None:
+    r"""What tells whether one Newton step is enough: a second one, taken where the first led.
+
+    .. math:: d_2 = -S_{\setminus M}(\theta + \Delta)^{-1} \nabla F_{\setminus M}(\theta + \Delta)
+
+    None where shares above 1 leave an objective that has no minimum to step to.
+    """
+    try:
+        rest = objective_without(fit.objective, chosen, shares)
+    except PosteriorError:
+        return None
+    moved = fit.coefficients + delta
+    before, after = rest.design.outputs(fit.coefficients), rest.design.outputs(moved)
+    factor = rest.factor(after) if bool(fit.likelihood.inside(after).all()) else None
+    if factor is None:
+        return StepSignals(math.inf, second_step=math.inf)
+    # a fit that stopped early has a gradient of its own, which is no doing of the group
+    held = fit.objective.gradient(fit.coefficients, fit.outputs)
+    own = float(((held - rest.gradient(fit.coefficients, before)) * delta).sum())
+    left = (rest.gradient(moved, after) - held).reshape(1, -1)
+    further = delta - factor.solve(left).reshape(delta.shape)
+    pulled = float((held * delta).sum())
+    fallen = rest.value(fit.coefficients, before) - rest.value(moved, after) + pulled
+    rows, targets = fit.objective.design.rows(chosen), fit.targets[chosen]
+    first, second = (_effect(fit, rows, targets, chosen, d).change for d in (delta, further))
+    others = _effect(fit, rest.design, rest.targets, torch.arange(len(before)), delta)
+    return StepSignals(
+        others.change,
+        agreement=fallen / max(own / 2, SMALLEST),
+        drift=abs(pulled) / max(abs(own), SMALLEST),
+        second_step=abs(second - first) / max(abs(second), SMALLEST),
     )
 
 

@@ -1,0 +1,1 @@
+"""Verdicts on leaving groups out, beside training again without them."""
