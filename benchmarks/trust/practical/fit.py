@@ -32,8 +32,8 @@ from engram.trust.thresholds import CONVERGENCE, MEAN_ALONG, RANKING_ALONG, SIZE
 Row = Mapping[str, Any]
 # figures of each path that a predictor takes: few, since the nets are
 TAKEN = {
-    "along": ((ONE, KEPT, AGREEMENT), (ONE, KEPT, AGREEMENT)),
-    "along, no visits": ((ONE, TRAIN, GRADIENT, AGREEMENT), (ONE, RATIO, AGREEMENT)),
+    "along": ((ONE, KEPT, AGREEMENT), (ONE, KEPT)),
+    "along, no visits": ((ONE, RATIO, AGREEMENT), (ONE, TRAIN, AGREEMENT)),
     "at the end": ((ONE, VISITS, GRADIENT), (ONE, TRAIN, VISITS)),
     "at the end, no visits": ((ONE, RATIO, GRADIENT), (ONE,)),
     "not recorded": ((ONE, RATIO, GRADIENT), (ONE, RATIO, GRADIENT)),

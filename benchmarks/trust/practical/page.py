@@ -11,6 +11,7 @@ from benchmarks.trust.practical.fit import (
     BAD_SIZE,
     GOOD_RANKING,
     GOOD_SIZE,
+    JUDGED,
     SHIPPED,
     Row,
     Said,
@@ -27,6 +28,8 @@ from benchmarks.trust.practical.settings import SETTINGS, SUBSETS
 from benchmarks.trust.practical.together import KEEP
 from benchmarks.trust.practical.truths import kept_truths
 from engram.trust.aspects import LEVELS
+
+NEAR_RANKING, NEAR_SIZE = 0.8, 1.7  # of estimates that come near to being good
 
 
 def share(rows: Sequence[Any], holds: Callable[[int], bool]) -> str:
@@ -65,6 +68,18 @@ def rates(record: Mapping[str, Any]) -> str:
             lines.append([way, words, *cells(own)])
     header = ["way", "verdict", "bad flagged", "good flagged", "good called unreliable"]
     return table([*header, "called good and is", "good / caution / unreliable"], lines)
+
+
+def nearly(record: Mapping[str, Any]) -> str:
+    """How many of those called good along the record come near to it, predictors held out."""
+    called = [s.row for s in foretold(record["rows"]) if s.level == 0 and s.row["path"] == JUDGED]
+    fine = [
+        row for row in called if row["ranking"] >= NEAR_RANKING and factor(row["size"]) <= NEAR_SIZE
+    ]
+    return (
+        f"Of the {len(called)} along the record that are called good, predictors held out, "
+        f"{len(fine)} have a ranking of {NEAR_RANKING:g} and sizes within {NEAR_SIZE:g} times."
+    )
 
 
 def numbers(record: Mapping[str, Any]) -> str:
@@ -112,12 +127,11 @@ def page(record: Mapping[str, Any]) -> str:
 sets, training losses of {min(losses):.3f} to {max(losses):.2f}. {len(runs)}
 trainings of them were recorded with their visits and estimated in {len(ways)} ways: {len(rows)}
 estimates. The truth is that of {SUBSETS} trainings on random {KEEP:.0%} of the examples, each
-with another seed. That of {together} nets is kept in `trust-practical-truths.json`, most of them
-trained all at once (`benchmarks/trust/practical/together.py`); of the others, trained one after the
-other by `engram.retrain(..., subsets=)`, only the rows are.
+with another seed. That of {together} nets is kept in `trust-practical-truths.json`, trained all at
+once (`benchmarks/trust/practical/together.py`).
 {conditions(record["environment"])} Written by `python -m benchmarks.trust.practical NAMES
---seeds 0` with ENGRAM_DATA naming the folder of the data; settings that are not named stay as they
-are, and `--again` writes this page anew from the rows.
+--seeds 0 1` with ENGRAM_DATA naming the folder of the data; settings that are not named stay as
+they are, and `--again` writes this page anew from the rows.
 
 *Ranking* is the rank correlation of the leave-one-out losses with the true losses without the
 example, over the square root of the truth's own reliability (by halves of the trainings): a perfect
@@ -139,6 +153,8 @@ are the same rows as if no step had named its examples. Estimates of trainings o
 recorded and those from the end alone are never called good, which is why so many good ones are
 flagged among all: no figure told sizes from there that were right from such as were off by up to 2
 times.
+
+{nearly(record)}
 
 {rates(record)}
 

@@ -34,7 +34,7 @@ NOT_TOLD = replace(
     text="the model is not at a minimum, and nothing was said of its training: prior_precision is "
     "the one that its weights fit best",
     remedy="Pass training=: sizes of such nets in the study were then within 2 times the truth for "
-    "3 of 4, not for 1. Or pass prior_precision=, N times the weight decay of the mean loss.",
+    "15 of 16, not for 5. Or pass prior_precision=, N times the weight decay of the mean loss.",
 )
 PRIOR = Rule(
     "prior_mismatch",
@@ -111,7 +111,7 @@ RANKING_ALONG = Rule(
 )
 SIZE_ALONG = Rule(
     "expected_size",
-    caution=1.4,
+    caution=1.25,
     unreliable=2.5,
     text="how the training itself ranked the examples is as in nets whose sizes were off",
     remedy=certify(None),
