@@ -28,12 +28,6 @@ OTHER_BATCH_DOUBLE, OTHER_BATCH = 1e-8, 2e-2  # relative, also to the largest ou
 # words of an error, what was expected, what came, what to do
 CAUSES = (
     (
-        "incompatible with .grad()",
-        "checkpointing whose backward pass can be asked for single gradients",
-        "reentrant checkpointing (use_reentrant=True)",
-        "pass use_reentrant=False to torch.utils.checkpoint.checkpoint",
-    ),
-    (
         "more than 1 value per channel",
         "a model that treats the examples of a batch independently",
         "batch normalisation with the statistics of the batch, also in eval mode",
@@ -224,7 +218,7 @@ class Precisions(FunctionMode):
             raise EngineError(
                 "a forward in one precision",
                 f"automatic mixed precision inside of the model, at {name!r}",
-                "take torch.autocast out of forward, and put it around the training step",
+                "enter it by torch.autocast, which stays off here, or put it around the step",
             )
         return result
 
