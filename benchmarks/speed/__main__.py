@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 import warnings
@@ -58,11 +59,12 @@ def growth(chosen: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     """Measure net by net; the files are written after each row."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__)
-    parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
+    parser.add_argument("--nets", nargs="*", choices=list(NETS), default=list(NETS))
     parser.add_argument("--repeats", type=int, default=3, help="rounds; medians are reported")
     parser.add_argument("--seconds", type=float, default=3.0, help="about what one call may take")
     parser.add_argument("--share", type=float, default=1.0, help="of every net's examples")
     parser.add_argument("--no-growth", action="store_true")
+    parser.add_argument("--keep", action="store_true", help="what the file has of other nets")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the three files")
     chosen = parser.parse_args()
     torch.set_num_threads(1)  # nothing has to be left behind by the fork
@@ -75,6 +77,9 @@ def main() -> None:
         "nets": {},
         "growth": {},
     }
+    if chosen.keep:
+        before = json.loads((chosen.output / "speed.json").read_text())
+        record |= {what: before[what] for what in ("nets", "growth")}
     for name in chosen.nets:
         setting = NETS[name]
         setting = replace(setting, examples=int(setting.examples * chosen.share))

@@ -58,7 +58,9 @@ def estimates(kind, curvature="ggn"):
 @pytest.mark.parametrize("kind", [Lowered, Decorated, Reentrant])
 def test_it_is_as_if_it_were_not_there(kind, curvature):
     before = torch.autocast.__enter__, checkpoint.CheckpointFunction
-    for found, expected in zip(estimates(kind, curvature), estimates(Plain, curvature), strict=True):
+    for found, expected in zip(
+        estimates(kind, curvature), estimates(Plain, curvature), strict=True
+    ):
         torch.testing.assert_close(found, expected)
     assert before == (torch.autocast.__enter__, checkpoint.CheckpointFunction)
 

@@ -26,7 +26,9 @@ from torch import Tensor
 from engram.core.progress import announce
 from engram.engine.displacements import Displacements, entries_carried
 from engram.engine.session import Observed as Batch
+from engram.engine.session import Session
 from engram.posteriors.gaussian import Posterior
+from engram.posteriors.laplace import walk_is_affordable
 from engram.sensitivity.estimators.base import (
     Estimate,
     Estimator,
@@ -102,7 +104,8 @@ def with_stages(setting: Setting, count: int) -> Setting:
     )
     first = opened.batches.take(torch.zeros(1, dtype=torch.long))
     observed = opened.observe(first)
-    if setting.posterior.is_dense and observed.outputs.shape[1] <= DENSE_OUTPUTS:
+    outputs = observed.outputs.shape[1]
+    if setting.posterior.is_dense and outputs <= DENSE_OUTPUTS and _takes_matrices(setting, opened):
         layout = setting.posterior.layout
         most = CARRIED_BYTES // bytes_carried(layout, observed.outputs)
         full_walk = full_stages(opened, training, layout, STAGES, seed=0)
@@ -113,6 +116,11 @@ def with_stages(setting: Setting, count: int) -> Setting:
     most = CARRIED_BYTES // max(1, entries * observed.outputs.element_size())
     opened = replace(opened, largest_part=max(1, min(opened.largest_part, most)))
     return replace(setting, opened=opened, walk=walk)
+
+
+def _takes_matrices(setting: Setting, opened: Session) -> bool:
+    """Of a last layer where that takes seconds; of all parameters as the posterior says."""
+    return setting.posterior.only is None or walk_is_affordable(opened)
 
 
 def affordable_stages(training: NamedTraining, num_data: int) -> int:
