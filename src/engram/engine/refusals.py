@@ -110,6 +110,18 @@ def check_kinds(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if is_sharded(parameter):
             _refuse_sharded(f"{name!r} as a {type(parameter).__name__}")
+        _check_plain(name, parameter)
+
+
+def _check_plain(name: str, parameter: Tensor) -> None:
+    """Tensors that run operations of their own have not all that are needed."""
+    if type(parameter).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise EngineError(
+            "weights that are plain tensors, or those of bitsandbytes",
+            f"{name!r} as a {type(parameter).__name__}, quantised by a class of its own",
+            "pass the model with its base before it was quantised, or loaded with "
+            "transformers.BitsAndBytesConfig, and the same adapter",
+        )
 
 
 def _check_module(name: str, module: nn.Module) -> None:
