@@ -110,8 +110,8 @@ def disagreements(
         raise EngineError(
             "outputs that depend on the trainable parameters",
             "no gradient at any of them",
-            "look for a detach() or no_grad() behind them; 4-bit layers of bitsandbytes that ran in "
-            "eval mode on a processor have no gradients any more: load them anew",
+            "look for a detach() or no_grad() behind them; 4-bit layers of bitsandbytes that ran "
+            "in eval mode on a processor have no gradients any more: load them anew",
         )
     if not expected.finite:
         return [], set(ours)

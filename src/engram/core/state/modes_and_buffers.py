@@ -221,8 +221,8 @@ def _overrides(module: nn.Module) -> bool:
 def _packs(module: nn.Module) -> bool:
     """A layer of bitsandbytes, which computes the same in both modes.
 
-    In eval mode, on a processor, its 4-bit layers lay out their weights for inference, for good, and
-    have no gradients any more.
+    In eval mode, on a processor, its 4-bit layers lay out their weights for inference, for good,
+    and have no gradients any more.
     """
     return type(module).__module__.startswith("bitsandbytes.")
 
