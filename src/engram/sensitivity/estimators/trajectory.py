@@ -23,7 +23,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from engram.core.memory import available_bytes
 from engram.core.progress import announce
+from engram.core.state.model import device_of
 from engram.engine.displacements import Displacements, entries_carried
 from engram.engine.session import Observed as Batch
 from engram.engine.session import Session
@@ -47,6 +49,10 @@ STAGE_EPOCHS = 2  # of training that a checkpoint needs: with fewer, the walk co
 SMALLEST = 1e-6  # loss that counts as one in a geometric mean: below, readouts are rounding
 TOLD_FROM = 5000  # examples: with fewer the passes are over before the line is read
 CARRIED_BYTES = 64 * 2**20  # of displacements that are held at a time
+# Examples at a time where each is larger than that, and what of the free memory they may take: one
+# by one the weights and bases would be read anew for every example
+FEWEST_CARRIED, CARRIED_SHARE = 8, 0.1
+CARRIED_COPIES = 3  # of a displacement: its own, the gradient absorbed last, and a temporary
 
 
 def trajectory(observed: Observed, setting: Setting) -> Estimate:
@@ -113,9 +119,15 @@ def with_stages(setting: Setting, count: int) -> Setting:
         return replace(setting, opened=opened, full_walk=full_walk)
     walk = stages(opened, training, count, seed=0)
     entries = entries_carried(observed.trace.sites, walk[0].bases)
-    most = CARRIED_BYTES // max(1, entries * observed.outputs.element_size())
+    most = _examples_carried(max(1, entries * observed.outputs.element_size()), opened)
     opened = replace(opened, largest_part=max(1, min(opened.largest_part, most)))
     return replace(setting, opened=opened, walk=walk)
+
+
+def _examples_carried(size: int, opened: Session) -> int:
+    """How many examples go along at a time, by the bytes of one's displacement."""
+    room = CARRIED_SHARE * available_bytes(device_of(opened.model)) / (CARRIED_COPIES * size)
+    return max(CARRIED_BYTES // size, min(FEWEST_CARRIED, int(room)))
 
 
 def _takes_matrices(setting: Setting, opened: Session) -> bool:
