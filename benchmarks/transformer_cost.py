@@ -24,7 +24,7 @@ from torch.nn import functional
 
 import engram
 from benchmarks.encoder import BATCH, make, questions
-from benchmarks.memory import _settle, _status
+from benchmarks.memory import settle, status
 from benchmarks.records import RESULTS, against, conditions, table, times, write
 from benchmarks.timing import environment, interleaved, ratio
 
@@ -192,14 +192,14 @@ def peak(name: str, task: str, seed: int) -> int:
     torch.set_num_threads(1)
     case, optimizer = prepared(name, seed)
     if task == "training":
-        before = _settle()
+        before = settle()
         epoch(case, optimizer)
     elif task == "fit":
-        before = _settle()
+        before = settle()
         fitted(case, case.data)
     else:
         posterior = fitted(case, (case.inputs[:FEW], case.targets[:FEW]))
-        before = _settle()
+        before = settle()
         engram.sensitivities(
             case.model,
             case.data,
@@ -208,7 +208,7 @@ def peak(name: str, task: str, seed: int) -> int:
             batch_size=case.batch_size,
             progress=False,
         )
-    return _status("VmHWM") - before
+    return status("VmHWM") - before
 
 
 def remembered(name: str, seed: int) -> dict[str, float]:
