@@ -65,12 +65,15 @@ def _of_product(site: Site, gradient: Tensor, vectors: Named) -> Tensor:
     count = site.call.num_examples
     rows, columns = gradient.reshape(count, -1), site.call.input.reshape(count, -1)
     weight, bias = (vectors.get(site.roles.get(role, "")) for role in ("weight", "bias"))
-    parts = []
+    found: list[Tensor] = []
     if weight is not None:
         matrices = weight.flatten(2) if weight.dim() > 3 else weight
         size = max(1, OUTPUT_BYTES // (rows.numel() * rows.element_size()))
+        parts = []
         for some in matrices.split(size):
             moved = (columns @ some.flatten(0, 1).mT).unflatten(1, (len(some), -1))
             parts.append(torch.bmm(moved, rows[:, :, None])[:, :, 0])
-    found = torch.cat(parts, dim=1) if parts else 0.0
-    return found if bias is None else found + rows @ bias.mT
+        found.append(torch.cat(parts, dim=1))
+    if bias is not None:
+        found.append(rows @ bias.mT)
+    return sum(found[1:], found[0])

@@ -16,7 +16,7 @@ from torch.utils import checkpoint
 
 from engram.core.state.switches import Asked, Switches
 
-_enter_autocast = torch.autocast.__enter__
+_enter_autocast: Callable[[torch.autocast], Any] = torch.autocast.__enter__
 
 
 def _enter_and_stay_off(own: torch.autocast) -> Any:
