@@ -233,12 +233,13 @@ def page(record: dict[str, Any]) -> str:
         + [f"{value:.2f}" for value in o.epochs.values()]
         for o in outcomes
     ]
+    folds = "" if any("five-fold loss" in o.auroc for o in outcomes) else " --no-folds"
     return f"""# A fine-tuned encoder
 
 MiniLM (22.7 million weights) with a new head on {record["count"]:,} questions of TREC,
 {WRONG:.0%} of the labels wrong, {EPOCHS} epochs of AdamW, all weights or LoRA adapters of rank 8;
 recorded. {conditions(record["environment"])}
-Written by `python -m benchmarks.encoder`.
+Written by `python -m benchmarks.encoder{folds}`.
 
 The loss of {NUM_TEST} held-out questions with as many wrong labels, and what is estimated of it
 from the training questions alone (in brackets, over the held-out loss):
@@ -248,6 +249,9 @@ from the training questions alone (in brackets, over the held-out loss):
 Wrong labels, AUROC:
 
 {table(["trained", "seed", *names], ranks)}
+
+Why the estimate of all weights is so much larger than that of the adapters, and what helps:
+[decisions](../decisions.md#nets-of-more-than-four-million-weights).
 
 Cost in training epochs, one thread, processor time:
 

@@ -24,7 +24,7 @@ from benchmarks.records import RESULTS, conditions, table, times, write
 from benchmarks.timing import environment
 
 NETS = {"LeNet5": lenet5, "MLP (500, 300)": mlp}
-NUMBER, FEW, OUTPUTS = 1_000, 64, 10  # examples; of a first call that loads what is needed
+NUMBER, FEW, OUTPUTS = 8_000, 64, 10  # examples; of a first call that loads what is needed
 CALLS = 1  # of which the median counts
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils import checkpoint
 
 GUARDS = ("__enter__", "__exit__", "__init__", "__setattr__")  # where state changes hands
 
@@ -61,6 +62,7 @@ def surroundings() -> tuple[Any, ...]:
         torch._C._autograd._top_saved_tensors_default_hooks(True),
         torch._C._autograd._saved_tensors_hooks_is_enabled(),
         (cuda.math_sdp_enabled(), cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled()),
+        (torch.autocast.__enter__, checkpoint.CheckpointFunction),
         random.getstate(),
         (name, keys.tobytes(), *rest),
         torch.get_rng_state().numpy().tobytes(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 import warnings
@@ -31,6 +32,8 @@ def every(kind: str) -> dict[str, Way]:
 def rows(setting: Setting, chosen: argparse.Namespace, kind: str) -> Iterator[tuple[str, Any]]:
     """A row a way, one after the other."""
     for title, way in every(kind).items():
+        if not title.startswith(chosen.ways):
+            continue
         most = math.inf if title.startswith("engram") else chosen.seconds
         found = apart(measured, setting, way, chosen.repeats, most)
         shown = found.get("epochs", found.get("failed"))
@@ -58,11 +61,13 @@ def growth(chosen: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     """Measure net by net; the files are written after each row."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__)
-    parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
+    parser.add_argument("--nets", nargs="*", choices=list(NETS), default=list(NETS))
     parser.add_argument("--repeats", type=int, default=3, help="rounds; medians are reported")
     parser.add_argument("--seconds", type=float, default=3.0, help="about what one call may take")
     parser.add_argument("--share", type=float, default=1.0, help="of every net's examples")
     parser.add_argument("--no-growth", action="store_true")
+    parser.add_argument("--ways", default="", help="how the titles of the ways begin")
+    parser.add_argument("--keep", action="store_true", help="what the file has of others")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the three files")
     chosen = parser.parse_args()
     torch.set_num_threads(1)  # nothing has to be left behind by the fork
@@ -75,6 +80,9 @@ def main() -> None:
         "nets": {},
         "growth": {},
     }
+    if chosen.keep:
+        before = json.loads((chosen.output / "speed.json").read_text())
+        record |= {what: before[what] for what in ("nets", "growth")}
     for name in chosen.nets:
         setting = NETS[name]
         setting = replace(setting, examples=int(setting.examples * chosen.share))
@@ -84,9 +92,7 @@ def main() -> None:
             "parameters": sum(p.numel() for p in setting.net().parameters()),
             "examples": setting.examples,
             "training_step": apart(training_step, setting),
-            "own": {},
-            "pairs": {},
-        }
+        } | {kind: record["nets"].get(name, {}).get(kind, {}) for kind in KINDS}
         for kind in KINDS if setting.pairs else ("own",):
             for title, row in rows(setting, chosen, kind.upper()):
                 found[kind][title] = row

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 import engram
 from autograd_deviation import expected_deviation
@@ -61,3 +62,12 @@ def test_adapters_that_were_merged_are_refused():
         engram.laplace(net, ({"input_ids": IDS}, Y), prior_precision=1.0)
     net.unmerge_adapter()
     engram.laplace(net, ({"input_ids": IDS}, Y), structure="kronecker", prior_precision=1.0)
+
+
+def test_a_base_that_is_quantised_by_a_tensor_of_its_own_is_refused():
+    net = adapted("lora")
+    layer = net.base_model.model.bert.pooler.dense
+    own = TwoTensor(layer.weight.detach(), layer.weight.detach())
+    layer.weight = torch.nn.Parameter(own, requires_grad=False)
+    with pytest.raises(EngineError, match=r"pooler.*as a TwoTensor.*BitsAndBytesConfig"):
+        engram.laplace(net, ({"input_ids": IDS}, Y), prior_precision=1.0)

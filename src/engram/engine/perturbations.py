@@ -321,7 +321,8 @@ def _stacked(site: Site, rule: MatrixRule, gradients: Sequence[Tensor], part: sl
         matrix = matrix.unflatten(2, (count, -1)).transpose(1, 2)
         found[site.roles["weight"]] = matrix.reshape(len(rows), count, *call.shapes["weight"])
     if "bias" in call.shapes:
-        found[site.roles["bias"]] = rows.sum(3).flatten(2)
+        bias = rows.sum(3).reshape(len(rows), count, *call.shapes["bias"])
+        found[site.roles["bias"]] = bias
     return found
 
 

@@ -28,12 +28,6 @@ OTHER_BATCH_DOUBLE, OTHER_BATCH = 1e-8, 2e-2  # relative, also to the largest ou
 # words of an error, what was expected, what came, what to do
 CAUSES = (
     (
-        "incompatible with .grad()",
-        "checkpointing whose backward pass can be asked for single gradients",
-        "reentrant checkpointing (use_reentrant=True)",
-        "pass use_reentrant=False to torch.utils.checkpoint.checkpoint",
-    ),
-    (
         "more than 1 value per channel",
         "a model that treats the examples of a batch independently",
         "batch normalisation with the statistics of the batch, also in eval mode",
@@ -116,6 +110,18 @@ def check_kinds(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if is_sharded(parameter):
             _refuse_sharded(f"{name!r} as a {type(parameter).__name__}")
+        _check_plain(name, parameter)
+
+
+def _check_plain(name: str, parameter: Tensor) -> None:
+    """Tensors that run operations of their own have not all that are needed."""
+    if type(parameter).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise EngineError(
+            "weights that are plain tensors, or those of bitsandbytes",
+            f"{name!r} as a {type(parameter).__name__}, quantised by a class of its own",
+            "pass the model with its base before it was quantised, or loaded with "
+            "transformers.BitsAndBytesConfig, and the same adapter",
+        )
 
 
 def _check_module(name: str, module: nn.Module) -> None:
@@ -224,7 +230,7 @@ class Precisions(FunctionMode):
             raise EngineError(
                 "a forward in one precision",
                 f"automatic mixed precision inside of the model, at {name!r}",
-                "take torch.autocast out of forward, and put it around the training step",
+                "enter it by torch.autocast, which stays off here, or put it around the step",
             )
         return result
 

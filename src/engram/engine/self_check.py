@@ -106,6 +106,13 @@ def disagreements(
     """Parameters whose per-example gradients differ from autograd's, and those with any."""
     recorded = trace(model, plan, probe.inputs, len(probe))
     ours = recorded.own_gradients(expected.seed)
+    if not ours:
+        raise EngineError(
+            "outputs that depend on the trainable parameters",
+            "no gradient at any of them",
+            "look for a detach() or no_grad() behind them; 4-bit layers of bitsandbytes that ran "
+            "in eval mode on a processor have no gradients any more: load them anew",
+        )
     if not expected.finite:
         return [], set(ours)
     if not torch.allclose(

@@ -17,6 +17,7 @@ from engram.core.parameters import Named, check_module, hold_all_but, trainable,
 from engram.core.processes.group import Processes
 from engram.core.progress import progress_over
 from engram.core.state.model import device_of, state_preserved
+from engram.engine.experts import routed
 from engram.engine.passes import Trace
 from engram.engine.prepare import Engine, prepare, prepare_again, training_layers
 from engram.engine.refusals import named_failures
@@ -231,7 +232,7 @@ def opened_passes(
     model, batches = uncompiled(model), Batches(data, limit or 1, labelled)
     limit = limit and min(limit, batches.num_data)
     switched = tuple(training_layers(model))
-    with state_preserved(model), short_of_memory() as examples:
+    with state_preserved(model), routed(model), short_of_memory() as examples:
         keep_freed_memory()
         batches.check_repeatable()
         held = {} if only is None else hold_all_but(model, only)

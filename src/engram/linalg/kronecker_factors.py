@@ -44,7 +44,7 @@ class Factors:
     columns: GramSum = field(default_factory=GramSum)
     column_sum: Tensor | None = None
     counts: Tensor | None = None
-    positions: int = 0
+    positions: int | Tensor = 0  # a number for each group where they differ
 
     @property
     def with_bias(self) -> bool:
@@ -56,9 +56,10 @@ class Factors:
         total = self.row_squares if rows.shape[-1] > LONGEST_ROWS else self.rows
         total.add(rows)
 
-    def add_columns(self, columns: Tensor) -> None:
-        """Add the inputs c, [B, G, T, I]."""
-        self.positions += columns.shape[0] * columns.shape[2]
+    def add_columns(self, columns: Tensor, positions: Tensor | None = None) -> None:
+        """Add the inputs c, [B, G, T, I]; of groups that see some positions, how many each, [G]."""
+        seen = columns.shape[0] * columns.shape[2] if positions is None else positions
+        self.positions = self.positions + seen
         self.columns.add(columns)
         if self.with_bias:
             self.column_sum = _sum(self.column_sum, columns.sum((0, 2)))
@@ -95,7 +96,7 @@ class Factors:
             "columns": self.columns.matrix,
             "column_sum": self.column_sum,
             "counts": self.counts,
-            "positions": torch.tensor(self.positions),
+            "positions": torch.as_tensor(self.positions),
         }
         return {name: value for name, value in named.items() if value is not None}
 
@@ -111,7 +112,7 @@ class Factors:
             GramSum(sums.get("columns")),
             sums.get("column_sum"),
             sums.get("counts"),
-            int(sums["positions"]),
+            sums["positions"],
         )
 
     @property
@@ -129,7 +130,8 @@ class Factors:
         column_values, column_vectors = self._eigen(columns, dtype)
         if self.row_values is not None:
             row_values, row_vectors = self.row_values, None
-        shares = row_values / max(self.positions, 1)
+        counted = wide(torch.as_tensor(self.positions, device=row_values.device)).reshape(-1, 1)
+        shares = row_values / counted.clamp(min=1)
         products = shares[:, :, None] * column_values[:, None, :]
         return KroneckerBlock(
             self.layout,
@@ -158,7 +160,7 @@ def _sum(total: Tensor | None, value: Tensor) -> Tensor:
     return wide(value) if total is None else total + wide(value)
 
 
-def _bordered(square: Tensor, total: Tensor, positions: int) -> Tensor:
+def _bordered(square: Tensor, total: Tensor, positions: int | Tensor) -> Tensor:
     """The square of columns with a constant 1 appended."""
     size = square.shape[-1]
     result = square.new_empty(square.shape[0], size + 1, size + 1)

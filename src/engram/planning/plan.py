@@ -96,12 +96,12 @@ class Plan:
         lines = [
             f"Plan for {self.num_data:,} examples and {self.num_params:,} parameters on "
             f"{self.device}; {in_words(self.free)} of memory free",
-            f"{'step':15}{'time':>8}{'memory':>11}{'disk':>11}  measured on",
+            f"{'step':15}{'time':>8}{'memory':>14}{'disk':>14}  measured on",
         ]
         for name, step in self.steps.items():
             lines.append(
-                f"{name:15}{time_in_words(step.seconds):>8}{in_words(step.memory):>11}"
-                f"{in_words(step.disk):>11}  {step.measured_on:,} examples: {step.what}"
+                f"{name:15}{time_in_words(step.seconds):>8}{in_words(step.memory):>14}"
+                f"{in_words(step.disk):>14}  {step.measured_on:,} examples: {step.what}"
             )
         if not self.fits:
             lines.append("note: more memory than is free; use a smaller batch_size or structure")

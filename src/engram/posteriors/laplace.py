@@ -244,11 +244,9 @@ def walk_is_affordable(opened: Session) -> bool:
     """Whether going along a recorded training with full matrices takes seconds."""
     num_params = sum(p.numel() for p in trainable(opened.model).values())
     first = opened.observe(opened.batches.take(torch.zeros(1, dtype=torch.long)))
-    work = (
-        EIGEN_WORK * num_params + JACOBIAN_WORK * opened.batches.num_data * (first.outputs.shape[1])
-    )
+    jacobians = JACOBIAN_WORK * opened.batches.num_data * first.outputs.shape[1]
     first.trace.release()
-    return WALK_STAGES * work * num_params**2 <= WALK_WORK
+    return WALK_STAGES * (EIGEN_WORK * num_params + jacobians) * num_params**2 <= WALK_WORK
 
 
 def affordable_directions(model: nn.Module, batches: Batches) -> int:

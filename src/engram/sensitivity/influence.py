@@ -20,6 +20,7 @@ from engram.core.data.batches import Batches, Data
 from engram.core.data.columns import finite
 from engram.core.memory import backing_off, check_room
 from engram.core.parameters import Layout, trainable
+from engram.engine.directional import directional
 from engram.engine.gradient_accumulator import DiscardGradients
 from engram.engine.session import Session
 from engram.posteriors.gaussian import Posterior
@@ -96,8 +97,14 @@ def _at_the_end(opened: Session, posterior: Posterior, test: Session, sampling: 
 def _met(opened: Session, layout: Layout, step: Tensor, draws: Draws) -> Tensor:
     """E[g_j]' u for every training example j and steps u [n, P], as [N_train, n]."""
 
+    vectors = layout.unflatten(step)
+
     def at_present() -> Tensor:
-        return torch.cat([own @ step.mT for own in gradient_rows(opened, layout)]).cpu()
+        found = []
+        for observed in opened.passes("influence"):
+            arranged = observed.trace.arranged(observed.residual)  # no graph hangs on any of these
+            found.append(directional(observed.trace.sites, arranged, vectors).detach())
+        return torch.cat(found).cpu()
 
     if not draws.samples:
         return at_present()

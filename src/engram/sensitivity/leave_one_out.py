@@ -103,8 +103,7 @@ def sensitivities(
     with together(across_ranks, model, data, "sensitivities", said) as peers:
         posterior = as_posterior(posterior, model)
         opener = Opener(data, posterior.known_likelihood)
-        only = asked.only(posterior)
-        with opener.session(model, batch_size, progress, peers, only) as opened:
+        with opener.session(model, batch_size, progress, peers, posterior.only) as opened:
             return left_out(Problem(opened, posterior), asked)
 
 
@@ -134,7 +133,7 @@ def sensitivities_again(
     said = {"posterior": posterior, "settings": asked}
     with (
         together(across_ranks, model, opener.data, "sensitivities", said) as peers,
-        opener.session(model, batch_size, progress, peers, asked.only(posterior)) as opened,
+        opener.session(model, batch_size, progress, peers, posterior.only) as opened,
     ):
         return left_out(Problem(opened, posterior), asked)
 
@@ -167,11 +166,6 @@ class Asked:
         step_size = positive("step_size", step_size)
         diagnostics = truth("diagnostics", diagnostics)
         return cls(sampling.rule(estimator), rounds, sampling, step_size, diagnostics)
-
-    def only(self, posterior: Posterior) -> tuple[str, ...] | None:
-        """The parameters whose gradients are wanted; None for all."""
-        chosen = self.sampling.chosen(self.estimator, posterior)
-        return None if ESTIMATORS[chosen].along_training else posterior.only
 
 
 def left_out(problem: Problem, asked: Asked) -> Result:

@@ -95,7 +95,7 @@ def score(
     path = path_of("folder", folder)
     posterior = as_posterior(posterior, model)
     chosen = chosen_estimator(estimator, posterior)
-    only = None if ESTIMATORS[chosen].along_training else posterior.only
+    only = posterior.only
     with opened_problem(model, data, posterior, batch_size, progress, only=only) as problem:
         manifest = _manifest(problem, chosen, rounds, size) | ({} if top is None else {"top": top})
         _check_manifest(path, manifest)

@@ -110,3 +110,10 @@ def test_what_cannot_be_read_twice_is_sent_here() -> None:
     loader = DataLoader(Stream(), batch_size=4)
     with pytest.raises(DataError, match=r"no index.*engram\.spool"):
         engram.laplace(nn.Linear(4, 3).double(), loader)
+
+
+def test_a_stream_itself_is_sent_to_spool() -> None:
+    model = torch.nn.Linear(3, 2)
+    for source in (Stream(), iter(Stream())):
+        with pytest.raises(DataError, match=r"engram\.spool"):
+            engram.laplace(model, source, prior_precision=1.0)

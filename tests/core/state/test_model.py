@@ -10,6 +10,7 @@ from torch import nn
 import engram
 from autograd_deviation import expected_deviation
 from engram.core.state.model import state_preserved
+from engram.core.state.modes_and_buffers import Modes
 from engram.core.state.process import kept_surroundings, of_the_thread, restored
 from fitted import assert_close
 from interrupting import surroundings
@@ -261,3 +262,17 @@ def test_hooks_on_saved_tensors_are_taken_away():
     with pytest.raises(KeyboardInterrupt):
         interrupted(autograd._saved_tensors_hooks_disable, "not now")
     assert autograd._saved_tensors_hooks_is_enabled()
+
+
+def test_a_model_of_transformers_is_not_copied():
+    """Its train() is one of its own, and changes nothing."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8, "vocab_size": 10}
+
+    class Merging(transformers.GPT2LMHeadModel):
+        def train(self, mode=True):
+            return super().train(mode)
+
+    config = transformers.GPT2Config(**sizes)
+    assert not Modes.now(transformers.GPT2LMHeadModel(config)).switching
+    assert len(Modes.now(Merging(config)).switching) == 1

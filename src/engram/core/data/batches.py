@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, default_collate
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate
 
 from engram.core.data.checks import (
     BATCHES,
@@ -172,7 +172,9 @@ class Batches:
             raise DataError(
                 "a Dataset of (x, y), a tuple of tensors (x, y), or a DataLoader",
                 type(data).__name__ + (f" of {', '.join(kinds[:4])}" if kinds else ""),
-                "pass for instance (x, y) with both as tensors",
+                "write the stream down once: engram.spool(source, folder)"
+                if isinstance(data, Iterator | IterableDataset)
+                else "pass for instance (x, y) with both as tensors",
             )
         if self.num_data == 0:
             raise DataError("at least one example", "empty data", "check the selection")

@@ -21,6 +21,7 @@ from engram.core.data.batches import Batch, flat_outputs
 from engram.core.data.inputs import handed
 from engram.core.parameters import Named, uncompiled
 from engram.core.state.modes_and_buffers import Buffers, Modes
+from engram.core.state.plain_forward import plain_forward
 from engram.core.state.process import of_the_thread, random_states, restored, stacks
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
@@ -48,6 +49,7 @@ def state_preserved(model: nn.Module) -> Iterator[None]:
             restored(restores),
             torch.inference_mode(False),
             torch.autocast(device_of(model).type, enabled=False),
+            plain_forward(),
         ):
             state.forwards.use_own()
             modes.evaluate()

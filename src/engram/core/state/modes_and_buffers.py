@@ -10,7 +10,7 @@ again rounds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -113,6 +113,9 @@ class Modes:
     def evaluate(self) -> None:
         """Eval mode; modules that would merge weights in it stay in train mode, by themselves."""
         self.model.eval()
+        for module in self.model.modules():
+            if _packs(module):
+                module.training = True
         merging = self._merging()
         for part in self.switching:
             if part.module not in merging:
@@ -208,9 +211,29 @@ def _same_entries(table: dict[str, Any], before: dict[str, Any]) -> bool:
 def _overrides(module: nn.Module) -> bool:
     if isinstance(module, torch.jit.ScriptModule):
         return False
-    own = "train" in vars(module) or "eval" in vars(module)
     kind = type(module)
-    return own or kind.train is not nn.Module.train or kind.eval is not nn.Module.eval
+    switches = {kind.train, kind.eval} - {nn.Module.train, nn.Module.eval}
+    if "train" in vars(module) or "eval" in vars(module):
+        return True
+    return any(not _is_transformers(switch, module) for switch in switches)
+
+
+def _packs(module: nn.Module) -> bool:
+    """A layer of bitsandbytes, which computes the same in both modes.
+
+    In eval mode, on a processor, its 4-bit layers lay out their weights for inference, for good,
+    and have no gradients any more.
+    """
+    return type(module).__module__.startswith("bitsandbytes.")
+
+
+def _is_transformers(switch: Callable[..., Any], module: nn.Module) -> bool:
+    """The ``train()`` that all models of transformers have: it changes nothing but with kernels.
+
+    Copies of what it could change would be two of the whole model, its frozen weights included.
+    """
+    own = switch.__module__ == "transformers.modeling_utils"
+    return own and not getattr(module, "use_kernels", True)
 
 
 def _tensors(module: nn.Module) -> Iterable[Tensor]:

@@ -20,21 +20,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engram.core.state.plain_forward import FORWARD
+from engram.core.state.switches import Asked, Switches
+
 Restore = Callable[[], object]
 _ONE_THREAD = threading.RLock()  # seeds and flags are the whole process's: the others wait
 
 _cuda, _encoder = torch.backends.cuda, torch.backends.mha
-# how to read one, how to set it, and what it is for plain attention
-SWITCHES = (
-    (_cuda.flash_sdp_enabled, _cuda.enable_flash_sdp, False),
-    (_cuda.mem_efficient_sdp_enabled, _cuda.enable_mem_efficient_sdp, False),
-    (_cuda.cudnn_sdp_enabled, _cuda.enable_cudnn_sdp, False),
-    (_cuda.math_sdp_enabled, _cuda.enable_math_sdp, True),
-    (_encoder.get_fastpath_enabled, _encoder.set_fastpath_enabled, False),
+ATTENTION = Switches(
+    (
+        (_cuda.flash_sdp_enabled, _cuda.enable_flash_sdp, False),
+        (_cuda.mem_efficient_sdp_enabled, _cuda.enable_mem_efficient_sdp, False),
+        (_cuda.cudnn_sdp_enabled, _cuda.enable_cudnn_sdp, False),
+        (_cuda.math_sdp_enabled, _cuda.enable_math_sdp, True),
+        (_encoder.get_fastpath_enabled, _encoder.set_fastpath_enabled, False),
+    )
 )
-_lock = threading.RLock()
-_depth: dict[int, int] = {}  # how often each thread has asked
-_before: list[bool] = []  # the switches as they were before the first thread asked
 
 
 @contextmanager
@@ -101,7 +102,8 @@ def of_the_thread() -> Iterator[Restore]:
     yield lambda: torch._C._set_grad_enabled(grad)  # in C: no Ctrl-C before its effect
     for kind in ("cpu", "cuda"):
         yield _setting(torch.set_autocast_enabled, kind, torch.is_autocast_enabled(kind))
-    yield _setting(reset_attention, times_asked())
+    for switches in (ATTENTION, FORWARD):
+        yield _setting(switches.reset, switches.times_asked())
 
 
 def stacks() -> Iterator[Restore]:
@@ -154,8 +156,8 @@ def _flags() -> Iterator[Restore]:
     cudnn = torch.backends.cudnn
     for name in ("benchmark", "deterministic", "enabled"):
         yield _setting(setattr, cudnn, name, getattr(cudnn, name))
-    if not attention_is_plain():  # else they are not the user's to keep
-        for read, write, _ in SWITCHES:
+    if not ATTENTION.anybody:  # else they are not the user's to keep
+        for read, write, _ in ATTENTION.switches:
             yield _setting(write, read())
 
 
@@ -172,11 +174,8 @@ def _setting(function: Callable[..., object], *values: object) -> Restore:
     return lambda: function(*values)
 
 
-class plain_attention:  # noqa: N801 (read as the statement that it is)
+class plain_attention(Asked):  # noqa: N801 (read as the statement that it is)
     """Attention by plain operations while this lasts: the fused kernels have no second derivative.
-
-    Which kernels are used is a setting of the whole process. So it is switched once, by the first
-    thread that asks, and back by the last one that is done, whatever order they end in.
 
     Example:
         >>> with plain_attention():
@@ -186,46 +185,7 @@ class plain_attention:  # noqa: N801 (read as the statement that it is)
         True
     """
 
-    def __enter__(self) -> None:
-        self.depth = times_asked()
-        reset_attention(self.depth + 1)
-
-    def __exit__(self, *failure: object) -> None:
-        reset_attention(self.depth)
-
-
-def times_asked() -> int:
-    """How often this thread has asked for plain attention."""
-    return _depth.get(threading.get_ident(), 0)
-
-
-def attention_is_plain() -> bool:
-    """Whether some thread has asked."""
-    return bool(_before)
-
-
-def reset_attention(depth: int) -> None:
-    """As if this thread had asked so often, whatever was left open; the kernels follow.
-
-    Every step may be done twice, so that a Ctrl-C in between is mended by the next call.
-    """
-    with _lock:
-        thread = threading.get_ident()
-        _depth[thread] = depth
-        if not depth:
-            del _depth[thread]
-        if _depth:
-            if not _before:
-                _before[:] = [read() for read, _, _ in SWITCHES]  # all at once, or none
-            _switch([plain for _, _, plain in SWITCHES])
-        elif _before:
-            _switch(_before)
-            _before.clear()
-
-
-def _switch(values: Sequence[bool]) -> None:
-    for (_, write, _), value in zip(SWITCHES, values, strict=True):
-        write(value)
+    switches = ATTENTION
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from engram.engine.rules import (  # noqa: F401 (imported to be registered)
     convolution,
     copies,
     embedding,
+    experts,
     linear,
     matrix_product,
     norms,

@@ -23,10 +23,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from engram.core.memory import available_bytes
 from engram.core.progress import announce
+from engram.core.state.model import device_of
 from engram.engine.displacements import Displacements, entries_carried
 from engram.engine.session import Observed as Batch
+from engram.engine.session import Session
 from engram.posteriors.gaussian import Posterior
+from engram.posteriors.laplace import walk_is_affordable
 from engram.sensitivity.estimators.base import (
     Estimate,
     Estimator,
@@ -45,6 +49,10 @@ STAGE_EPOCHS = 2  # of training that a checkpoint needs: with fewer, the walk co
 SMALLEST = 1e-6  # loss that counts as one in a geometric mean: below, readouts are rounding
 TOLD_FROM = 5000  # examples: with fewer the passes are over before the line is read
 CARRIED_BYTES = 64 * 2**20  # of displacements that are held at a time
+# Examples at a time where each is larger than that, and what of the free memory they may take: one
+# by one the weights and bases would be read anew for every example
+FEWEST_CARRIED, CARRIED_SHARE = 8, 0.1
+CARRIED_COPIES = 3  # of a displacement: its own, the gradient absorbed last, and a temporary
 
 
 def trajectory(observed: Observed, setting: Setting) -> Estimate:
@@ -111,7 +119,8 @@ def with_stages(setting: Setting, count: int) -> Setting:
     )
     first = opened.batches.take(torch.zeros(1, dtype=torch.long))
     observed = opened.observe(first)
-    if setting.posterior.is_dense and observed.outputs.shape[1] <= DENSE_OUTPUTS:
+    outputs = observed.outputs.shape[1]
+    if setting.posterior.is_dense and outputs <= DENSE_OUTPUTS and _takes_matrices(setting, opened):
         layout = setting.posterior.layout
         most = CARRIED_BYTES // bytes_carried(layout, observed.outputs)
         full_walk = full_stages(opened, training, layout, STAGES, seed=0)
@@ -119,9 +128,20 @@ def with_stages(setting: Setting, count: int) -> Setting:
         return replace(setting, opened=opened, full_walk=full_walk)
     walk = stages(opened, training, count, seed=0)
     entries = entries_carried(observed.trace.sites, walk[0].bases)
-    most = CARRIED_BYTES // max(1, entries * observed.outputs.element_size())
+    most = _examples_carried(max(1, entries * observed.outputs.element_size()), opened)
     opened = replace(opened, largest_part=max(1, min(opened.largest_part, most)))
     return replace(setting, opened=opened, walk=walk)
+
+
+def _examples_carried(size: int, opened: Session) -> int:
+    """How many examples go along at a time, by the bytes of one's displacement."""
+    room = CARRIED_SHARE * available_bytes(device_of(opened.model)) / (CARRIED_COPIES * size)
+    return max(CARRIED_BYTES // size, min(FEWEST_CARRIED, int(room)))
+
+
+def _takes_matrices(setting: Setting, opened: Session) -> bool:
+    """Of a last layer where that takes seconds; of all parameters as the posterior says."""
+    return setting.posterior.only is None or walk_is_affordable(opened)
 
 
 def affordable_stages(training: NamedTraining, num_data: int) -> int:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from engram.core.dtypes import eigh, wide
 from engram.core.parameters import Layout, Named
+from engram.core.progress import progress_over
 from engram.core.state.model import device_of
 from engram.curvature.kinds import ggn_roots
 from engram.curvature.moments import OuterMoments
@@ -129,9 +130,10 @@ def full_stages(
     """
     points = sum(snapshot.step > 0 for snapshot in training.snapshots)
     segments = training.segments(max(1, min(count, points // 2)))
+    shown = progress_over(segments, "full matrices along the training", opened.progress)
     return [
         FullStage.of(at_checkpoint(opened, s, training.augment, seed), s, layout, seed)
-        for s in segments
+        for s in shown
     ]
 
 

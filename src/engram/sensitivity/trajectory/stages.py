@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from engram.core.data.batches import call
 from engram.core.parameters import Named
+from engram.core.progress import progress_over
 from engram.engine.drift import Drifts
 from engram.engine.session import Observed, Session
 from engram.engine.views import Augment, Views
@@ -79,7 +80,8 @@ def stages(opened: Session, training: NamedTraining, count: int, seed: int) -> l
     measured = samples(sessions, fixed, seed)
     shared = bases(measured, fixed)
     found = []
-    for segment, sample in zip(segments, measured, strict=True):
+    pairs = list(zip(segments, measured, strict=True))
+    for segment, sample in progress_over(pairs, "curvature of the segments", opened.progress):
         drifts = fit(sample, segment, shared)
         plain, driving = replace(sample.session, views=None), sample.session
         own = (drifts.first_half, drifts.whole, drifts.scale)
