@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.audit.runs import arrays_of
 from benchmarks.records import conditions, table, write
 from benchmarks.timing import environment
+from engram.auditing.called import Called
 from engram.auditing.label_noise import LabelNoise, blended
 from engram.auditing.second_training import SecondOpinion, carried_over
 from engram.sensitivity.label_issues import suspicion
@@ -54,12 +56,11 @@ digits, the table, TREC and 1,500 images of Fashion-MNIST; CIFAR-10 had not been
 """
 
 
-def summary(path: Path) -> dict[str, Any]:
-    """The numbers of one run."""
+def summary(path: Path, with_folds: bool = True) -> dict[str, Any]:
+    """The numbers of one run; those of its folds where they are asked for and were trained."""
     from sklearn.metrics import roc_auc_score
 
-    with np.load(path) as file:
-        arrays = {name: file[name] for name in file.files}
+    arrays = arrays_of(path)
     name, kind, seed = path.stem.rsplit("-", 2)
     wrong, given = arrays["wrong"], arrays["given"]
     both = (torch.from_numpy(arrays[name]) for name in ("loo_loss", "heard"))
@@ -76,7 +77,7 @@ def summary(path: Path) -> dict[str, Any]:
     }
     noise = _noise(arrays)
     found |= {"cut_off": _cut_off(noise.chance.numpy(), wrong), "rate": noise.rate}
-    if "folds" in arrays:
+    if with_folds and "folds" in arrays:
         rows = np.arange(len(given))
         own = arrays["loo_probabilities"][rows, given]
         found |= {
@@ -109,9 +110,13 @@ def _noise(arrays: dict[str, np.ndarray]) -> LabelNoise:
 def _cut_off(chance: np.ndarray, wrong: np.ndarray) -> dict[str, float]:
     chosen = chance > 0.5
     some = bool(chosen.any())
+    called = Called.by(torch.from_numpy(chance[chosen]))
     return {
-        "count": int(chosen.sum()),
-        "stated": float(chance[chosen].mean()) if some else float("nan"),
+        "count": called.count,
+        "chance": float(chance[chosen].mean()) if some else float("nan"),
+        "stated": called.share,
+        "low": called.low,
+        "high": called.high,
         "true": float(wrong[chosen].mean()) if some else float("nan"),
         "recall": float(wrong[chosen].sum() / max(1, wrong.sum())),
     }
@@ -215,15 +220,23 @@ def _cut_offs(rows: list[dict[str, Any]]) -> str:
                 f"{ours['count']} / {ours['true']:.2f}",
             ]
         )
-    header = ["", "called wrong", "stated", "true", "found", "cleanlab: called / true"]
+    header = [
+        "",
+        "called wrong",
+        "of them wrong",
+        "stated",
+        "true",
+        "found",
+        "cleanlab: called / true",
+    ]
     return table([*header, "with ours: called / true"], lines)
 
 
 def _calibration(rows: list[dict[str, Any]]) -> str:
     lines = [[_case(row), *_numbers(row["cut_off"])] for row in rows]
-    return table(["", "called wrong", "stated", "true", "found"], lines)
+    return table(["", "called wrong", "of them wrong", "stated", "true", "found"], lines)
 
 
 def _numbers(cut: dict[str, float]) -> list[str]:
     shares = [f"{cut[name]:.2f}" for name in ("stated", "true", "recall")]
-    return [f"{cut['count']:,.0f}", *shares]
+    return [f"{cut['count']:,.0f}", f"{cut['low']:,} to {cut['high']:,}", *shares]

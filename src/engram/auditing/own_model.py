@@ -127,7 +127,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
         except Exception as error:  # whatever torch makes of another format
             raise StorageError(
                 "weights alone: safetensors, or a state dict saved by torch.save",
-                f"{path.name}: {brief(error)}",
+                f"{path.name}, which holds more than weights or is damaged",
                 "save model.state_dict(), not the model itself",
             ) from error
     state = state.get("state_dict", state) if isinstance(state, dict) else state
