@@ -121,8 +121,8 @@ def checked(examples: Examples) -> Examples:
     if not lone:
         return examples
     note = (
-        f"only one example each of {_listed(lone)}: without it nothing is known of the class, so "
-        "that its label is not judged"
+        f"only one example{' each' * (len(lone) > 1)} of {_listed(lone)}: without it nothing is "
+        "known of the class, so that its label is not judged"
     )
     return replace(examples, notes=(*examples.notes, note))
 
