@@ -23,9 +23,8 @@ Data with a tenth of its labels made wrong: `symmetric`, any other class; `depen
 class (of two classes, only labels of the second). The stock model of `engram.audit` is trained once
 and recorded; cleanlab is given the probabilities of five folds of the same model, trained for as
 many epochs. {conditions}
-Run by `python -m benchmarks.audit` and `python -m benchmarks.audit --calibration`, the images of
-Fashion-MNIST and CIFAR-10 with `--images 2000 --epochs 12` for want of time, written by
-`python -m benchmarks.audit --page`; seconds are of the process.
+Run by `python -m benchmarks.audit`, written by `python -m benchmarks.audit --page`; seconds are of
+the process.
 
 AUROC of the wrong labels: by `label_score`; by cleanlab with five folds; by cleanlab with our
 `loo_probabilities`; by the leave-one-out loss, the mean loss at the visits, and the training loss
@@ -42,13 +41,13 @@ and of both with the first training, which the user does anyway.
 
 The cut-off ([on more data](audit-cut-off.md)): how many labels are called wrong, what share of them
 is stated to be and is, and what share of the wrong labels is found; beside it cleanlab's own
-choice, with five folds and with our probabilities.
+choice, with five folds and with our probabilities. What is stated counts for no more than thirty
+looks at a label ([why](audit-sureness.md)).
 
 {cut_offs}
 
-Other data, and data as it is (`none`, where nobody knows the truth, and everything that is called
-wrong counts as right). The form of the cut-off was chosen on these sets and on first runs of
-digits, the table, TREC and 1,500 images of Fashion-MNIST; CIFAR-10 had not been looked at.
+Data as it is (`none`), where nobody knows the truth, and everything that is called wrong counts as
+right.
 
 {calibration}
 
