@@ -32,7 +32,7 @@
   const cells = (place) => {
     const row = data.rows?.cells[place];
     if (!row) return null;
-    const pairs = data.rows.columns.map((name, i) => el("div", {}, el("dt", {}, name), el("dd", {}, el("bdi", {}, row[i]))));
+    const pairs = data.rows.columns.map((name, i) => el("div", {}, el("dt", {}, name), el("dd", {}, el("bdi", {}, row[i] || "–"))));
     return el("dl", { class: "cells" }, pairs, data.rows.more > 0 && el("div", {}, el("dt", {}, `and ${data.rows.more} more`)));
   };
 
