@@ -261,6 +261,7 @@ class _Plan:
             advice_for(
                 self.own, trained.training, self.minimal, None if opinion is None else opinion.loss
             ),
+            {name: w.detach().clone() for name, w in trained.model.state_dict().items()},
         )
         return with_pictures(found, examples.inputs)
 

@@ -108,6 +108,7 @@ class Audit:
         neighbours: the examples that help and harm those whose labels look most wrong.
         advice: what can be done where the verdict has doubts; empty where the result's own remedies
             say it.
+        weights: of the trained model, by name.
     """
 
     shown: Shown = field(repr=False)
@@ -123,6 +124,7 @@ class Audit:
     classes: pd.DataFrame = field(default_factory=no_classes, repr=False)
     neighbours: Neighbours | None = field(default=None, repr=False)
     advice: str = ""
+    weights: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def verdict(self) -> Verdict:

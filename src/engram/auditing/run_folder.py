@@ -5,6 +5,7 @@
 ``examples.parquet``   a row an example: the table of issues, its text and its group
 ``rows.parquet``       their first columns, of a table
 ``result/``            sensitivities: ``result.json`` and safetensors
+``weights.safetensors``  of the trained model
 ``thumbnails.safetensors``  pictures of the examples that are shown, of images
 ``neighbours.safetensors``  examples that help and harm those whose labels look most wrong
 ``report.html``        the page
@@ -34,10 +35,11 @@ from engram.sensitivity.result import KIND as RESULT
 if TYPE_CHECKING:
     import pandas as pd
 
-TABLE, ROWS, RESULTS, THUMBNAILS, NEIGHBOURS, PAGE = (
+TABLE, ROWS, RESULTS, WEIGHTS, THUMBNAILS, NEIGHBOURS, PAGE = (
     "examples.parquet",
     "rows.parquet",
     "result",
+    "weights.safetensors",
     "thumbnails.safetensors",
     "neighbours.safetensors",
     "report.html",
@@ -100,6 +102,8 @@ def write_run(audit: Audit, folder: Path) -> Path:
     if audit.shown.rows is not None:
         _write_table(audit.shown.rows, folder / ROWS)
     RESULT.write(audit.result, folder / RESULTS)
+    if audit.weights:
+        write_tensors(folder / WEIGHTS, audit.weights)
     if len(audit.shown.pictured):
         tensors = {
             "pictured": torch.from_numpy(audit.shown.pictured),
@@ -177,6 +181,7 @@ def _audit(run: Run, folder: Path) -> Audit:
         _frame(run.classes, no_classes()),
         near,
         run.advice,
+        read_tensors(folder / WEIGHTS)[0] if (folder / WEIGHTS).exists() else {},
     )
 
 

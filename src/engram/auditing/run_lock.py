@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engram.auditing.run_folder import KIND, NEIGHBOURS, PAGE, RESULTS, ROWS, TABLE, THUMBNAILS
+from engram.auditing.run_folder import (
+    KIND,
+    NEIGHBOURS,
+    PAGE,
+    RESULTS,
+    ROWS,
+    TABLE,
+    THUMBNAILS,
+    WEIGHTS,
+)
 from engram.core.storage.files import reason_of
 from engram.core.storage.json_folder import read_folder, write_folder
 from engram.errors import RunFolderError, StorageError
@@ -113,6 +122,7 @@ def _check_ours(folder: Path) -> None:
         TABLE,
         ROWS,
         RESULTS,
+        WEIGHTS,
         THUMBNAILS,
         NEIGHBOURS,
         PAGE,
