@@ -237,7 +237,7 @@ def fit(model, data):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     training = engram.record(optimizer, model)
     for _ in range(20):
-        for batch in torch.randperm(60).split(20):
+        for batch in torch.randperm(len(data[1])).split(20):
             training.note(batch)
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(data[0][batch]), data[1][batch]).backward()

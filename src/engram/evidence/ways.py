@@ -85,7 +85,7 @@ def truth_of(
         indices,
         train=request.train,
         likelihood=result.basis.known_likelihood,
-        prior_precision=_prior(result, model),
+        prior_precision=_prior(result, model, request.train),
         refits=request.refits,
         seed=request.seed,
         folder=request.folder,
@@ -94,9 +94,14 @@ def truth_of(
     )
 
 
-def _prior(result: Result, model: nn.Module) -> Prior:
-    """The prior precision of the result, by name where parameters have different ones."""
+def _prior(result: Result, model: nn.Module, train: Train) -> Prior:
+    """The prior precision of the result, by name where parameters have different ones.
+
+    Only recipes train with it: other trainings bring their own weight decay, or none.
+    """
     mean, by_name = result.basis.prior_precision, result.basis.prior_by_name
     if mean is None:
         return 1.0
-    return {n: by_name.get(n, mean) for n in trainable(model)} if by_name else mean
+    prior = {n: by_name.get(n, mean) for n in trainable(model)} if by_name else mean
+    regularised = any(prior.values()) if isinstance(prior, dict) else prior > 0
+    return prior if regularised or way_of(train) == MINIMUM else 1.0
