@@ -136,6 +136,10 @@ class Audit:
         """Out-of-sample probabilities of the classes, [N, C], as cleanlab takes them."""
         return self.result.loo_probabilities
 
+    def _tested(self) -> list[tuple[str, float]]:
+        """Loss and accuracy on the test data; none where there are none."""
+        return [(name, self.test[name]) for name in ("loss", "accuracy") if name in self.test]
+
     def save(self, folder: str | Path) -> Path:
         """Write the run folder: run.json, examples.parquet, arrays, report.html."""
         from engram.auditing.run_folder import write_run
@@ -166,6 +170,7 @@ class Audit:
             f"leave-one-out loss    {self.result.loo_nll:.4f} nats per example",
         ]
         lines += [f"{name:<22}{metrics[name]:.4f} left out" for name in metrics.index[1:2]]
+        lines += [f"test {name:<17}{value:.4f} on the test data" for name, value in self._tested()]
         lines += [f"note                  {printable(note)}" for note in self.notes]
         return "\n".join([*lines, repr(self.verdict)])
 

@@ -54,6 +54,7 @@ def audit_page(audit: Audit) -> PageData:
         title=_title(audit),
         sentence=_sentence(audit),
         reasons=[str(reason) for reason in audit.verdict.reasons],
+        test_loss=audit.test.get("loss"),
     )
     return replace(
         plain,
