@@ -13,11 +13,11 @@ NEAR = 0.1  # between stated and true share, which is asked for
 TEXT = """# How many labels an audit calls wrong
 
 Data with a tenth of its labels made wrong, as in [audit](audit.md), or as it is (`none`). What
-share of those that are called wrong is stated to be, what share is, and what share of the wrong
-labels is found. Stock models, trained once and once on a half; no folds. {conditions}
+share of those that are called wrong is stated to be, what share is, in which share it was expected
+with a chance of 90 %, and what share of the wrong labels is found. Stock models, trained once and
+once on a half; no folds. {conditions}
 Run by `python -m benchmarks.audit --no-folds --runs FOLDER` with `--only`, written by
-`python -m benchmarks.audit --cut-off --runs FOLDER`; when these were run, the estimate of tables
-was still that of the end alone.
+`python -m benchmarks.audit --cut-off --runs FOLDER`.
 
 {rows}
 
@@ -40,7 +40,7 @@ def write_cut_offs(runs: Path, folder: Path) -> None:
     page = TEXT.format(
         conditions=conditions(setting),
         rows=table(
-            ["", "examples", "wrong", "estimated", "called", "stated", "true", "found"],
+            ["", "examples", "wrong", "estimated", "called", "stated", "true", "among", "found"],
             [_row(row) for row in found],
         ),
         near=f"{near} of {len(known)} with wrong labels of which some were called",
@@ -55,8 +55,10 @@ def _distance(row: dict[str, Any]) -> float:
 def _row(row: dict[str, Any]) -> list[str]:
     cut, count = row["cut_off"], row["examples"]
     shares = [f"{cut[name]:.2f}" if cut["count"] else "-" for name in ("stated", "true", "recall")]
+    ends = [f"{cut[name] / cut['count']:.2f}" if cut["count"] else "" for name in ("low", "high")]
+    shares.insert(2, " to ".join(ends) if cut["count"] else "-")
     if row["noise"] == "none":
-        shares[1:] = ["-", "-"]
+        shares[1:] = ["-", shares[2], "-"]
     name = f"{row['data']}, {row['noise']}"
     rates = [f"{row['wrong'] / count:.3f}", f"{row['rate']:.3f}"]
     return [name, f"{count:,}", *rates, f"{cut['count']:,}", *shares]

@@ -22,6 +22,7 @@ from engram.auditing.stock import stock_of
 from engram.training.memorisation import prequential
 
 FOLDS = 5
+FOLDED = "folds"  # folder of their arrays
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,13 @@ def run(
     Args:
         case: what.
         read: its data.
-        folder: where arrays are kept.
+        folder: where arrays are kept; those of the folds, which know nothing of estimates, in a
+            folder ``folds`` of their own.
         folds: whether five folds are trained too.
         smaller: so many of the images, and epochs, where there is little time.
     """
-    path = folder / case.file
-    if path.exists():
+    path, of_folds = folder / case.file, folder / FOLDED / case.file
+    if path.exists() and (of_folds.exists() or not folds):
         return path
     inputs, right = read()
     count, epochs = smaller
@@ -69,12 +71,25 @@ def run(
         inputs, right = inputs[:count], right[:count]
     given, wrong = with_wrong_labels(right, case.noise, case.seed)
     examples = read_examples((inputs, given), Wanted())
-    found = _audit(examples, case.seed, epochs)
-    if folds:
-        found |= _folds(examples, int(found["epochs"]), case.seed)
-    folder.mkdir(parents=True, exist_ok=True)
-    np.savez(path, given=given, right=right, wrong=wrong, **found)
+    of_folds.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        found = _audit(examples, case.seed, epochs)
+        np.savez(path, given=given, right=right, wrong=wrong, **found)
+    if folds and not of_folds.exists():
+        with np.load(path) as arrays:
+            trained = int(arrays["epochs"])
+        np.savez(of_folds, **_folds(examples, trained, case.seed))
     return path
+
+
+def arrays_of(path: Path) -> dict[str, np.ndarray]:
+    """What is kept of a case, with its folds where they were trained."""
+    found: dict[str, np.ndarray] = {}
+    for part in (path, path.parent / FOLDED / path.name):
+        if part.exists():
+            with np.load(part) as file:
+                found |= {name: file[name] for name in file.files}
+    return found
 
 
 def _audit(examples: Examples, seed: int, epochs: int | None) -> dict[str, np.ndarray]:

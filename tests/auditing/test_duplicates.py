@@ -1,9 +1,15 @@
 """Copies are found, and left out together."""
 
+import pytest
 import torch
 
 import engram
-from engram.auditing.duplicates import find_duplicates, nearest_neighbours, without_copies
+from engram.auditing.duplicates import (
+    corrected,
+    find_duplicates,
+    nearest_neighbours,
+    without_copies,
+)
 
 
 def test_exact_and_near_copies_and_nothing_else():
@@ -47,3 +53,9 @@ def test_copies_together_are_what_removing_the_pair_gives():
     assert torch.allclose(together.loo_loss[[4, 20]], pair.group.loss_without)
     others = [i for i in range(30) if i not in (4, 20)]
     assert torch.equal(together.loo_loss[others], result.loo_loss[others])
+
+
+def test_copies_with_other_labels_take_their_share_of_a_loss():
+    loo, alone = torch.full((3,), 0.4), torch.full((3,), 2.0)
+    together = torch.tensor([1.0, 2.0, 2.5])
+    assert corrected(loo, alone, together).tolist() == pytest.approx([0.2, 0.4, 0.9])

@@ -26,7 +26,7 @@ def test_stated_precision_is_the_true_one(classes, sure, rate, shift):
     p, given, wrong = drawn(6000, classes, sure, rate, shift)
     found = label_noise(p, given)
     true = float(wrong[found.is_issue].double().mean())
-    assert abs(found.precision - true) < 0.1
+    assert abs(found.called.share - true) < 0.1
     assert abs(found.rate - rate) < 0.05
     assert float(wrong[found.is_issue].sum() / wrong.sum()) > 0.3
 

@@ -116,5 +116,5 @@ def test_a_training_of_ones_own_is_used_with_its_record():
     found = engram.audit(frame, model=make, train=train, progress=False)
     assert found.result.basis.estimator == "trajectory"
     assert set(found.issues["label_score"].nsmallest(3).index) == set(wrong)
-    with pytest.raises(ArgumentError, match=r"the record of engram\.record, or the optimizer"):
+    with pytest.raises(ArgumentError, match=r"the record of engram\.record, the optimizer or"):
         engram.audit(frame, model=make, train=lambda model, data: "done", progress=False)

@@ -19,7 +19,7 @@ def test_chances_follow_the_ranking_and_the_half_that_was_judged():
     half = torch.arange(0, 3000, 2)
     found = carried_over(SecondOpinion(half, p[half], 0.0), losses, p, given)
     assert torch.equal(found.is_issue, wrong)
-    assert found.precision > 0.95
+    assert found.called.share > 0.95
     assert abs(found.rate - 0.1) < 0.03
     assert bool((found.chance[losses.argsort()].diff() >= -1e-12).all())
 

@@ -36,6 +36,17 @@ def test_our_errors_in_three_lines():
     ]
 
 
+def test_arguments_of_python_are_told_as_options():
+    def fails(sample: int = 0, group_by: str = ""):
+        raise DataError("group_by= or sample=", "6 GB", "use sample=100_000, not count=1")
+
+    assert outcome(fails).stderr.splitlines() == [
+        "engram: expected --group-by or --sample",
+        "        got 6 GB",
+        "        what to do: use --sample 100000, not count=1",
+    ]
+
+
 def test_the_users_code_is_shown_with_its_own_traceback():
     def train():
         raise ZeroDivisionError("no batch")

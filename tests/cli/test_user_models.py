@@ -207,3 +207,58 @@ def test_stopped_by_ctrl_c_it_goes_on(here):
     (here / "hold").unlink()
     found = call(*arguments, "--sample", "5")
     assert found.exit_code == 0, found.output
+
+
+RECORDED = """
+import numpy as np
+import torch
+from torch import nn
+
+import engram
+
+
+def arrays():
+    generator = np.random.default_rng(0)
+    labels = np.arange(60) % 2
+    return generator.normal(size=(60, 2)) + 2 * labels[:, None], labels
+
+
+def make():
+    return nn.Linear(2, 2)
+
+
+def data():
+    inputs, labels = arrays()
+    scaled = (inputs - inputs.mean(0)) / inputs.std(0)
+    return torch.from_numpy(scaled).float(), torch.from_numpy(labels)
+
+
+def fit(model, data):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = engram.record(optimizer, model)
+    for _ in range(20):
+        for batch in torch.randperm(len(data[1])).split(20):
+            training.note(batch)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(data[0][batch]), data[1][batch]).backward()
+            optimizer.step()
+    training.stop()
+    return training
+"""
+
+
+def test_an_audits_run_is_certified_with_its_own_weights_and_training(tmp_path, monkeypatch):
+    (tmp_path / "recorded_nets.py").write_text(RECORDED)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import numpy as np
+    from recorded_nets import arrays
+
+    inputs, labels = arrays()
+    np.savez("data.npz", x=inputs, y=labels)
+    own = ("--model", "recorded_nets:make", "--train", "recorded_nets:fit")
+    assert call("audit", "data.npz", "run", *own, "--quiet").exit_code == 0
+    subject = (*own, "--data", "recorded_nets:data", "--refits", "8", "--json")
+    found = call("certify", "run", *subject)
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout)["low"] < json.loads(found.stdout)["high"]

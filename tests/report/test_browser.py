@@ -17,7 +17,7 @@ import pytest
 
 from browser import Opened, examples, launched, opened, page_data, written
 from engram.report.html import write_page
-from engram.report.page import Alert, Effect, Examples, Headline, Making
+from engram.report.page import Alert, Effect, Examples, Headline, Making, Neighbours
 
 HOSTILE = [
     "<script>window.hacked = 1</script>",
@@ -145,6 +145,21 @@ def test_zoom_and_move(made):
     assert np.allclose(page.evaluate(ends), start)
     page.get_by_role("button", name="Lasso").click()
     assert page.evaluate("engram.mapOf.model().tools.select.active")
+
+
+def test_neighbours_in_a_table_say_how_they_differ(browser, tmp_path):
+    rows = pd.DataFrame({"size": np.arange(120.0), "same": 1.0, "<b>": ["x", "y"] * 60})
+    near = Neighbours(np.arange(3), np.full((3, 2), [60, 80]), np.full((3, 2), [61, -1]))
+    path, _ = written(tmp_path, images=None, rows=rows, neighbours=near)
+    with opened(browser, path) as shown:
+        shown.page.locator("#sort").select_option("id")
+        card = shown.page.locator(".card").first
+        assert "size 0" in card.locator(".cells").inner_text().replace("\n", " ")
+        helped, harmed = (card.locator(".near > div").nth(i) for i in (0, 1))
+        assert helped.locator("p").inner_text() == "size higher"
+        assert harmed.locator("p").inner_text() == "size higher, <b> other"
+        title = harmed.locator("button").get_attribute("title")
+        assert title.endswith("size 61, here 0; <b> y, here x")
 
 
 def test_filters_and_search(made):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engram.auditing.advice import advice_for
 from engram.auditing.columns import Wanted
 from engram.auditing.duplicates import find_duplicates, without_copies
 from engram.auditing.estimating import estimated
@@ -27,7 +28,7 @@ from engram.auditing.group_effects import (
 )
 from engram.auditing.issues import Judged, issue_table, judged
 from engram.auditing.neighbours import neighbours_of
-from engram.auditing.outcome import Audit, Findings, shown_of
+from engram.auditing.outcome import Audit, Findings, shown_of, with_pictures
 from engram.auditing.own_model import Own
 from engram.auditing.provenance import provenance
 from engram.auditing.readers import read_examples
@@ -244,9 +245,8 @@ class _Plan:
             "skipped": list(examples.skipped),
             "fingerprint": fingerprint,
         }
-        first = labels.losses.argsort(descending=True).numpy()
-        return Audit(
-            shown_of(examples, first),
+        found = Audit(
+            shown_of(examples),
             result,
             issues,
             _findings(examples, labels, copies.count),
@@ -258,18 +258,26 @@ class _Plan:
             {} if test is None else _test_losses(trained, test, examples),
             classes,
             near,
+            advice_for(
+                self.own, trained.training, self.minimal, None if opinion is None else opinion.loss
+            ),
+            {name: w.detach().clone() for name, w in trained.model.state_dict().items()},
         )
+        return with_pictures(found, examples.inputs)
 
 
 def _findings(examples: Examples, labels: Judged, copies: int) -> Findings:
+    called = labels.noise.called
     return Findings(
         len(examples),
-        labels.noise.count,
-        labels.noise.precision,
+        called.count,
+        called.share,
         labels.noise.rate,
         0 if labels.memorised is None else int(labels.memorised.sum()),
         copies,
         len(examples.skipped),
+        called.low,
+        called.high,
     )
 
 

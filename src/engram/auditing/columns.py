@@ -121,8 +121,8 @@ def checked(examples: Examples) -> Examples:
     if not lone:
         return examples
     note = (
-        f"{len(lone)} class(es) with one example ({_listed(lone)}): without it nothing is known of "
-        "the class, so that its label is not judged"
+        f"only one example{' each' * (len(lone) > 1)} of {_listed(lone)}: without it nothing is "
+        "known of the class, so that its label is not judged"
     )
     return replace(examples, notes=(*examples.notes, note))
 
@@ -200,7 +200,8 @@ def _labelled(
             "name another label column",
         )
     first = _listed([str(row) for row in np.flatnonzero(missing)])
-    note = f"{int(missing.sum()):,} rows without a label left out (rows {first})"
+    count, s = int(missing.sum()), "" if missing.sum() == 1 else "s"
+    note = f"{count:,} row{s} without a label left out (row{s} {first})"
     return frame[~missing], (note,)
 
 

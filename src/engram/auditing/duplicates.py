@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engram.core.dtypes import SMALLEST_DIVISOR
 from engram.sensitivity.result import Result
 
 # A pair is near where it is much nearer than examples usually are to their nearest neighbour: by
@@ -167,10 +168,8 @@ def without_copies(result: Result, duplicates: Duplicates) -> Result:
     likelihood, outputs = result.basis.known_likelihood, result.outputs[some]
     targets = likelihood.prepare(outputs, result.targets[some])
     moved = likelihood.mean(outputs + deviation) - likelihood.mean(outputs)
-    further = likelihood.loss(outputs + deviation, targets) - likelihood.loss(
-        outputs + own, targets
-    )
-    loo_loss = (result.loo_loss[some] + further).clamp(min=0)
+    alone, together = (likelihood.loss(outputs + d, targets) for d in (own, deviation))
+    loo_loss = corrected(result.loo_loss[some], alone, together)
     changed = {
         "deviation": deviation,
         "prediction_deviation": moved,
@@ -181,3 +180,19 @@ def without_copies(result: Result, duplicates: Duplicates) -> Result:
     for name, values in changed.items():
         columns[name][some] = values.to(columns[name].dtype)
     return replace(result, **columns)
+
+
+def corrected(loo_loss: Tensor, alone: Tensor, together: Tensor) -> Tensor:
+    """Leave-one-out losses without the copies too, [N].
+
+    They need not be those at the moved outputs: along a training they are means over its course. So
+    what the copies add is added, and what they take away is taken by its share, which leaves no
+    loss below 0.
+
+    Args:
+        loo_loss: without the example.
+        alone, together: at the outputs moved by its own deviation, and by that of all copies.
+    """
+    more = loo_loss + (together - alone)
+    less = loo_loss * together / alone.clamp(min=SMALLEST_DIVISOR)
+    return torch.where(together >= alone, more, less)

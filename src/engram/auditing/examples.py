@@ -37,6 +37,10 @@ class Inputs(ABC):
     def texts(self) -> list[str]:
         """Each in words, for showing."""
 
+    def rows(self) -> pd.DataFrame | None:
+        """Each as a row of cells, for showing; None of what is no table."""
+        return None
+
 
 @dataclass(frozen=True, eq=False)
 class Rows(Inputs):
@@ -62,6 +66,18 @@ class Rows(Inputs):
             ", ".join(f"{n}={_cell(v)}" for n, v in zip(names, row, strict=True))[:SHOWN_LENGTH]
             for row in rows
         ]
+
+    def rows(self) -> pd.DataFrame:
+        """Their first columns; what is no column of numbers as words."""
+        from pandas.api.types import is_bool_dtype, is_numeric_dtype
+
+        first = self.frame.iloc[:, :SHOWN_CELLS].reset_index(drop=True)
+        words = {
+            name: column.astype(object).where(column.notna(), "").astype(str)
+            for name, column in first.items()
+            if is_bool_dtype(column) or not is_numeric_dtype(column)
+        }
+        return first.assign(**words)
 
 
 def _cell(value: object) -> str:

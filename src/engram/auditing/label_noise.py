@@ -24,6 +24,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from engram.auditing.called import Called
+
 MORE_LIKELY = 0.5  # chance of being wrong from which a label counts as an issue
 SMALLEST = 1e-6  # probability below which none is told from none
 EXPECTED = (1.0, 9.0)  # wrong and right labels that are taken for seen: little, and no rate is 0
@@ -62,9 +64,9 @@ class LabelNoise:
         return int(self.is_issue.sum())
 
     @property
-    def precision(self) -> float:
-        """The expected share of truly wrong ones among them; NaN where there are none."""
-        return float(self.chance[self.is_issue].double().mean())
+    def called(self) -> Called:
+        """How many of those are wrong, as far as one can know."""
+        return Called.by(self.chance[self.is_issue])
 
 
 def blended(left_out: Tensor, heard: Tensor | None) -> Tensor:

@@ -127,7 +127,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
         except Exception as error:  # whatever torch makes of another format
             raise StorageError(
                 "weights alone: safetensors, or a state dict saved by torch.save",
-                f"{path.name}: {brief(error)}",
+                f"{path.name}, which holds more than weights or is damaged",
                 "save model.state_dict(), not the model itself",
             ) from error
     state = state.get("state_dict", state) if isinstance(state, dict) else state
@@ -224,16 +224,20 @@ def _with_outputs(model: nn.Module, inputs: Tensor, examples: Examples) -> nn.Mo
 
 
 def _trained(stock: Stock, examples: Examples, train: Callable[..., Any]) -> Fit:
-    returned = train(stock.model, (stock.inputs, examples.targets))
+    model = stock.model
+    returned = train(model, (stock.inputs, examples.targets))
     training: Training | None = None
-    if isinstance(returned, Training):
+    if isinstance(returned, nn.Module):
+        model = returned
+    elif isinstance(returned, Training):
         training = returned
     elif isinstance(returned, Optimizer):
-        training = Training.guess(stock.model, returned)
+        training = Training.guess(model, returned)
     elif returned is not None:
         raise ArgumentError(
-            "nothing, the record of engram.record, or the optimizer from the training function",
+            "nothing, the record of engram.record, the optimizer or the trained model from the "
+            "training function",
             shown(returned),
             "train the model that it is given",
         )
-    return Fit(stock.model.eval(), training)
+    return Fit(model.eval(), training)

@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from engram.auditing.outcome import Audit
+from engram.auditing.outcome import Audit, Shown
 from engram.auditing.tasks import Classes, Regression
 from engram.report.page import Alert, Curves, Effect, Examples, Making, PageData
-from engram.report.result_page import result_data
+from engram.report.result_page import CONTRADICTED, result_data
 
 WRONG, MEMORISED, COPIED = "likely wrong label", "memorised", "near duplicate"
+# Alerts of a plain result that an audit has better ones for: of the contradicted labels the cut-off
+# says which are wrong, and they stay a filter
+TOLD = (CONTRADICTED, MEMORISED)
 CLASS = "class"
 HANGING = 0.2  # share of a class that is right with each example and wrong without it
 MOST_HANGING = 3  # classes that an alert names
@@ -28,7 +31,8 @@ def audit_page(audit: Audit) -> PageData:
         ids=list(shown.ids),
         classes=classes,
         images=_Thumbnails(audit) if shown.kind == "image" else None,
-        texts=list(shown.texts) if any(shown.texts) else None,
+        texts=list(shown.texts) if _says_more(shown) else None,
+        rows=shown.rows,
     )
     flags = {
         WRONG: issues["is_label_issue"].to_numpy(),
@@ -45,7 +49,13 @@ def audit_page(audit: Audit) -> PageData:
         neighbours=audit.neighbours,
         **_as_given(audit, plain),
     )
-    headline = replace(plain.headline, title=_title(audit), sentence=_sentence(audit))
+    headline = replace(
+        plain.headline,
+        title=_title(audit),
+        sentence=_sentence(audit),
+        reasons=[str(reason) for reason in audit.verdict.reasons],
+        test_loss=audit.test.get("loss"),
+    )
     return replace(
         plain,
         headline=headline,
@@ -58,6 +68,11 @@ def audit_page(audit: Audit) -> PageData:
         curves=_curves(audit),
         making=_making(audit, plain),
     )
+
+
+def _says_more(shown: Shown) -> bool:
+    """Whether texts say what neither ids nor rows do."""
+    return shown.rows is None and any(shown.texts) and shown.texts != shown.ids
 
 
 def _as_given(audit: Audit, plain: PageData) -> dict[str, Any]:
@@ -116,8 +131,8 @@ def _sentence(audit: Audit) -> str:
     if not found.num_label_issues:
         return f"None of {found.num_data:,} labels is more likely wrong than right."
     return (
-        f"{found.num_label_issues:,} of {found.num_data:,} labels are likely wrong; "
-        f"of those, {found.precision:.0%} are expected to be."
+        f"{found.num_label_issues:,} of {found.num_data:,} labels look wrong; "
+        f"{found.wrong} of those probably are."
     )
 
 
@@ -127,7 +142,7 @@ def _alerts(audit: Audit, plain: PageData) -> list[Alert]:
         alerts.append(
             Alert(
                 f"{found.num_label_issues:,} likely wrong labels",
-                f"About {found.precision:.0%} of them are expected to be wrong.",
+                f"With a chance of 90 %, {found.wrong} of them are wrong.",
                 flag=WRONG,
             )
         )
@@ -146,7 +161,7 @@ def _alerts(audit: Audit, plain: PageData) -> list[Alert]:
             )
             alerts.append(Alert(title, text, group=(_grouping(audit), str(name))))
     alerts += [*_hanging(plain.examples), *_overfitted(audit)]
-    return alerts + [alert for alert in plain.alerts if alert.flag not in (WRONG, MEMORISED)]
+    return alerts + [alert for alert in plain.alerts if alert.flag not in TOLD]
 
 
 def _hanging(examples: Examples) -> list[Alert]:

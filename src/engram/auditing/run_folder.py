@@ -3,7 +3,9 @@
 =====================  =======================================================================
 ``run.json``           settings, versions, git commit, findings, the groups, the training curve
 ``examples.parquet``   a row an example: the table of issues, its text and its group
+``rows.parquet``       their first columns, of a table
 ``result/``            sensitivities: ``result.json`` and safetensors
+``weights.safetensors``  of the trained model
 ``thumbnails.safetensors``  pictures of the examples that are shown, of images
 ``neighbours.safetensors``  examples that help and harm those whose labels look most wrong
 ``report.html``        the page
@@ -13,7 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +27,7 @@ from engram.auditing.outcome import Audit, Findings, Shown
 from engram.auditing.tasks import Task
 from engram.core.storage.files import read_tensors, replacing, write_tensors
 from engram.core.storage.kinds import Kind, stored
-from engram.core.storage.values import init_fields, read_fields
+from engram.core.storage.values import ADDED_LATER, init_fields, read_fields
 from engram.errors import StorageError, brief
 from engram.report.examples import Neighbours
 from engram.sensitivity.result import KIND as RESULT
@@ -33,9 +35,11 @@ from engram.sensitivity.result import KIND as RESULT
 if TYPE_CHECKING:
     import pandas as pd
 
-TABLE, RESULTS, THUMBNAILS, NEIGHBOURS, PAGE = (
+TABLE, ROWS, RESULTS, WEIGHTS, THUMBNAILS, NEIGHBOURS, PAGE = (
     "examples.parquet",
+    "rows.parquet",
     "result",
+    "weights.safetensors",
     "thumbnails.safetensors",
     "neighbours.safetensors",
     "report.html",
@@ -57,6 +61,7 @@ class Run:
     curve: tuple[Mapping[str, float], ...]
     groups: tuple[Mapping[str, Any], ...]
     classes: tuple[Mapping[str, Any], ...] = ()
+    advice: str = field(default="", metadata=ADDED_LATER)
 
     @classmethod
     def of(cls, audit: Audit) -> Run:
@@ -72,6 +77,7 @@ class Run:
             tuple(audit.curve),
             _records(audit.groups),
             _records(audit.classes),
+            audit.advice,
         )
 
 
@@ -92,8 +98,12 @@ def _frame(records: tuple[Mapping[str, Any], ...], empty: pd.DataFrame) -> pd.Da
 
 def write_run(audit: Audit, folder: Path) -> Path:
     """Write everything; ``run.json`` last, so that a folder with one is whole."""
-    _write_table(audit, folder / TABLE)
+    _write_table(audit.issues.assign(**{TEXT: list(audit.shown.texts)}), folder / TABLE)
+    if audit.shown.rows is not None:
+        _write_table(audit.shown.rows, folder / ROWS)
     RESULT.write(audit.result, folder / RESULTS)
+    if audit.weights:
+        write_tensors(folder / WEIGHTS, audit.weights)
     if len(audit.shown.pictured):
         tensors = {
             "pictured": torch.from_numpy(audit.shown.pictured),
@@ -112,8 +122,7 @@ def write_run(audit: Audit, folder: Path) -> Path:
     return KIND.write(audit, folder)
 
 
-def _write_table(audit: Audit, path: Path) -> None:
-    table = audit.issues.assign(**{TEXT: list(audit.shown.texts)})
+def _write_table(table: pd.DataFrame, path: Path) -> None:
     with replacing(path) as temporary:
         table.to_parquet(temporary)
 
@@ -149,6 +158,7 @@ def _audit(run: Run, folder: Path) -> Audit:
         run.task,
         tuple(table["id"]),
         tuple(table[TEXT]),
+        _read_table(folder / ROWS) if (folder / ROWS).exists() else None,
         tuple(table[GROUP].astype(str)) if grouped else None,
         pictured,
         thumbnails,
@@ -170,6 +180,8 @@ def _audit(run: Run, folder: Path) -> Audit:
         run.test,
         _frame(run.classes, no_classes()),
         near,
+        run.advice,
+        read_tensors(folder / WEIGHTS)[0] if (folder / WEIGHTS).exists() else {},
     )
 
 

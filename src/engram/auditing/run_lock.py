@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engram.auditing.run_folder import KIND, NEIGHBOURS, PAGE, RESULTS, TABLE, THUMBNAILS
+from engram.auditing.run_folder import (
+    KIND,
+    NEIGHBOURS,
+    PAGE,
+    RESULTS,
+    ROWS,
+    TABLE,
+    THUMBNAILS,
+    WEIGHTS,
+)
 from engram.core.storage.files import reason_of
 from engram.core.storage.json_folder import read_folder, write_folder
 from engram.errors import RunFolderError, StorageError
@@ -111,7 +120,9 @@ def _check_ours(folder: Path) -> None:
     own = any(name in beside for name in ("run.json", f"{PROGRESS}.json", LOCK))
     stopped = TABLE in beside and set(beside) <= {
         TABLE,
+        ROWS,
         RESULTS,
+        WEIGHTS,
         THUMBNAILS,
         NEIGHBOURS,
         PAGE,

@@ -128,8 +128,9 @@ def run_audit(settings: dict[str, object], output: Path, as_json: bool, quiet: b
             {
                 "folder": str(output),
                 "page": str(page),
-                "verdict": found.result.verdict.level,
+                "verdict": found.verdict.level,
                 "loo_loss": found.result.loo_nll,
+                "test": found.test,
                 "findings": vars(found.findings),
                 "label_issues": issues,
                 "notes": found.notes,

@@ -10,7 +10,7 @@ from engram.cli.output import Json, Quiet, console, print_json, say
 from engram.cli.runs import Run
 from engram.cli.subjects import Data, Folder, Model, Seed, Train, Weights, by_training_again
 
-Refits = Annotated[int, typer.Option(min=4, help="Trainings without an example.")]
+Refits = Annotated[int, typer.Option(min=8, help="Trainings without an example.")]
 
 
 def command(

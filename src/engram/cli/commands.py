@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -36,17 +38,33 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
-        with told():
+        with told(lambda: self._options(ctx)):
             return super().invoke(ctx)
+
+    def _options(self, ctx: Any) -> tuple[str, ...]:
+        """Names of the options that the command in use has."""
+        command = self.get_command(ctx, ctx.invoked_subcommand or "")
+        if command is None:
+            return ()
+        return tuple(str(p.name) for p in command.params if p.param_type_name == "option")
+
+
+def no_options() -> tuple[str, ...]:
+    """Of no command."""
+    return ()
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """Errors in words, without our traceback; of the user's own code with theirs."""
+def told(options: Callable[[], tuple[str, ...]] = no_options) -> Iterator[None]:
+    """Errors in words, without our traceback; of the user's own code with theirs.
+
+    Args:
+        options: names of those of the command, which an error calls by their Python names.
+    """
     try:
         yield
     except EngramError as error:
-        tell(error)
+        tell(error, options())
         raise typer.Exit(FAILED) from None
     except KeyboardInterrupt:
         typer.echo("\nengram: stopped. The same command goes on where it can.", err=True)
@@ -62,14 +80,35 @@ def told() -> Iterator[None]:
         raise _of_user_code(error) from None
 
 
-def tell(error: EngramError) -> None:
+def tell(error: EngramError, options: Sequence[str] = ()) -> None:
     """What was expected, what came, and what to do; below it what failed in the user's code."""
-    typer.echo(f"engram: expected {printable(error.expected)}", err=True)
+    expected, remedy = (as_options(words, options) for words in (error.expected, error.remedy))
+    typer.echo(f"engram: expected {printable(expected)}", err=True)
     typer.echo(f"        got {printable(error.got)}", err=True)
-    typer.echo(f"        what to do: {printable(error.remedy)}", err=True)
+    typer.echo(f"        what to do: {printable(remedy)}", err=True)
     cause = error.__cause__
     if cause is not None and from_user_code(cause) is not None:
         _of_user_code(cause)
+
+
+def as_options(words: str, options: Sequence[str]) -> str:
+    """Arguments of Python as options of the command, where it has them.
+
+    Example:
+        >>> as_options("audit a part: sample=100_000, or use text=", ["sample", "text"])
+        'audit a part: --sample 100000, or use --text'
+    """
+    for name in options:
+        argument = re.compile(rf"(?<![\w.(]){name}=([\d_]+|[^\s,;()]*)")
+        words = argument.sub(partial(_found_option, name), words)
+    return words
+
+
+def _found_option(name: str, found: re.Match[str]) -> str:
+    """One argument as it is typed."""
+    value = found[1]
+    plain = value.replace("_", "") if value.replace("_", "").isdigit() else value
+    return f"--{name.replace('_', '-')} {plain}".rstrip()
 
 
 def _of_user_code(error: BaseException) -> BaseException:

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
+from engram.auditing.outcome import Audit
 from engram.cli.output import Json, Quiet, console, frame_table, print_json, say
-from engram.cli.runs import Run, result_in
+from engram.cli.runs import Run, saved_in
 
 
 class Ranking(str, Enum):
@@ -38,10 +39,11 @@ def command(
 
 def show(run: Path, top: int, by: Ranking, as_json: bool, quiet: bool) -> None:
     """The same as a function."""
-    result = result_in(run)
+    saved = saved_in(run)
+    result = saved.result if isinstance(saved, Audit) else saved
     frame = result.top(top, by.value)
     if as_json:
-        found = result.verdict
+        found = saved.verdict
         aspects = {
             aspect.name: {"level": aspect.level, "expected": aspect.value}
             for aspect in (found.ranking, found.size, found.mean)
@@ -53,6 +55,6 @@ def show(run: Path, top: int, by: Ranking, as_json: bool, quiet: bool) -> None:
         return
     out = console()
     if not quiet:
-        say(result, out)
+        say(saved, out)
         out.print()
     out.print(frame_table(frame, f"{len(frame)} examples with the highest {by.value}"))

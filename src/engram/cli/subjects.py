@@ -10,6 +10,7 @@ import typer
 from torch import nn
 
 from engram.auditing.own_model import load_weights, named_function
+from engram.auditing.run_folder import WEIGHTS
 from engram.cli.runs import result_in
 from engram.core.arguments import AUTO
 from engram.errors import ArgumentError
@@ -60,14 +61,16 @@ def by_training_again(
     Args:
         function: ``engram.verify`` or ``engram.certify``.
         run: folder of the result.
-        named: model, weights, data and training, as the options have them.
+        named: model, weights, data and training, as the options have them; without weights those
+            that an audit has left in its folder.
         folder: where finished trainings are kept.
         seed, quiet: as the options have them.
         counts: of trainings, as the function calls them.
     """
     model, weights, data, train = named
     result = result_in(run)
-    net, examples = subject(model, weights, data)
+    kept = run / WEIGHTS
+    net, examples = subject(model, kept if weights is None and kept.exists() else weights, data)
     return function(
         net,
         examples,

@@ -65,14 +65,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in REFUSALS)
 
 
+UNITS = {9: "GB", 6: "MB", 3: "kB"}  # by the power of ten
+
+
 def in_words(size: float) -> str:
-    """A number of bytes as text, in GB.
+    """A number of bytes as text.
 
     Example:
-        >>> in_words(102.4e9), in_words(5e6)
-        ('102 GB', '0.005 GB')
+        >>> in_words(102.4e9), in_words(5e6), in_words(1.6e4)
+        ('102 GB', '5 MB', '16 kB')
     """
-    return f"{size / 1e9:.3g} GB"
+    power = 9 if size >= 1e9 else 6 if size >= 1e6 else 3
+    return f"{size / 10**power:.3g} {UNITS[power]}"
 
 
 def check_room(size: float, device: torch.device, what: str, remedy: str) -> None:

@@ -17,6 +17,8 @@ PREFIX = "engram_"  # before the names of fields, so that none of the user's is 
 def to_fiftyone(found: Audit | Result, samples: Any, prefix: str = PREFIX) -> list[str]:
     """Add a field for each column of :func:`fields` to the samples of a FiftyOne dataset or view.
 
+    A column without any value is left out: FiftyOne could not tell its type.
+
     Args:
         found: an audit or a result.
         samples: in the order of the examples.
@@ -28,7 +30,7 @@ def to_fiftyone(found: Audit | Result, samples: Any, prefix: str = PREFIX) -> li
     frame = plain(fields(found))
     check_length(frame, len(samples), "a dataset")
     names = []
-    for name, column in frame.items():
+    for name, column in frame.loc[:, frame.notna().any()].items():
         samples.set_values(f"{prefix}{name}", column.tolist())
         names.append(f"{prefix}{name}")
     return names

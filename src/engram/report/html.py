@@ -27,7 +27,16 @@ from engram.report.page import PageData
 from engram.report.payload import payload, readable, safe_json
 from engram.sensitivity.metrics import calibration_bins, calibration_error
 
-SCRIPTS = ("data.js", "state.js", "theme.js", "map.js", "cards.js", "marks.js", "main.js")
+SCRIPTS = (
+    "data.js",
+    "state.js",
+    "theme.js",
+    "map.js",
+    "rows.js",
+    "cards.js",
+    "marks.js",
+    "main.js",
+)
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; base-uri 'none'; form-action 'none'"

@@ -49,6 +49,7 @@ class Headline:
         verdict_line: what may be believed, in a line: ``result.verdict.line``.
         reasons: why, the worst first; each with its remedy.
         unit: of the losses.
+        test_loss: on further data, which the leave-one-out loss estimates, where there are some.
     """
 
     title: str
@@ -63,6 +64,7 @@ class Headline:
     verdict_line: str = ""
     reasons: Sequence[str] = ()
     unit: str = "nats"
+    test_loss: float | None = None
 
 
 @dataclass(frozen=True)

@@ -39,13 +39,13 @@ def number(value: float | None) -> str:
 
 
 def share(value: float, name: str) -> str:
-    """An accuracy as percent, another measure as it is.
+    """An accuracy as percent, whose sign stays on its line; another measure as it is.
 
     Example:
         >>> share(0.912, "accuracy"), share(0.912, "r squared")
-        ('91.2 %', '0.912')
+        ('91.2\\xa0%', '0.912')
     """
-    return f"{100 * value:.1f} %" if name == "accuracy" else f"{value:.3f}"
+    return f"{100 * value:.1f}\N{NO-BREAK SPACE}%" if name == "accuracy" else f"{value:.3f}"
 
 
 def example_table(examples: Examples, count: int) -> Table:

@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from engram.core.identity.digests import bytes_of
 from engram.core.state.copies import private_copy
 from engram.errors import ArgumentError, ModelMismatchError, TrainingError
+from engram.training.training import Training
 
 
 def check_arguments(function: Callable[..., Any], form: str) -> None:
@@ -77,8 +79,12 @@ def _same(left: Tensor, right: Tensor) -> bool:
 
 
 def trained_model(returned: Any, given: nn.Module) -> nn.Module:
-    """The model that was trained: the returned one, or the given one where nothing came back."""
-    trained = given if returned is None else returned
+    """The model that was trained: the returned one, or the given one where none came back.
+
+    A record or an optimizer, which a training for :func:`engram.audit` returns, is no model.
+    """
+    in_place = returned is None or isinstance(returned, Training | Optimizer)
+    trained = given if in_place else returned
     if not isinstance(trained, nn.Module):
         raise TrainingError(
             "a training function that trains the model in place or returns a model",

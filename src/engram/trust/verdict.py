@@ -58,7 +58,7 @@ class Reason:
     about: tuple[str, ...] = field(default=ASPECTS, metadata=ADDED_LATER)
 
     def __str__(self) -> str:
-        return f"{self.level}: {self.text} ({self.signal} {self.value:.2g}). {self.remedy}"
+        return f"{self.level}: {self.text} ({self.signal} {self.value:.2g}). {self.remedy}".rstrip()
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def test_one_class_only_is_refused():
 def test_a_class_with_one_example_is_noted():
     frame = pd.DataFrame({"a": range(9), "label": ["cat"] * 5 + ["dog"] * 3 + ["emu"]})
     notes = read_examples(frame, Wanted()).notes
-    assert "1 class(es) with one example (emu)" in notes[0]
+    assert "only one example of emu:" in notes[0]
 
 
 def test_rows_without_a_label_are_left_out_and_counted():

@@ -62,7 +62,9 @@ def read_examples(data: Any, wanted: Wanted) -> Examples:
 
 def _of_path(path: Path, wanted: Wanted) -> Examples:
     if not path.exists():
-        raise DataError("a file or folder with data", f"{path}, which is not there", "check it")
+        raise DataError(
+            "a file or folder with data", f"{path}, which is not there", "check the path"
+        )
     if path.is_dir():
         return (read_dataset_folder if is_dataset_folder(path) else read_picture_folder)(
             path, wanted

@@ -30,12 +30,6 @@ class Estimate:
     most_outputs: int | None = 50_000
 
 
-# Of texts: at the last weights, which is a pass in place of twenty. Their training is over in a few
-# epochs, so that the walk along it costs several; of tables it costs a half or less, and its mean
-# is nearer to the loss on other data (docs/decisions.md)
-AT_THE_END = Estimate(estimator="linear")
-
-
 @dataclass(frozen=True, eq=False)
 class Recipe:
     """How a stock model is trained.

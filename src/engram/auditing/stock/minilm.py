@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engram.auditing.examples import Examples, Inputs, Texts
-from engram.auditing.stock.base import AT_THE_END, Recipe, Stock
+from engram.auditing.stock.base import Recipe, Stock
 from engram.core.optional import require
 from engram.core.progress import progress_over
 from engram.errors import ArgumentError
@@ -29,7 +29,7 @@ def minilm_head(examples: Examples) -> Stock:
     model = nn.Sequential(
         nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, examples.task.num_outputs)
     )
-    recipe = Recipe(40, 64, 2e-3, 1e-2, anneals=False, stops_early=True, estimate=AT_THE_END)
+    recipe = Recipe(40, 64, 2e-3, 1e-2, anneals=False, stops_early=True)
     return Stock(model, encoder, inputs, recipe, f"MiniLM, MLP with {HIDDEN} hidden units")
 
 

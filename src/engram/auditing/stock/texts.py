@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.auditing.examples import Examples, Inputs, Texts
-from engram.auditing.stock.base import AT_THE_END, Recipe, Stock
+from engram.auditing.stock.base import Recipe, Stock
 from engram.errors import DataError
 
 MOST_TERMS = 30_000  # words and pairs that are counted
@@ -31,7 +31,7 @@ def tfidf_head(examples: Examples) -> Stock:
         ),
         encoder,
         inputs,
-        Recipe(40, 64, 2e-3, 1e-2, anneals=False, stops_early=True, estimate=AT_THE_END),
+        Recipe(40, 64, 2e-3, 1e-2, anneals=False, stops_early=True),
         f"TF-IDF in {inputs.shape[1]} directions, MLP with {HIDDEN} hidden units",
     )
 

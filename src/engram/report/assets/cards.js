@@ -32,12 +32,12 @@
   const cells = (place) => {
     const row = data.rows?.cells[place];
     if (!row) return null;
-    const pairs = data.rows.columns.flatMap((name, i) => [el("dt", {}, name), el("dd", {}, el("bdi", {}, row[i]))]);
-    return el("dl", { class: "cells" }, pairs, data.rows.more > 0 && el("dt", {}, `and ${data.rows.more} more`));
+    const pairs = data.rows.columns.map((name, i) => el("div", {}, el("dt", {}, name), el("dd", {}, el("bdi", {}, row[i] || "–"))));
+    return el("dl", { class: "cells" }, pairs, data.rows.more > 0 && el("div", {}, el("dt", {}, `and ${data.rows.more} more`)));
   };
 
   const share = (byte) => (byte === 255 ? NaN : byte / 254);
-  const percent = (part) => (Number.isNaN(part) ? "–" : part > 0.995 && part < 1 ? ">99 %" : `${Math.round(100 * part)} %`);
+  const percent = (part) => (Number.isNaN(part) ? "–" : part > 0.995 && part < 1 ? ">99 %" : part < 0.005 ? "<1 %" : `${Math.round(100 * part)} %`);
   const bars = (place) => {
     const { probabilities: all } = data;
     if (!all) return null;
@@ -58,20 +58,36 @@
     return el("div", { class: "bars", "aria-label": "probabilities with the example and without it" }, rows.map(([, row]) => row));
   };
 
+  // A neighbour without a picture: its text; of a row its id and label, and what differs in its title.
+  const EACH_ROW = 3, ALL_ROWS = 2; // differences that are told of one row, and of all of a side
+  const neighbour = (other) => {
+    if (!data.rows) return [el("bdi", {}, data.texts?.[other] || idOf(other))];
+    const given = label(other, "given");
+    return [el("bdi", {}, idOf(other)), given !== null && el("bdi", {}, given)].filter(Boolean);
+  };
+  const told = (place, other) => engram.differences(place, other, EACH_ROW)
+    .map(([name, one, two]) => `${name} ${two || "missing"}, here ${one || "missing"}`);
+  const leanings = (place, others) => {
+    const found = engram.leanings(place, others, ALL_ROWS);
+    return found.length ? el("p", { title: "how they differ most from this one" },
+      found.flatMap(([name, way], i) => [i ? ", " : "", el("bdi", {}, name), ` ${way}`])) : null;
+  };
+
   const near = (place) => {
     const found = data.neighbours, row = found?.row.get(place);
     if (row === undefined || row === null) return null;
     const side = (name, title, hint) => {
-      const links = [];
+      const links = [], others = [];
       for (let at = row * found.each; at < (row + 1) * found.each; at++) {
         const other = found[name][at];
         if (other < 0) continue;
+        others.push(other);
         const effect = found[`${name}_effect`]?.[at], picture = engram.thumb(other, 38);
-        const shown = [idOf(other), label(other, "given"), effect !== undefined && figure(effect, 2)].filter(Boolean).join(", ");
-        links.push(el("button", { type: "button", "data-go": other, title: shown, "aria-label": `${title}: ${shown}`, class: picture ? "pic" : null },
-          picture || el("bdi", {}, data.texts?.[other] || idOf(other))));
+        const shown = [[idOf(other), label(other, "given"), effect !== undefined && figure(effect, 2)].filter(Boolean).join(", "), ...told(place, other)].join("; ");
+        links.push(el("button", { type: "button", "data-go": other, title: shown, "aria-label": `${title}: ${shown}`, class: picture ? "pic" : data.rows ? "rowed" : null },
+          picture || neighbour(other)));
       }
-      return links.length ? el("div", {}, el("span", { title: hint }, title), links) : null;
+      return links.length ? el("div", {}, el("span", { title: hint }, title), el("div", {}, links, leanings(place, others))) : null;
     };
     return el("div", { class: "near" }, side("helpful", "helped by", "without these the loss of the given label would rise"),
       side("harmful", "harmed by", "without these the loss of the given label would fall"));
