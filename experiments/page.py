@@ -175,12 +175,16 @@ def _settings(here: Row, paper: Scale) -> str:
     images = f"{here['num_train']:,}" if "num_train" in here else "all"
     words = f"*Settings:* {images} training images, {here['epochs']} epochs"
     words += f" (the paper: {f'{paper.num_train:,}' if paper.num_train else 'all'}, {paper.epochs})"
+    if "batch" in here:
+        words += f" in batches of {here['batch']}"
+    if "hessian_start" in here:
+        words += f", h0 = {here['hessian_start']:g}"
     if here.get("faster", 1.0) != 1.0:
         words += f", rates {here['faster']:g} times the paper's, up to 0.1 (iBLR: 1)"
     if here.get("again"):
         words += f"; {here['again']} epochs of training again (the paper: {paper.again})"
-        if "batch" in here:
-            words += f" in batches of {here['batch']}"
+        if "again_batch" in here:
+            words += f" in batches of {here['again_batch']}"
     if here.get("count"):
         words += f"; a count of {here['count']} (the paper: {paper.count})"
     if "looked" in here:

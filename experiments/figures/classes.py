@@ -12,6 +12,7 @@ import engram
 from experiments import plotting
 from experiments.figures.deviations import LENET, SGD, Settings, trained, training_again
 from experiments.measures import NOT, PARTLY, REPRODUCED, agreement
+from experiments.names import net_on
 from experiments.panel import Outcome, Panel, Scale
 from experiments.workplace import Workplace
 
@@ -104,7 +105,7 @@ def draw(settings: Classes, outcome: Outcome) -> Figure:
         for name, x, y in zip(outcome.numbers["classes"], true, loco, strict=True):
             axes.annotate(name, (float(x), float(y)), fontsize=7, xytext=(3, 3),
                           textcoords="offset points")  # fmt: skip
-        axes.set_title(f"{net.model} on {net.data}", fontsize=10)
+        axes.set_title(net_on(net.model, net.data), fontsize=10)
         axes.set_xlabel("test loss of the net trained without the class")
         axes.set_ylabel("estimated loss of the class left out")
         axes.spines[["top", "right"]].set_visible(False)
@@ -133,7 +134,7 @@ CRITERION = (
     f"loss over the ten classes for both nets, partly where it is at least {FAIR}; its sizes are "
     "those of another loss (the class's own), so that none are compared"
 )
-SMALL = Scale(4000, None, 60, again=3, batch=64, faster=10.0)
+SMALL = Scale(4000, None, 60, again=3, again_batch=64, faster=10.0)
 SCALES = {
     "smoke": Scale(120, 40, 2, again=1, data="digits"),
     "paper": Scale(None, None, 300, again=1000),
@@ -164,6 +165,6 @@ PANELS = [
             Settings("mnist", "mlp_500_300", SGD, (1e-4, 1e-5), 1000),
             Settings("mnist", "lenet5", LENET, (1e-5, 1e-6), 1000),
         ),
-        replace(SMALL, num_train=2000, num_test=1000, again=2, batch=16),
+        replace(SMALL, num_train=2000, num_test=1000, again=2, again_batch=16),
     ),
 ]

@@ -12,6 +12,7 @@ import engram
 from experiments import plotting
 from experiments.measures import PARTLY, REPRODUCED, agreement, of_rank_and_size, top_share
 from experiments.models import make
+from experiments.names import net_on
 from experiments.panel import Outcome, Panel, Scale, smoke
 from experiments.training import (
     STABLE,
@@ -69,7 +70,7 @@ def trained(
 def training_again(settings: Settings, data: Data, scale: Scale) -> engram.recipes.Recipe:
     """From the trained weights, with the paper's sum of rates over all steps, if that is stable."""
     first, last = settings.rates_again
-    size = scale.batch or settings.training.batch_size
+    size = scale.again_batch or settings.training.batch_size
     steps = settings.epochs_again * data.whole / settings.training.batch_size
     own_steps = scale.again * data.num_train / size
     rate = min(STABLE, first * steps / own_steps)
@@ -147,7 +148,7 @@ def draw(settings: Settings, outcome: Outcome) -> Figure:
     axes = figure.add_subplot(grid[0, :])
     found = {name: outcome.arrays[f"estimate {name}"] for name in RULES}
     plotting.scatter(axes, outcome.arrays["true"], found, "deviation")
-    axes.set_title(f"{settings.model} on {settings.data}", fontsize=10)
+    axes.set_title(net_on(settings.model, settings.data), fontsize=10)
     below = figure.add_subplot(grid[1, :], sharex=axes)
     below.hist(outcome.arrays["true"], bins=30, color=plotting.GREY)
     below.set_ylabel("count", fontsize=8)
@@ -187,7 +188,7 @@ CRITERION = (
 def _panel(letter: str, settings: Settings, paper: Scale, small: Scale) -> Panel:
     smallest = smoke(settings.model, epochs=2, count=3, again=1)
     scales = {"smoke": smallest, "cpu": small, "paper": paper}
-    title = f"{settings.model} on {settings.data}: single examples, estimated against true"
+    title = f"{net_on(settings.model, settings.data)}: single examples, estimated against true"
     return Panel(
         f"fig2{letter}",
         f"2 ({letter})",
@@ -209,18 +210,28 @@ PANELS = [
         "a",
         Settings("mnist", "mlp_500_300", SGD, (1e-3, 1e-4), 300),
         Scale(None, None, 500, count=1000, again=300),
-        Scale(4000, None, 60, count=16, again=6, batch=32, faster=10.0),
+        Scale(4000, None, 60, count=16, again=6, again_batch=32, faster=10.0),
     ),
     _panel(
         "b",
         Settings("fmnist", "lenet5", LENET, (1e-3, 1e-4), 200),
         Scale(None, None, 300, count=1000, again=200),
-        Scale(4000, None, 60, count=12, again=2, batch=16),
+        Scale(4000, None, 60, count=12, again=2, again_batch=16),
     ),
     _panel(
         "c",
         Settings("cifar10", "cnn", Training("sgd", (1e-2, 1e-4), 512, 250.0), (1e-4, 1e-6), 300),
         Scale(None, None, 500, count=100, again=300),
-        Scale(2000, None, 40, count=12, again=3, batch=32, faster=3.0, data="cifar10_10k"),
+        Scale(
+            10_000,
+            None,
+            15,
+            count=12,
+            again=1,
+            batch=64,
+            again_batch=32,
+            faster=2.0,
+            data="cifar10_10k",
+        ),
     ),
 ]
