@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
@@ -19,6 +20,7 @@ from experiments.training import (
     Training,
     figures_on,
     fit,
+    make_optimizer,
     weights_of,
     with_weights,
 )
@@ -40,31 +42,49 @@ class Settings:
     epochs_again: int
 
 
-def trained(
-    settings: Settings, data: Data, scale: Scale, place: Workplace
-) -> tuple[nn.Module, dict[str, float]]:
-    """The net and its accuracies, from the folder where it is finished; panels of one share it."""
+@dataclass(frozen=True)
+class Trained:
+    """A net, its accuracies, and where the record of its training is."""
+
+    model: nn.Module
+    accuracies: dict[str, float]
+    folder: Path
+
+    def record(self) -> engram.Training:
+        """Of its training, for estimates that have its time."""
+        found: engram.Training = engram.load(self.folder)
+        return found
+
+
+def trained(settings: Settings, data: Data, scale: Scale, place: Workplace) -> Trained:
+    """The net, from the folder where it is finished; panels of one share it."""
     training = settings.training.on(data, scale)
     where = place.at(
         "trainings", settings.model, settings.data, training, scale.num_train, scale.epochs
     )
 
     def make_it() -> Outcome:
-        model = fit(
-            make(settings.model, place.seed),
+        model = make(settings.model, place.seed)
+        optimizer = make_optimizer(model, training, data.num_train)
+        record = engram.record(optimizer, model, checkpoints=2)
+        fit(
+            model,
             data.train,
             training,
             scale.epochs,
             seed=place.seed,
+            optimizer=optimizer,
             progress=place.progress,
         )
+        record.save(where.own / "record")
         test, train = figures_on(model, data.test), figures_on(model, data.train)
         numbers = {"test_error": test["error"], "train_error": train["error"]}
         return Outcome(numbers, weights_of(model))
 
     kept = where.stage("training", make_it)
+    accuracies = {f"{name} accuracy": 1 - kept.numbers[f"{name}_error"] for name in PARTS}
     model = with_weights(make(settings.model, place.seed), kept.arrays)
-    return model, {f"{name} accuracy": 1 - kept.numbers[f"{name}_error"] for name in PARTS}
+    return Trained(model, accuracies, where.own / "record")
 
 
 def training_again(settings: Settings, data: Data, scale: Scale) -> engram.recipes.Recipe:
@@ -98,7 +118,8 @@ def estimates(model: nn.Module, data: Data, delta: float) -> dict[str, engram.Re
 def run(settings: Settings, scale: Scale, place: Workplace) -> Outcome:
     raw = place.data(settings.data, scale)
     data = raw.standardised()
-    model, accuracies = trained(settings, data, scale, place)
+    net = trained(settings, data, scale, place)
+    model, accuracies = net.model, net.accuracies
     chosen = torch.randperm(data.num_train, generator=place.generator())[: scale.count]
     delta = settings.training.on(data, scale).prior_precision
 

@@ -35,7 +35,8 @@ def _moved(likelihood: str, before: Tensor, after: Tensor) -> float:
 def run(settings: Groups, scale: Scale, place: Workplace) -> Outcome:
     net = settings.net
     data = place.data(net.data, scale).standardised()
-    model, accuracies = trained(net, data, scale, place)
+    own = trained(net, data, scale, place)
+    model = own.model
     likelihood, delta = likelihood_of(model), net.training.on(data, scale).prior_precision
     order = torch.randperm(data.num_train, generator=place.generator())
     groups = list(order[: scale.count * settings.size].split(settings.size))
@@ -82,7 +83,7 @@ def run(settings: Groups, scale: Scale, place: Workplace) -> Outcome:
     arrays = {"true": torch.tensor(true)} | {
         f"estimate {name}": torch.tensor(values) for name, values in lines.items()
     }
-    return Outcome({**numbers, **accuracies}, arrays)
+    return Outcome({**numbers, **own.accuracies}, arrays)
 
 
 def draw(settings: Groups, outcome: Outcome) -> Figure:
