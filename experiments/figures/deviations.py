@@ -246,8 +246,8 @@ PANELS = [
         Scale(
             10_000,
             None,
-            15,
-            count=12,
+            10,
+            count=8,
             again=1,
             batch=64,
             again_batch=32,

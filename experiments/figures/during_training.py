@@ -371,7 +371,7 @@ ADAMS = {
     "mnist-mlp": ("mnist", "mlp_32_16", 80.0, (replace(MLP, faster=1.0), 5, 12)),
     "mnist-lenet5": ("mnist", "lenet5", 60.0, (SHORT, 3, 8)),
     "fmnist-lenet5": ("fmnist", "lenet5", 60.0, (LENET, 3, 10)),
-    "cifar-cnn": ("cifar10", "cnn", 50.0, (COLOUR, 5, 8)),
+    "cifar-cnn": ("cifar10", "cnn", 50.0, (COLOUR, 4, 6)),
 }
 PANELS = [
     _panel(
@@ -380,7 +380,7 @@ PANELS = [
         GOOD,
         Settings("cifar10", "resnet20", Training("iblr", (0.2, 0.0), 50, 10.0, 0.01)),
         200,
-        replace(COLOUR, num_train=3000, epochs=10),
+        replace(COLOUR, num_train=4000, epochs=10, faster=5.0, hessian_start=0.5),
     ),
     *_three(
         "fig5",
@@ -416,8 +416,8 @@ PANELS = [
         ),
         150,
         (
-            replace(COLOUR, epochs=15, batch=64, faster=5.0, hessian_start=0.5),
-            replace(COLOUR, epochs=15, batch=64, faster=0.3),
+            replace(COLOUR, epochs=10, batch=64, faster=5.0, hessian_start=0.5),
+            replace(COLOUR, epochs=10, batch=64, faster=0.3),
         ),
     ),
     *(

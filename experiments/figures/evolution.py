@@ -162,6 +162,16 @@ PANELS = [
         "11 (c)",
         Settings("cifar10", "resnet20", Training("iblr", (1e-1, 0.0), 512, 35.0, 0.1)),
         Scale(None, None, 300, count=150),
-        Scale(3000, 2000, 10, count=3, looked=300, data="cifar10_10k"),
+        Scale(
+            4000,
+            2000,
+            10,
+            count=3,
+            batch=50,
+            looked=300,
+            faster=10.0,
+            hessian_start=0.5,
+            data="cifar10_10k",
+        ),
     ),
 ]
