@@ -380,7 +380,7 @@ PANELS = [
         GOOD,
         Settings("cifar10", "resnet20", Training("iblr", (0.2, 0.0), 50, 10.0, 0.01)),
         200,
-        replace(COLOUR, num_train=4000, epochs=10, faster=5.0, hessian_start=0.5),
+        replace(COLOUR, num_train=3000, epochs=6, faster=5.0, hessian_start=0.5),
     ),
     *_three(
         "fig5",
@@ -416,7 +416,7 @@ PANELS = [
         ),
         150,
         (
-            replace(COLOUR, epochs=10, batch=64, faster=5.0, hessian_start=0.5),
+            replace(COLOUR, epochs=8, batch=64, faster=5.0, hessian_start=0.5),
             replace(COLOUR, epochs=10, batch=64, faster=0.3),
         ),
     ),

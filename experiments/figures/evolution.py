@@ -163,9 +163,9 @@ PANELS = [
         Settings("cifar10", "resnet20", Training("iblr", (1e-1, 0.0), 512, 35.0, 0.1)),
         Scale(None, None, 300, count=150),
         Scale(
-            4000,
+            3000,
             2000,
-            10,
+            6,
             count=3,
             batch=50,
             looked=300,

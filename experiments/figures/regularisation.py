@@ -185,6 +185,6 @@ PANELS = [
         "c",
         Settings("cifar10", "cnn", Training("adamw", (1e-3, 1e-5), 512, 1.0), (10.0, 1000.0), 3),
         Scale(None, None, 150, count=30),
-        Scale(2000, 2000, 12, count=5, batch=32, data="cifar10_10k"),
+        Scale(1000, 2000, 20, count=4, batch=32, data="cifar10_10k"),
     ),
 ]
