@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,16 @@ from experiments.remarks import REMARKS
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 FOLDER = RESULTS / "paper"
 Row = Mapping[str, Any]
+# what the count of a scale is of, by how a panel's name begins
+COUNTED = {
+    "fig2": "images left out",
+    "fig6": "groups left out",
+    "fig4": "values of delta",
+    "fig3b": "draws a look",
+    "fig11": "draws a look",
+    "beyond-a": "nets",
+    "beyond-b": "structures",
+}
 # trainings whose estimates the paper sets side by side: a name, then panel and estimate by column
 BESIDE = (
     (
@@ -58,7 +69,7 @@ def page(folder: Path = FOLDER, target: Path | None = None) -> Path:
         for name in PANELS
         if (path := folder / f"{name}.json").is_file()
     }
-    parts = [_head(), _table(found), *_beside(found)]
+    parts = [_head(), _counts(found), _table(found), *_beside(found)]
     parts += [_part(PANELS[name], row) for name, row in found.items()]
     missing = [name for name in PANELS if name not in found]
     if missing:
@@ -88,6 +99,13 @@ def _head() -> str:
         f"{MARGIN:.0f} points below the paper's accuracy is not judged by. One seed each. Written "
         "by `python -m experiments page`."
     )
+
+
+def _counts(found: Mapping[str, Row]) -> str:
+    """How many panels came out how."""
+    counts = Counter(row["verdict"] for row in found.values())
+    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    return f"Of {len(PANELS)} panels {len(found)} have been run: {said}."
 
 
 def _table(found: Mapping[str, Row]) -> str:
@@ -154,7 +172,7 @@ def _part(panel: Panel, row: Row) -> str:
     lines += [
         f"![{panel.title}](paper/{panel.name}.png)",
         "",
-        _settings(row["settings"], panel.scales["paper"]),
+        _settings(panel.name, row["settings"], panel.scales["paper"]),
         "",
         f"`python -m experiments run {panel.name} --scale {row['scale']}`: "
         f"{_time(row)}, seed {row['seed']}, "
@@ -170,19 +188,27 @@ def _time(row: Row) -> str:
     return f"{row['seconds']:,.0f} s"
 
 
-def _settings(here: Row, paper: Scale) -> str:
+def _counted(name: str) -> str:
+    return next(words for start, words in COUNTED.items() if name.startswith(start))
+
+
+def _settings(name: str, here: Row, paper: Scale) -> str:
     """What is smaller here than in the paper."""
     images = f"{here['num_train']:,}" if "num_train" in here else "all"
     words = f"*Settings:* {images} training images, {here['epochs']} epochs"
     words += f" (the paper: {f'{paper.num_train:,}' if paper.num_train else 'all'}, {paper.epochs})"
+    if "batch" in here:
+        words += f" in batches of {here['batch']}"
+    if "hessian_start" in here:
+        words += f", h0 = {here['hessian_start']:g}"
     if here.get("faster", 1.0) != 1.0:
         words += f", rates {here['faster']:g} times the paper's, up to 0.1 (iBLR: 1)"
     if here.get("again"):
         words += f"; {here['again']} epochs of training again (the paper: {paper.again})"
-        if "batch" in here:
-            words += f" in batches of {here['batch']}"
+        if "again_batch" in here:
+            words += f" in batches of {here['again_batch']}"
     if here.get("count"):
-        words += f"; a count of {here['count']} (the paper: {paper.count})"
+        words += f"; {here['count']} {_counted(name)} (the paper: {paper.count})"
     if "looked" in here:
         words += f"; a look goes over {here['looked']:,} training examples"
     return words + "."

@@ -23,10 +23,12 @@ class Scale:
         count: how many are left out, tuned over or looked at, where the figure has such a number.
         again: epochs of training again; its rates are such that their sum over all steps, which is
             how far it can go, is the paper's.
-        batch: examples of a step of training again, or of the trainings of a curve; fewer than in
-            the paper take as many steps over fewer images.
+        batch, again_batch: examples of a step of the first training, and of training again; fewer
+            than in the paper take as many steps over fewer images.
         faster: what multiplies the learning rates of the first training, which takes fewer steps
             than the paper's.
+        hessian_start: of iBLR, where fewer images want another: its variance is 1 / (N h_0) at
+            first, and the paper chooses h_0 on a grid too.
         looked: training examples that a look during training goes over; None for all.
         data: another data set in place of the paper's.
     """
@@ -37,8 +39,9 @@ class Scale:
     count: int = 0
     again: int = 0
     batch: int | None = None
-    batch: int | None = None
+    again_batch: int | None = None
     faster: float = 1.0
+    hessian_start: float | None = None
     looked: int | None = None
     data: str | None = None
 

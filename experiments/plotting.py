@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from torch import Tensor
 
 SIZE = (5.2, 3.8)  # inches of a panel
 FEW = 10  # windows
+SHOWN = 2.5  # times the largest truth that a line may reach without a logarithmic axis
+FLOOR = 1e-3  # of the largest truth: what is below leaves the picture
 GREY, BLACK, BLUE, RED = "0.6", "black", "#1f6fb4", "#c0392b"
 
 
@@ -57,6 +59,21 @@ def curves(
     axes.set_ylabel(y)
     axes.legend(frameon=False, fontsize=8)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+
+
+def fit_heights(axes: Axes, lines: Mapping[str, Sequence[float]]) -> None:
+    """From zero; by their logarithm where a line is far from the first one, the truth."""
+    test = max(next(iter(lines.values())))
+    highest = max(max(values) for values in lines.values())
+    if highest <= SHOWN * test:
+        axes.set_ylim(0, 1.05 * highest)
+        return
+    least = min(min(values) for values in lines.values())
+    axes.set_yscale("log")
+    axes.set_ylim(max(0.8 * least, test * FLOOR), 1.3 * highest)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:

@@ -43,13 +43,15 @@ class Training:
     hessian_start: float = 0.1
 
     def on(self, data: Data, scale: Scale) -> Training:
-        """On as many images as there are: delta / N stays, and the rates are the scale's."""
+        """On as many images as there are: delta / N stays; rates and batches are the scale's."""
         first, last = self.rates
         faster = min(scale.faster, max(1.0, LARGEST.get(self.optimizer, STABLE) / first))
         return replace(
             self,
             rates=(faster * first, faster * last),
+            batch_size=scale.batch or self.batch_size,
             prior_precision=data.share * self.prior_precision,
+            hessian_start=scale.hessian_start or self.hessian_start,
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 
 import engram
 from experiments import plotting
@@ -43,12 +43,12 @@ def _net(width: int, pixels: int, seed: int) -> nn.Module:
 
 def _trained(
     data: Data, width: int, training: Training, epochs: int, seed: int
-) -> tuple[nn.Module, engram.Training]:
+) -> tuple[nn.Module, optim.Optimizer, engram.Training]:
     model = _net(width, data.train[0][0].numel(), seed)
     optimizer = make_optimizer(model, training, data.num_train)
     record = engram.record(optimizer, model, checkpoints=2)
     fit(model, data.train, training, epochs, seed=seed, optimizer=optimizer, progress=False)
-    return model, record
+    return model, optimizer, record
 
 
 def _gradient_norm(model: nn.Module, data: Data) -> float:
@@ -106,7 +106,7 @@ def run_predictors(settings: Nets, scale: Scale, place: Workplace) -> Outcome:
         def measure(
             width: int = width, training: Training = training, seed: int = number
         ) -> Outcome:
-            model, record = _trained(data, width, training, scale.epochs, seed)
+            model, _, record = _trained(data, width, training, scale.epochs, seed)
             found = _predictors(model, data, record, training.prior_precision)
             return Outcome({**found, "test": figures_on(model, data.test)["nll"]})
 
@@ -122,7 +122,7 @@ def run_predictors(settings: Nets, scale: Scale, place: Workplace) -> Outcome:
 
 
 def draw_predictors(settings: Nets, outcome: Outcome) -> Figure:
-    figure, axes = plotting.panel("predictors of the test loss")
+    figure, axes = plotting.panel("predictors of the test loss", width=6.4)
     found = outcome.numbers["rank correlation with the test loss"]
     names = sorted(found, key=found.__getitem__)
     axes.barh(names, [found[name] for name in names], color=plotting.BLUE)
@@ -151,10 +151,28 @@ class OneNet:
 
 
 STRUCTURES = ("isotropic", "diagonal", "last_layer", "kronecker", "ekfac", "full")
+# how Adam's average of squared gradients is taken: of batches, as the paper does, or of examples
+READINGS = {"optimizer's own, of batches": "batch", "optimizer's own, of examples": "example"}
+
+
+def _with_and_without_time(
+    model: nn.Module, data: Data, structure: str, record: engram.Training, training: Training
+) -> dict[str, engram.Posterior]:
+    ways = {
+        f"{structure}, training time": {"training": record},
+        structure: {"prior_precision": training.prior_precision},
+    }
+    return {
+        name: engram.laplace(model, data.train, structure=structure, progress=False, **given)
+        for name, given in ways.items()
+    }
 
 
 def run_posteriors(settings: OneNet, scale: Scale, place: Workplace) -> Outcome:
-    """Every structure with and without the training time, against trainings without examples."""
+    """Every structure with and without the training time, against trainings without examples.
+
+    Adam's own variance is there too; it is read as it stands, without the training time.
+    """
     data = place.data(settings.data, scale)
     training, epochs = settings.training, scale.epochs
 
@@ -174,20 +192,25 @@ def run_posteriors(settings: OneNet, scale: Scale, place: Workplace) -> Outcome:
         return Outcome({"loo": found.loo_loss.value}, {"loo": found.loss_out.float()})
 
     def estimate() -> Outcome:
-        model, record = _trained(data, settings.width, training, epochs, place.seed)
-        found: dict[str, Tensor] = {}
+        model, optimizer, record = _trained(data, settings.width, training, epochs, place.seed)
+        posteriors = {
+            name: engram.posterior_of(
+                optimizer,
+                model,
+                num_data=data.num_train,
+                second_moment=reading,
+                training_batch_size=training.batch_size,
+            )
+            for name, reading in READINGS.items()
+        }
         for name in STRUCTURES[: scale.count]:
-            for time in (record, None):
-                given = (
-                    {"training": time} if time else {"prior_precision": training.prior_precision}
-                )
-                posterior = engram.laplace(
-                    model, data.train, structure=name, progress=False, **given
-                )
-                result = engram.sensitivities(
-                    model, data.train, posterior, estimator="linear", progress=False
-                )
-                found[f"{name}{', training time' if time else ''}"] = result.loo_loss
+            posteriors |= _with_and_without_time(model, data, name, record, training)
+        found = {
+            name: engram.sensitivities(
+                model, data.train, posterior, estimator="linear", progress=False
+            ).loo_loss
+            for name, posterior in posteriors.items()
+        }
         return Outcome({"test": figures_on(model, data.test)["nll"]}, found)
 
     true, found = place.stage("truth", truth), place.stage("estimates", estimate)
@@ -229,7 +252,7 @@ def run_mixture(settings: OneNet, scale: Scale, place: Workplace) -> Outcome:
     labels = data.train[1]
 
     def member(seed: int) -> Outcome:
-        model, record = _trained(data, settings.width, settings.training, scale.epochs, seed)
+        model, _, record = _trained(data, settings.width, settings.training, scale.epochs, seed)
         posterior = engram.laplace(
             model, data.train, structure="kronecker", training=record, progress=False
         )
@@ -262,16 +285,17 @@ def run_mixture(settings: OneNet, scale: Scale, place: Workplace) -> Outcome:
 
 def draw_mixture(settings: OneNet, outcome: Outcome) -> Figure:
     figure, axes = plotting.panel("one Gaussian, and a mixture of several nets")
-    for place, name in enumerate(("single", "mixture")):
-        row = outcome.numbers[name]
-        axes.bar(
-            place - 0.2, row["test"], 0.4, color=plotting.GREY, label="test" if not place else None
-        )
-        axes.bar(place + 0.2, row["loo"], 0.4, color=plotting.BLUE,
-                 label="leave-one-out" if not place else None)  # fmt: skip
+    rows = [outcome.numbers[name] for name in ("single", "mixture")]
+    for number, (name, words, colour) in enumerate(
+        (("test", "test", plotting.GREY), ("loo", "leave-one-out", plotting.BLUE))
+    ):
+        axes.scatter([0, 1], [row[name] for row in rows], 90 - 50 * number, colour, label=words)
+    values = [value for row in rows for value in row.values()]
+    axes.set_xlim(-0.5, 1.5)
+    axes.set_ylim(0.95 * min(values), 1.05 * max(values))
     axes.set_xticks([0, 1], ["single", f"mixture of {settings.members}"])
     axes.set_ylabel("nats per example")
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="upper right")
     return figure
 
 

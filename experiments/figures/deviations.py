@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
@@ -12,12 +13,14 @@ import engram
 from experiments import plotting
 from experiments.measures import PARTLY, REPRODUCED, agreement, of_rank_and_size, top_share
 from experiments.models import make
+from experiments.names import net_on
 from experiments.panel import Outcome, Panel, Scale, smoke
 from experiments.training import (
     STABLE,
     Training,
     figures_on,
     fit,
+    make_optimizer,
     weights_of,
     with_weights,
 )
@@ -39,37 +42,55 @@ class Settings:
     epochs_again: int
 
 
-def trained(
-    settings: Settings, data: Data, scale: Scale, place: Workplace
-) -> tuple[nn.Module, dict[str, float]]:
-    """The net and its accuracies, from the folder where it is finished; panels of one share it."""
+@dataclass(frozen=True)
+class Trained:
+    """A net, its accuracies, and where the record of its training is."""
+
+    model: nn.Module
+    accuracies: dict[str, float]
+    folder: Path
+
+    def record(self) -> engram.Training:
+        """Of its training, for estimates that have its time."""
+        found: engram.Training = engram.load(self.folder)
+        return found
+
+
+def trained(settings: Settings, data: Data, scale: Scale, place: Workplace) -> Trained:
+    """The net, from the folder where it is finished; panels of one share it."""
     training = settings.training.on(data, scale)
     where = place.at(
         "trainings", settings.model, settings.data, training, scale.num_train, scale.epochs
     )
 
     def make_it() -> Outcome:
-        model = fit(
-            make(settings.model, place.seed),
+        model = make(settings.model, place.seed)
+        optimizer = make_optimizer(model, training, data.num_train)
+        record = engram.record(optimizer, model, checkpoints=2)
+        fit(
+            model,
             data.train,
             training,
             scale.epochs,
             seed=place.seed,
+            optimizer=optimizer,
             progress=place.progress,
         )
+        record.save(where.own / "record")
         test, train = figures_on(model, data.test), figures_on(model, data.train)
         numbers = {"test_error": test["error"], "train_error": train["error"]}
         return Outcome(numbers, weights_of(model))
 
     kept = where.stage("training", make_it)
+    accuracies = {f"{name} accuracy": 1 - kept.numbers[f"{name}_error"] for name in PARTS}
     model = with_weights(make(settings.model, place.seed), kept.arrays)
-    return model, {f"{name} accuracy": 1 - kept.numbers[f"{name}_error"] for name in PARTS}
+    return Trained(model, accuracies, where.own / "record")
 
 
 def training_again(settings: Settings, data: Data, scale: Scale) -> engram.recipes.Recipe:
     """From the trained weights, with the paper's sum of rates over all steps, if that is stable."""
     first, last = settings.rates_again
-    size = scale.batch or settings.training.batch_size
+    size = scale.again_batch or settings.training.batch_size
     steps = settings.epochs_again * data.whole / settings.training.batch_size
     own_steps = scale.again * data.num_train / size
     rate = min(STABLE, first * steps / own_steps)
@@ -97,7 +118,8 @@ def estimates(model: nn.Module, data: Data, delta: float) -> dict[str, engram.Re
 def run(settings: Settings, scale: Scale, place: Workplace) -> Outcome:
     raw = place.data(settings.data, scale)
     data = raw.standardised()
-    model, accuracies = trained(settings, data, scale, place)
+    net = trained(settings, data, scale, place)
+    model, accuracies = net.model, net.accuracies
     chosen = torch.randperm(data.num_train, generator=place.generator())[: scale.count]
     delta = settings.training.on(data, scale).prior_precision
 
@@ -147,7 +169,7 @@ def draw(settings: Settings, outcome: Outcome) -> Figure:
     axes = figure.add_subplot(grid[0, :])
     found = {name: outcome.arrays[f"estimate {name}"] for name in RULES}
     plotting.scatter(axes, outcome.arrays["true"], found, "deviation")
-    axes.set_title(f"{settings.model} on {settings.data}", fontsize=10)
+    axes.set_title(net_on(settings.model, settings.data), fontsize=10)
     below = figure.add_subplot(grid[1, :], sharex=axes)
     below.hist(outcome.arrays["true"], bins=30, color=plotting.GREY)
     below.set_ylabel("count", fontsize=8)
@@ -187,7 +209,7 @@ CRITERION = (
 def _panel(letter: str, settings: Settings, paper: Scale, small: Scale) -> Panel:
     smallest = smoke(settings.model, epochs=2, count=3, again=1)
     scales = {"smoke": smallest, "cpu": small, "paper": paper}
-    title = f"{settings.model} on {settings.data}: single examples, estimated against true"
+    title = f"{net_on(settings.model, settings.data)}: single examples, estimated against true"
     return Panel(
         f"fig2{letter}",
         f"2 ({letter})",
@@ -209,18 +231,28 @@ PANELS = [
         "a",
         Settings("mnist", "mlp_500_300", SGD, (1e-3, 1e-4), 300),
         Scale(None, None, 500, count=1000, again=300),
-        Scale(4000, None, 60, count=16, again=6, batch=32, faster=10.0),
+        Scale(4000, None, 60, count=16, again=6, again_batch=32, faster=10.0),
     ),
     _panel(
         "b",
         Settings("fmnist", "lenet5", LENET, (1e-3, 1e-4), 200),
         Scale(None, None, 300, count=1000, again=200),
-        Scale(4000, None, 60, count=12, again=2, batch=16),
+        Scale(4000, None, 60, count=12, again=2, again_batch=16),
     ),
     _panel(
         "c",
         Settings("cifar10", "cnn", Training("sgd", (1e-2, 1e-4), 512, 250.0), (1e-4, 1e-6), 300),
         Scale(None, None, 500, count=100, again=300),
-        Scale(2000, None, 40, count=12, again=3, batch=32, faster=3.0, data="cifar10_10k"),
+        Scale(
+            10_000,
+            None,
+            10,
+            count=8,
+            again=1,
+            batch=64,
+            again_batch=32,
+            faster=2.0,
+            data="cifar10_10k",
+        ),
     ),
 ]

@@ -12,6 +12,7 @@ import engram
 from experiments import plotting
 from experiments.measures import NOT, PARTLY, REPRODUCED, agreement, mean_distance
 from experiments.models import make
+from experiments.names import CURVATURE, OPTIMIZERS, net_on
 from experiments.panel import LARGE, Outcome, Panel, Scale, smoke
 from experiments.training import Training, figures_on, fit, make_optimizer
 from experiments.workplace import Data, Workplace
@@ -21,7 +22,6 @@ CLOSE, NEAR = 0.15, 0.4  # mean distance from the test loss, of a good match and
 LOOKS = (1, 2, 5, 10, 20, 30, 40, 50, 75, 100, 150, 200, 250, 300)  # epochs
 TURNED = 1.1  # a loss that ends so many times its least has turned upwards
 STOPPED = 1.05  # test loss at the epoch that is chosen, over the least one
-SHOWN = 2.5  # times the largest test loss
 STRUCTURES = ("diagonal", "kronecker")
 
 
@@ -111,7 +111,7 @@ def _followed(settings: Settings, data: Data, scale: Scale, place: Workplace) ->
         optimizer=optimizer,
         after=look,
         progress=place.progress,
-        words=f"{settings.model} on {settings.data}, {settings.training.optimizer}",
+        words=f"{net_on(settings.model, settings.data)}, {settings.training.optimizer}",
     )
     for tracker in trackers.values():
         tracker.close()
@@ -169,7 +169,7 @@ WORDS = {
 
 
 def draw(settings: Settings, outcome: Outcome) -> Figure:
-    words = f"{settings.model} on {settings.data}, {settings.training.optimizer}"
+    words = f"{net_on(settings.model, settings.data)}, {OPTIMIZERS[settings.training.optimizer]}"
     figure, axes = plotting.panel(words)
     columns = {name: values.tolist() for name, values in outcome.arrays.items()}
     epochs = columns["epoch"]
@@ -184,9 +184,7 @@ def draw(settings: Settings, outcome: Outcome) -> Figure:
             "training loss": columns["train"],
         }
     plotting.curves(axes, epochs, lines, "epoch", "nats per example")
-    test = max(next(iter(lines.values())))
-    highest = max(max(values) for values in lines.values())
-    axes.set_ylim(0, 1.05 * min(highest, SHOWN * test))  # what is farther off leaves the picture
+    plotting.fit_heights(axes, lines)
     return figure
 
 
@@ -320,8 +318,8 @@ def _panel(
     smallest = smoke(settings.model, epochs=2, looked=8 if settings.model in LARGE else None)
     scales = {"smoke": smallest, "cpu": small, "paper": Scale(None, None, paper_epochs)}
     title = (
-        f"{settings.model} on {settings.data}, {settings.training.optimizer} with "
-        f"{settings.posterior} curvature"
+        f"{net_on(settings.model, settings.data)}, {OPTIMIZERS[settings.training.optimizer]} with "
+        f"{CURVATURE[settings.posterior]}"
     )
     return Panel(
         name,
@@ -373,7 +371,7 @@ ADAMS = {
     "mnist-mlp": ("mnist", "mlp_32_16", 80.0, (replace(MLP, faster=1.0), 5, 12)),
     "mnist-lenet5": ("mnist", "lenet5", 60.0, (SHORT, 3, 8)),
     "fmnist-lenet5": ("fmnist", "lenet5", 60.0, (LENET, 3, 10)),
-    "cifar-cnn": ("cifar10", "cnn", 50.0, (COLOUR, 3, 6)),
+    "cifar-cnn": ("cifar10", "cnn", 50.0, (COLOUR, 4, 6)),
 }
 PANELS = [
     _panel(
@@ -382,7 +380,7 @@ PANELS = [
         GOOD,
         Settings("cifar10", "resnet20", Training("iblr", (0.2, 0.0), 50, 10.0, 0.01)),
         200,
-        replace(COLOUR, num_train=3000, epochs=10),
+        replace(COLOUR, num_train=3000, epochs=6, faster=5.0, hessian_start=0.5),
     ),
     *_three(
         "fig5",
@@ -417,7 +415,10 @@ PANELS = [
             Training("sgd", (1e-1, 0.0), 512, 250.0),
         ),
         150,
-        (COLOUR, COLOUR),
+        (
+            replace(COLOUR, epochs=8, batch=64, faster=5.0, hessian_start=0.5),
+            replace(COLOUR, epochs=10, batch=64, faster=0.3),
+        ),
     ),
     *(
         _panel(
@@ -426,7 +427,7 @@ PANELS = [
             OVERFIT,
             Settings("fmnist", "lenet5", OVERFITTING, structure),
             100,
-            Scale(2000, 10_000, 75, faster=5.0, looked=500),
+            Scale(10_000, 10_000, 40, batch=64, looked=1000),
         )
         for letter, structure in (("a", "diagonal"), ("b", "kronecker"))
     ),

@@ -11,6 +11,7 @@ import engram
 from experiments import plotting
 from experiments.measures import NOT, PARTLY, REPRODUCED, top_share
 from experiments.models import make
+from experiments.names import net_on
 from experiments.panel import Outcome, Panel, Scale, smoke
 from experiments.training import Training, figures_on, fit, make_optimizer
 from experiments.workplace import Workplace
@@ -136,7 +137,7 @@ CRITERION = (
 
 
 def _panel(name: str, figure: str, settings: Settings, paper: Scale, small: Scale) -> Panel:
-    title = f"{settings.model} on {settings.data}: sensitivities while iBLR trains"
+    title = f"{net_on(settings.model, settings.data)}: sensitivities while iBLR trains"
     scales = {"smoke": smoke(settings.model, epochs=2, count=2), "cpu": small, "paper": paper}
     return Panel(name, figure, title, FINDING, CRITERION, settings, scales, run, draw, held)
 
@@ -161,6 +162,16 @@ PANELS = [
         "11 (c)",
         Settings("cifar10", "resnet20", Training("iblr", (1e-1, 0.0), 512, 35.0, 0.1)),
         Scale(None, None, 300, count=150),
-        Scale(3000, 2000, 10, count=3, looked=300, data="cifar10_10k"),
+        Scale(
+            3000,
+            2000,
+            6,
+            count=3,
+            batch=50,
+            looked=300,
+            faster=10.0,
+            hessian_start=0.5,
+            data="cifar10_10k",
+        ),
     ),
 ]

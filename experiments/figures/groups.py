@@ -12,6 +12,7 @@ import engram
 from experiments import plotting
 from experiments.figures.deviations import SGD, Settings, trained, training_again
 from experiments.measures import NOT, PARTLY, REPRODUCED, agreement, of_rank_and_size
+from experiments.names import net_on
 from experiments.panel import Outcome, Panel, Scale
 from experiments.training import Training, likelihood_of
 from experiments.workplace import Workplace
@@ -34,7 +35,8 @@ def _moved(likelihood: str, before: Tensor, after: Tensor) -> float:
 def run(settings: Groups, scale: Scale, place: Workplace) -> Outcome:
     net = settings.net
     data = place.data(net.data, scale).standardised()
-    model, accuracies = trained(net, data, scale, place)
+    own = trained(net, data, scale, place)
+    model = own.model
     likelihood, delta = likelihood_of(model), net.training.on(data, scale).prior_precision
     order = torch.randperm(data.num_train, generator=place.generator())
     groups = list(order[: scale.count * settings.size].split(settings.size))
@@ -81,11 +83,11 @@ def run(settings: Groups, scale: Scale, place: Workplace) -> Outcome:
     arrays = {"true": torch.tensor(true)} | {
         f"estimate {name}": torch.tensor(values) for name, values in lines.items()
     }
-    return Outcome({**numbers, **accuracies}, arrays)
+    return Outcome({**numbers, **own.accuracies}, arrays)
 
 
 def draw(settings: Groups, outcome: Outcome) -> Figure:
-    title = f"{settings.net.model} on {settings.net.data}, groups of {settings.size}"
+    title = f"{net_on(settings.net.model, settings.net.data)}, groups of {settings.size}"
     figure, axes = plotting.panel(title)
     found = {n.removeprefix("estimate "): v for n, v in outcome.arrays.items() if "estimate" in n}
     plotting.scatter(axes, outcome.arrays["true"], found, "deviation of the group")
@@ -138,7 +140,7 @@ PANELS = [
         Groups(Settings("mnist", "mlp_500_300", SGD, (1e-4, 1e-5), 500), 64),
         {
             "smoke": Scale(128, 50, 15, count=2, again=2, data="digits"),
-            "cpu": Scale(4000, None, 60, count=24, again=3, batch=64, faster=10.0),
+            "cpu": Scale(4000, None, 60, count=24, again=3, again_batch=64, faster=10.0),
             "paper": Scale(None, None, 500, count=100, again=500),
         },
         run,

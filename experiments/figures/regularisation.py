@@ -12,6 +12,7 @@ import engram
 from experiments import plotting
 from experiments.measures import NOT, PARTLY, REPRODUCED, agreement, mean_distance
 from experiments.models import make
+from experiments.names import net_on
 from experiments.panel import Outcome, Panel, Scale, smoke
 from experiments.training import Training, figures_on, fit, make_optimizer
 from experiments.workplace import Data, Workplace
@@ -32,11 +33,7 @@ class Settings:
 
 def _at(settings: Settings, delta: float, data: Data, scale: Scale, place: Workplace) -> Outcome:
     """At one delta, which is that of as many images as there are; what is kept is the paper's."""
-    training = replace(
-        settings.training.on(data, scale),
-        prior_precision=delta,
-        batch_size=scale.batch or settings.training.batch_size,
-    )
+    training = replace(settings.training.on(data, scale), prior_precision=delta)
     model = make(settings.model, place.seed)
     optimizer = make_optimizer(model, training, data.num_train)
     record = engram.record(optimizer, model, checkpoints=2)
@@ -108,7 +105,7 @@ def run(settings: Settings, scale: Scale, place: Workplace) -> Outcome:
 
 
 def draw(settings: Settings, outcome: Outcome) -> Figure:
-    figure, axes = plotting.panel(f"{settings.model} on {settings.data}")
+    figure, axes = plotting.panel(net_on(settings.model, settings.data))
     columns = {name: values.tolist() for name, values in outcome.arrays.items()}
     lines = {
         "test loss": plotting.smoothed(columns["test"], settings.window),
@@ -124,7 +121,7 @@ def draw(settings: Settings, outcome: Outcome) -> Figure:
         "nats per example",
     )
     axes.set_xscale("log")
-    axes.set_ylim(0, 2.5 * max(lines["test loss"]))  # what is farther off leaves the picture
+    plotting.fit_heights(axes, lines)
     beside = axes.twinx()
     beside.plot(columns["delta"], columns["error"], color=plotting.RED, linewidth=0.8, alpha=0.6)
     beside.set_ylabel("test error (red)", fontsize=8)
@@ -154,7 +151,9 @@ CRITERION = (
 
 
 def _panel(letter: str, settings: Settings, paper: Scale, small: Scale) -> Panel:
-    title = f"{settings.model} on {settings.data}: leave-one-out over the regulariser, with errors"
+    title = (
+        f"{net_on(settings.model, settings.data)}: leave-one-out over the regulariser, with errors"
+    )
     return Panel(
         f"fig4{letter}",
         f"4 ({letter}), 7 ({letter})",
@@ -174,7 +173,7 @@ PANELS = [
         "a",
         Settings("mnist", "mlp_500_300", Training("sgd", (1e-2, 1e-3), 256, 1.0), (1.0, 1000.0), 3),
         Scale(None, None, 500, count=96),
-        Scale(2500, 10_000, 15, count=6, faster=10.0),
+        Scale(2500, 10_000, 30, count=6, batch=32, faster=10.0),
     ),
     _panel(
         "b",
@@ -186,6 +185,6 @@ PANELS = [
         "c",
         Settings("cifar10", "cnn", Training("adamw", (1e-3, 1e-5), 512, 1.0), (10.0, 1000.0), 3),
         Scale(None, None, 150, count=30),
-        Scale(2000, 2000, 15, count=6, batch=64, data="cifar10_10k"),
+        Scale(1000, 2000, 20, count=4, batch=32, data="cifar10_10k"),
     ),
 ]

@@ -116,3 +116,16 @@ def test_what_a_device_has() -> None:
     assert dtypes.wide(tensor).dtype == torch.float64
     assert dtypes.in_double(tensor).dtype == torch.float64
     assert dtypes.widest(torch.device("mps")) == torch.float32
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_eigenvalues_of_a_singular_matrix_with_empty_rows(seed):
+    """Sums of few gradients over units of which half are never on: LAPACK fails on some of them."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = 0.01 * torch.randn(24, 512, generator=generator)
+    on = (torch.rand(512, generator=generator) < 0.5).float()
+    matrix = (rows * on).T @ (rows * on)
+    values, vectors = dtypes.eigh(matrix, single=True)
+    expected = torch.linalg.eigvalsh(matrix.double())
+    assert torch.allclose(values, expected, atol=1e-5 * float(expected[-1]))
+    assert torch.allclose((vectors * values) @ vectors.T, matrix.double(), atol=1e-6)

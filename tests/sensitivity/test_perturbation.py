@@ -228,3 +228,16 @@ def test_bad_requests_say_what_to_do() -> None:
         perturb([1], targets=[[1.0]], estimator="paper")
     with pytest.raises(ArgumentError, match="each index once"):
         perturb([1, 1], targets=[[1.0], [2.0]])
+
+
+def test_advice_is_about_changes_and_not_about_leaving_out() -> None:
+    """Twenty wrong labels at once, far from a minimum: nothing is to be replayed or left out."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    x, y = torch.randn(30, 3), torch.arange(30) % 2
+    posterior = engram.laplace(model, (x, y), structure="full", prior_precision=0.01)
+    found = engram.perturb(model, (x, y), posterior, range(20), targets=1 - y[:20])
+    remedies = [reason.remedy for reason in found.verdict.reasons]
+    assert remedies
+    assert not [words for words in remedies if "eave out" in words or "replay" in words]
+    assert [words for words in remedies if "changed data" in words]

@@ -173,6 +173,8 @@ def test_factors_and_prior_add_up_to_the_posterior() -> None:
         optimizer.step(objective)
     posterior = engram.laplace(model, data, structure="full", prior_precision=DELTA)
     factors = engram.likelihood_factors(model, data, posterior)
+    count, size = factors.linear.shape
+    assert repr(factors) == f"LikelihoodFactors({count} examples, {size} parameters)"
     layout, matrix = posterior.layout, precision(posterior)
     mean = layout.flatten({name: posterior.mean[name] for name in layout.names})
     whole = equation.gaussian_natural(mean, matrix)

@@ -6,6 +6,8 @@ matrices are factorised on the processor.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 from torch import Tensor
 
@@ -44,11 +46,23 @@ def eigh(matrix: Tensor, single: bool = False) -> tuple[Tensor, Tensor]:
     """Eigenvalues and eigenvectors, found in double precision and given in the widest.
 
     In ``single`` precision they take half the time, and are as exact as sums of that precision.
+    LAPACK does not always find them there: of a singular matrix with empty rows, which units that
+    are never on leave, it may give up or give NaN. Then they are found in double.
     """
     if not matrix.isfinite().all():
         raise NonFiniteError(
             "finite sums of squares", "an overflow", "scale the inputs of the model, or its outputs"
         )
-    values, vectors = torch.linalg.eigh(matrix.float() if single else in_double(matrix))
-    kind = {"device": matrix.device, "dtype": widest(matrix.device)}
-    return values.to(**kind), vectors.to(**kind)
+    values, vectors = _in_single(matrix) if single else torch.linalg.eigh(in_double(matrix))
+    device, dtype = matrix.device, widest(matrix.device)
+    return values.to(device, dtype), vectors.to(device, dtype)
+
+
+def _in_single(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """In single precision, or in double where that fails."""
+    with suppress(RuntimeError):  # what LinAlgError is
+        values, vectors = torch.linalg.eigh(matrix.float())
+        if values.isfinite().all() and vectors.isfinite().all():
+            return values, vectors
+    values, vectors = torch.linalg.eigh(in_double(matrix))
+    return values, vectors

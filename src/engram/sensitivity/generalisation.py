@@ -148,6 +148,14 @@ class Sharpness:
     expected_increase: float
     expected_error: float
 
+    def __repr__(self) -> str:
+        error = f" +- {self.trace_error:.2g}" if self.trace_error else ""
+        return (
+            f"Sharpness(largest eigenvalue {self.largest_eigenvalue:.4g}, trace "
+            f"{self.trace:.4g}{error}; over the posterior the loss rises by "
+            f"{self.expected_increase:.4g} +- {self.expected_error:.2g} nats per example)"
+        )
+
 
 @backing_off
 def sharpness(

@@ -47,6 +47,10 @@ class LikelihoodFactors:
     roots: Tensor = field(repr=False)
     layout: Layout = field(repr=False)
 
+    def __repr__(self) -> str:
+        count, size = self.linear.shape
+        return f"LikelihoodFactors({count:,} examples, {size:,} parameters)"
+
     def information(self, number: int) -> Tensor:
         """I of one of the examples, [P, P]."""
         return self.roots[number].mT @ self.roots[number]

@@ -81,7 +81,9 @@ class Perturbation:
     def __post_init__(self) -> None:
         effects = (self.before, self.changed, self.added, self.evaluation)
         finite = all(effect.is_finite for effect in effects if effect is not None)
-        grounds = Grounds(self.matrix, self.signals, self.stopped, False, self.flagged, finite)
+        grounds = Grounds(
+            self.matrix, self.signals, self.stopped, False, self.flagged, finite, changed=True
+        )
         object.__setattr__(self, "verdict", removal_verdict(grounds))
         object.__setattr__(self, "flagged", self.flagged or not finite)
 

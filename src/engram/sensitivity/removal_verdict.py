@@ -13,6 +13,8 @@ from engram.sensitivity.step_signals import StepSignals
 from engram.trust.aspects import ASPECTS, EXACT, GROUP, SIZE
 from engram.trust.remedies import replay
 from engram.trust.thresholds import (
+    CHANGE_FEWER,
+    CHANGED_REMEDIES,
     CLOSED_RULES,
     DRIFT,
     FACTORS_OVERLOOK,
@@ -54,6 +56,7 @@ class Grounds:
         held: whether a guard held.
         finite: whether all its numbers are.
         seconds: that the recorded training took; None where that is not known.
+        changed: whether examples are changed or added, not left out.
     """
 
     matrix: Matrix | None
@@ -63,6 +66,7 @@ class Grounds:
     held: bool
     finite: bool
     seconds: float | None = None
+    changed: bool = False
 
 
 def removal_verdict(grounds: Grounds) -> Verdict:
@@ -80,6 +84,9 @@ def removal_verdict(grounds: Grounds) -> Verdict:
         known = _values(grounds.signals)
         found = [rule.reason(known[rule.signal]) for rule in _rules(grounds)]
         reasons += [reason for reason in found if reason]
+    if grounds.changed:
+        remedies = [CHANGED_REMEDIES.get(reason.signal, CHANGE_FEWER) for reason in reasons]
+        reasons = [replace(r, remedy=said) for r, said in zip(reasons, remedies, strict=True)]
     verdict = Verdict.from_reasons(reasons, torch.zeros(0, dtype=torch.int8))
     return replace(verdict, subject=EXACT if grounds.exact else GROUP)
 

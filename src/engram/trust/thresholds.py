@@ -293,6 +293,12 @@ LET_GO = 'Leave out fewer at a time, give weights up to 1, or use structure="ful
 LOST_EFFECT = "the effect has numbers that are NaN or infinite"
 RAISE_PRIOR = "Raise prior_precision, or compute in double precision."
 NO_SIGNAL = "nothing was measured to judge it by"
+CHANGE_FEWER = "Change fewer examples at a time, or train again on the changed data."
+# of a perturbation that is no removal, by signal: nothing replays one, and nothing is left out
+CHANGED_REMEDIES = {
+    "not_finite": RAISE_PRIOR,
+    "drift": "Train to a minimum, or train again on the changed data.",
+}
 OTHER_RULE = 'Use estimator="auto" of engram.remove, or estimator="exact" of closed models.'
 
 # Remedies where those of the rules are not open.
