@@ -26,7 +26,7 @@ from benchmarks.trust.practical.fit import (
 )
 from benchmarks.trust.practical.settings import SETTINGS, SUBSETS
 from benchmarks.trust.practical.together import KEEP
-from benchmarks.trust.practical.truths import kept_truths
+from benchmarks.trust.practical.truths import Truth, kept_truths
 from engram.trust.aspects import LEVELS
 
 NEAR_RANKING, NEAR_SIZE = 0.8, 1.7  # of estimates that come near to being good
@@ -80,6 +80,32 @@ def nearly(record: Mapping[str, Any]) -> str:
         f"Of the {len(called)} along the record that are called good, predictors held out, "
         f"{len(fine)} have a ranking of {NEAR_RANKING:g} and sizes within {NEAR_SIZE:g} times."
     )
+
+
+def beside_one_training(record: Mapping[str, Any]) -> str:
+    """How estimates along the record rank, beside what one training without the examples would."""
+    rows = [row for row in record["rows"] if row["path"] == JUDGED]
+    called = [s.row for s in foretold(record["rows"]) if s.level == 0 and s.row["path"] == JUDGED]
+    reached = [row["ranking"] / _one_training(row["setting"]) for row in rows]
+    fine = [
+        row
+        for row in called
+        if row["ranking"] >= _one_training(row["setting"]) and factor(row["size"]) <= GOOD_SIZE
+    ]
+    ceiling = sorted(_one_training(row["setting"]) for row in rows)
+    return (
+        f"A net trained *once* without the examples would have a ranking of {ceiling[0]:.2f} to "
+        f"{ceiling[-1]:.2f} (median {_at(ceiling, 0.5):.2f}; by the reliability of the truth), as "
+        "the truth is the mean over seeds: from there on no estimate of one net is to be blamed. "
+        f"Along the record {share(reached, lambda n: reached[n] >= 1)} reach that, the lowest is "
+        f"at {min(reached):.2f} of it. Of the {len(called)} called good, {len(fine)} "
+        f"({len(fine) / len(called):.0%}) reach it with sizes within {GOOD_SIZE} times, and "
+        f"{sum(map(is_good, called))} have the ranking of {GOOD_RANKING} that good ones have here."
+    )
+
+
+def _one_training(setting: str) -> float:
+    return Truth.read(kept_truths()[setting]).of_one_training
 
 
 def numbers(record: Mapping[str, Any]) -> str:
@@ -138,7 +164,8 @@ example, over the square root of the truth's own reliability (by halves of the t
 estimate of one net stays below 1, since the truth is the mean over seeds. *Size* is the estimated
 over the true increase of the losses, *mean* the estimated over the true mean loss without the
 example; nets that see {KEEP:.0%} of the data do somewhat worse than nets that leave out one,
-so both come out a little low.
+so both come out a little low. *Of one training* is the ranking that the losses of one net trained
+without the examples would have.
 
 ## How often the verdict is right
 
@@ -155,6 +182,8 @@ flagged among all: no figure told sizes from there that were right from such as 
 times.
 
 {nearly(record)}
+
+{beside_one_training(record)}
 
 {rates(record)}
 
@@ -186,11 +215,12 @@ def every(rows: Sequence[Row]) -> str:
                 f"{row['losses']['train']:.3f}",
                 f"{row['true_loo']:.2f}",
                 f"{row['ranking']:.2f}",
+                f"{_one_training(row['setting']):.2f}",
                 f"{row['score_ranking']:.2f}",
                 f"{row['size']:.2f}",
                 f"{row['mean']:.2f}",
                 LEVELS[shipped([row])[0].level] if row["path"] else "-",
             ]
         )
-    header = ["training", "way", "training loss", "true loss without", "ranking", "of scores"]
-    return table([*header, "size", "mean", "verdict"], lines)
+    header = ["training", "way", "training loss", "true loss without", "ranking"]
+    return table([*header, "of one training", "of scores", "size", "mean", "verdict"], lines)

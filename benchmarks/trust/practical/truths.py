@@ -18,8 +18,8 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from benchmarks.records import RESULTS
-from benchmarks.trust.practical.settings import SETTINGS
-from benchmarks.trust.practical.together import Trainings, together
+from benchmarks.trust.practical.settings import SETTINGS, SUBSETS
+from benchmarks.trust.practical.together import KEEP, Trainings, together
 
 NAME = "trust-practical-truths"
 SPLITS = 10  # of the trainings in two halves, for the noise of the truth
@@ -62,6 +62,16 @@ class Truth:
         ]
         first, second = kept["reliability"]
         return cls(columns[0], kept["increase"], columns[1], (first, second))
+
+    @property
+    def of_one_training(self) -> float:
+        """The ranking of the losses that *one* training without the examples would have.
+
+        The reliability of a mean over k trainings, every example's share of them, is that of one by
+        Spearman and Brown; its root is the correlation of one with what all have in common.
+        """
+        k, found = (1 - KEEP) * SUBSETS, self.reliability[0]
+        return math.sqrt(found / (k - (k - 1) * found))
 
     def plain(self) -> dict[str, Any]:
         """Plain numbers of some digits."""
