@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from functools import partial
 
@@ -54,6 +55,7 @@ def test_a_long_loop_shows_all_that_is_done(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(engram.core.progress, "DELAY", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with Bar(4, "counting", shown=True) as bar:
         for _ in range(3):
             time.sleep(0.11)  # tqdm draws ten times a second
@@ -65,6 +67,17 @@ def test_a_long_loop_shows_all_that_is_done(
     assert "2/4" in drawn
     assert bar.count == 4
     assert locks_are_free()
+
+
+def test_a_file_is_not_filled_with_bars(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(engram.core.progress, "DELAY", 0.0)
+    with Bar(40, "counting", shown=True) as bar:
+        for _ in range(40):
+            time.sleep(0.02)
+            bar.update()
+    assert capsys.readouterr().err.count("counting") == 1
 
 
 class Clock:

@@ -21,6 +21,7 @@ T = TypeVar("T")
 # Seconds: less tells sooner, and prints more that nobody needed
 DELAY = 2.0  # before a bar is shown: shorter calls stay silent
 TOLD_EVERY = 0.5  # between two messages behind a bar
+LOGGED_EVERY = 10.0  # between two lines of a bar that goes to a file
 PACE_KNOWN = 5.0  # after which the pace of a loop says how long all of it will take
 LONG = 60.0  # a loop that will take longer is announced, with what would be quicker
 MINUTE, HOUR = 60.0, 3600.0  # seconds; two of each are told in that unit
@@ -98,7 +99,14 @@ class Bar:
         self._bar.set_postfix_str(words)
 
     def _show(self) -> None:
-        self._bar = tqdm(total=self.total, desc=self.description, leave=False, bar_format=self.form)
+        seen = sys.stderr.isatty() or "ipykernel" in sys.modules
+        self._bar = tqdm(
+            total=self.total,
+            desc=self.description,
+            leave=False,
+            bar_format=self.form,
+            mininterval=0.1 if seen else LOGGED_EVERY,
+        )
         if self._bar.disable:  # by TQDM_DISABLE: such a bar has no clock
             return
         self._bar.start_t -= time.monotonic() - self.begun  # the time left counts from the start

@@ -28,6 +28,7 @@ from engram.trust.thresholds import (
     RAISE_PRIOR,
     REPLAY_RISE,
     RISE,
+    STOPPED_OVERLOOKED,
     STOPPED_RISE,
     STOPPED_WORSE,
     WORSE,
@@ -39,7 +40,7 @@ from engram.trust.verdict import CAUTION, LEVELS, UNRELIABLE, Reason, Rule, Verd
 # remaining data take any leverage below 1, and theirs never is above.
 LEVERAGE_RULES: Mapping[Matrix, Rule] = {
     Matrix.ALL: OVERLOOKED,
-    Matrix.STOPPED: OVERLOOKED,
+    Matrix.STOPPED: STOPPED_OVERLOOKED,
     Matrix.FACTORS: FACTORS_OVERLOOK,
 }
 

@@ -247,7 +247,7 @@ STOPPED_RISE = replace(
     RISE,
     caution=0.015,  # the most that training again raised it by
     unreliable=0.03,  # steps that were wrong in sign or by a factor 2 raised it by 0.035 to 300
-    remedy=f"Walk the training again: {REPLAYED}.",
+    remedy="",  # that of ONE_STEP, which always stands beside it
 )
 REPLAY_RISE = replace(
     STOPPED_RISE,
@@ -260,7 +260,8 @@ WORSE = Rule(
     text="the objective of the remaining data gets worse along the step",
     remedy="Leave out fewer at a time, or train again without the group: engram.retrain(groups=).",
 )
-STOPPED_WORSE = replace(WORSE, unreliable=0.0, remedy=f"Walk the training again: {REPLAYED}.")
+STOPPED_WORSE = replace(WORSE, unreliable=0.0, remedy="")
+STOPPED_OVERLOOKED = replace(OVERLOOKED, remedy="")
 DRIFT = Rule(
     "drift",
     caution=0.1,
