@@ -28,7 +28,7 @@ from benchmarks.practical.loop import Recording
 from benchmarks.records import RESULTS, conditions, table, write
 from benchmarks.timing import environment
 from benchmarks.trust.practical.settings import SETTINGS
-from engram.recipes import FromStart, Replay
+from engram.retraining.recipes import FromStart, Replay
 from engram.sensitivity.estimators import ESTIMATORS, trajectory
 
 NAME = "refine-stopped"

@@ -24,7 +24,7 @@ from benchmarks.timing import environment
 from benchmarks.trust.practical.settings import SETTINGS
 from benchmarks.trust.practical.truths import truth
 from benchmarks.trust.runs import rounded
-from engram.recipes import FromStart, Replay
+from engram.retraining.recipes import FromStart, Replay
 
 NAME = "trust-certify"
 NETS = ("mlp-10", "cnn-2", "transformer-2", "cnn-10")

@@ -18,6 +18,7 @@ from engram.core.parameters import Layout
 from engram.engine.rules import RULES, bind
 from engram.engine.rules.base import Call, Function
 from engram.engine.rules.copies import Copies
+from engram.engine.rules.experts import routed_linear
 from engram.linalg.kronecker_factors import Factors
 
 B = 3
@@ -27,8 +28,9 @@ B = 3
 class Row:
     """One call: shapes of the input of an example and of the parameters, and other arguments.
 
-    ``tokens`` is the number of rows of a table, for inputs that are positions in it; ``names`` are
-    those of the call's arguments where they are not those of the rule.
+    ``tokens`` is the number of rows of a table, for inputs that are positions in it; ``experts``
+    that of the layers which the last column of an input chooses from; ``names`` are those of the
+    call's arguments where they are not those of the rule.
     """
 
     function: Function
@@ -36,6 +38,7 @@ class Row:
     parameters: dict[str, tuple[int, ...]]
     others: dict[str, Any] = field(default_factory=dict)
     tokens: int = 0
+    experts: int = 0
     names: dict[str, str] = field(default_factory=dict)
 
     def called(self, data: Tensor, parameters: dict[str, Tensor], others: dict[str, Any]) -> Tensor:
@@ -91,6 +94,7 @@ TABLE = [
     Row(torch.Tensor.mul, (2, 3, 4), {"weight": (3, 4)}, names=OTHER),
     Row(torch.add, (5, 4), {"shift": (1, 5, 4)}, names={"shift": "other"}),
     Row(torch.Tensor.add, (2, 3, 4), {"shift": (4,)}, names={"shift": "other"}),
+    Row(routed_linear, (5,), {"weight": (3, 2, 4), "bias": (3, 2)}, experts=3),
     Row(functional.embedding, (6,), {"weight": (5, 3)}, tokens=5),
     Row(functional.embedding, (2, 3), {"weight": (5, 3)}, {"padding_idx": -4}, tokens=5),
 ]
@@ -107,6 +111,8 @@ def arguments(row: Row, multiplicity: int) -> tuple[Tensor, dict[str, Tensor], d
     shape = (B * multiplicity, *row.input)
     generator = torch.Generator().manual_seed(1)
     data = torch.randint(row.tokens, shape, generator=generator) if row.tokens else drawn(shape)
+    if row.experts:
+        data[..., -1] = torch.randint(row.experts, shape[:-1], generator=generator).double()
     parameters = {
         role: drawn(size, number) for number, (role, size) in enumerate(row.parameters.items())
     }
@@ -268,7 +274,7 @@ def test_kronecker_factors_are_sums_over_examples(row: Row) -> None:
     for i in range(B):
         rule.add_inputs(call.narrow(i, i + 1), parts)
         rule.add_gradients(call.narrow(i, i + 1), seed[2 * i : 2 * i + 2], parts)
-    assert whole.positions == parts.positions
+    assert torch.equal(torch.as_tensor(whole.positions), torch.as_tensor(parts.positions))
     for side in ("rows", "columns"):
         one, other = getattr(whole, side).matrix, getattr(parts, side).matrix
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
