@@ -8,22 +8,35 @@ from torch import Tensor, nn
 Examples = tuple[Tensor, Tensor]
 
 
-def trained_digits(seed: int = 0) -> tuple[nn.Module, Examples, Examples]:
-    """The net of the demonstration, trained, with its 1,000 training and 797 test examples.
+def noisy_digits(seed: int = 0) -> tuple[Examples, Examples, Tensor]:
+    """1,000 training and 797 test images [N, 8, 8] of scikit-learn's digits, with their labels.
 
-    One label in twenty is wrong, in both, so that their losses can be compared. It takes about a
-    second.
+    One label in twenty is wrong, in both, so that their losses can be compared; which of the
+    training labels are comes third, [N].
+
+    Args:
+        seed: of the split and the wrong labels.
+    """
+    from engram.demo.digits import Settings, digits, flipped  # scikit-learn's data, when asked for
+
+    settings = Settings(seed=seed)
+    data, generator = digits(settings), torch.Generator().manual_seed(seed)
+    labels = flipped(data.test_labels, settings.flipped_share, generator)
+    return data.train, (data.test_inputs, labels), data.flipped
+
+
+def trained_digits(seed: int = 0) -> tuple[nn.Module, Examples, Examples]:
+    """The net of the demonstration, trained, with the examples of :func:`noisy_digits`.
+
+    It takes about a second.
 
     Args:
         seed: of the split, the wrong labels and the first weights.
     """
-    # scikit-learn's data, loaded when they are asked for
-    from engram.demo.digits import Settings, digits, flipped, network, train
+    from engram.demo.digits import Settings, network, train
 
     settings = Settings(seed=seed)
-    data, model = digits(settings), network(settings)
-    for _ in train(model, *data.train, settings, settings.epochs):
+    (known, test, _), model = noisy_digits(seed), network(settings)
+    for _ in train(model, *known, settings, settings.epochs):
         pass
-    generator = torch.Generator().manual_seed(seed)
-    labels = flipped(data.test_labels, settings.flipped_share, generator)
-    return model, data.train, (data.test_inputs, labels)
+    return model, known, test
