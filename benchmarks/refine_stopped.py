@@ -7,15 +7,11 @@ by refits from new first weights, beside the whole training walked again without
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,9 +20,9 @@ from torch import Tensor
 from torch.nn import functional
 
 import engram
+from benchmarks.by_net import main
 from benchmarks.practical.loop import Recording
-from benchmarks.records import RESULTS, conditions, table, write
-from benchmarks.timing import environment
+from benchmarks.records import conditions, table
 from benchmarks.trust.practical.settings import SETTINGS
 from engram.retraining.recipes import FromStart, Replay
 from engram.sensitivity.estimators import ESTIMATORS, trajectory
@@ -155,23 +151,5 @@ Written by `python -m benchmarks.refine_stopped`.
 """
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", default=NETS)
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    chosen = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    file = chosen.output / f"{NAME}.json"
-    record = json.loads(file.read_text()) if file.is_file() else {"rows": []}
-    record["environment"] = environment(SEED)
-    for name in chosen.names:
-        others = [row for row in record["rows"] if row["net"] != name]
-        record["rows"] = others + rows_of(name)
-        write(chosen.output, NAME, record, page(record))
-    print(page(record))
-
-
 if __name__ == "__main__":
-    main()
+    main(NAME, NETS, rows_of, page, SEED, __doc__)

@@ -6,21 +6,16 @@ and 32 refits, from new first weights and by walking the record.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
-import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch.nn import functional
 
 import engram
-from benchmarks.records import RESULTS, conditions, table, write
+from benchmarks.by_net import main
+from benchmarks.records import conditions, table
 from benchmarks.refine_stopped import Everything
-from benchmarks.timing import environment
 from benchmarks.trust.practical.settings import SETTINGS
 from benchmarks.trust.practical.truths import truth
 from benchmarks.trust.runs import rounded
@@ -91,23 +86,5 @@ Written by `python -m benchmarks.trust.practical.certified`.
 """
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", default=NETS)
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    chosen = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    file = chosen.output / f"{NAME}.json"
-    record = json.loads(file.read_text()) if file.is_file() else {"rows": []}
-    record["environment"] = environment(SEED)
-    for name in chosen.names:
-        others = [row for row in record["rows"] if row["net"] != name]
-        record["rows"] = others + rows_of(name)
-        write(chosen.output, NAME, record, page(record))
-    print(page(record))
-
-
 if __name__ == "__main__":
-    main()
+    main(NAME, NETS, rows_of, page, SEED, __doc__)
