@@ -8,9 +8,7 @@ by refits from new first weights, beside the whole training walked again without
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,7 +23,6 @@ from benchmarks.practical.loop import Recording
 from benchmarks.records import conditions, table
 from benchmarks.trust.practical.settings import SETTINGS
 from engram.retraining.recipes import FromStart, Replay
-from engram.sensitivity.estimators import ESTIMATORS, trajectory
 
 NAME = "refine-stopped"
 NETS = ("mlp-10", "cnn-2", "transformer-2")
@@ -46,17 +43,6 @@ class Everything(Recording):
 
     def visited(self, indices: Tensor, outputs: Tensor) -> None:
         self.training.visit(indices, outputs)
-
-
-@contextmanager
-def walked_by(segments: int) -> Iterator[None]:
-    """Walks with so many segments, inside."""
-    own = trajectory.ESTIMATOR
-    ESTIMATORS[own.name] = replace(own, prepare=partial(trajectory.with_stages, count=segments))
-    try:
-        yield
-    finally:
-        ESTIMATORS[own.name] = own
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
@@ -86,8 +72,7 @@ def rows_of(name: str) -> list[dict[str, Any]]:
     whole, cost = _timed(partial(refined, _replay(training, 0.0)), one * len(chosen))
     rows = [_row(name, "replay of all", whole, whole, chosen, cost)]
     for segments in SEGMENTS:
-        with walked_by(segments):
-            found, cost = _timed(ours, one)
+        found, cost = _timed(partial(ours, segments=segments), one)
         rows.append(_row(name, f"walk, {segments} segments", found, whole, chosen, cost))
     for way, made in ways.items():
         found, cost = _timed(made, one * len(chosen))

@@ -55,6 +55,7 @@ def sensitivities(
     *,
     estimator: str = AUTO,
     rounds: int = 3,
+    segments: int | str = AUTO,
     across_ranks: bool = False,
     diagnostics: bool = True,
     batch_size: int | str = AUTO,
@@ -73,8 +74,12 @@ def sensitivities(
         estimator: ``linear``, ``corrected``, ``iterated``, ``paper``, ``newton`` for posteriors
             with the exact Hessian, or ``downdated`` for those with Kronecker factors. ``"auto"`` is
             ``newton`` and ``downdated`` with these, ``corrected`` with other dense precisions
-            (``full``, ``last_layer``), else ``linear``.
+            (``full``, ``last_layer``), else ``linear``. Where the training was recorded with
+            checkpoints it is ``trajectory``, which goes along them.
         rounds: of ``iterated``.
+        segments: of ``trajectory``, with a pass over the data for each; ``"auto"`` is up to four.
+            More come nearer to sizes of nets whose estimates are too large, as convolutional and
+            residual ones and transformers (docs/results/segments.md), and take as much longer.
         across_ranks: divide the examples among the processes of ``torch.distributed``, which must
             all make the call; each gets the whole result.
         diagnostics: compute leverages, of as many examples as take a quarter of the pass, and the
@@ -98,7 +103,9 @@ def sensitivities(
         >>> result.loo_nll > result.train_nll
         True
     """
-    asked = Asked.checked(estimator, rounds, samples, expectation, step_size, diagnostics, seed)
+    asked = Asked.checked(
+        estimator, rounds, segments, samples, expectation, step_size, diagnostics, seed
+    )
     said = {"posterior": posterior, "settings": asked}
     with together(across_ranks, model, data, "sensitivities", said) as peers:
         posterior = as_posterior(posterior, model)
@@ -115,6 +122,7 @@ def sensitivities_again(
     *,
     estimator: str = AUTO,
     rounds: int = 3,
+    segments: int | str = AUTO,
     across_ranks: bool = False,
     diagnostics: bool = True,
     batch_size: int | str = AUTO,
@@ -129,7 +137,9 @@ def sensitivities_again(
     Args:
         opener: of the model with its data.
     """
-    asked = Asked.checked(estimator, rounds, samples, expectation, step_size, diagnostics, seed)
+    asked = Asked.checked(
+        estimator, rounds, segments, samples, expectation, step_size, diagnostics, seed
+    )
     said = {"posterior": posterior, "settings": asked}
     with (
         together(across_ranks, model, opener.data, "sensitivities", said) as peers,
@@ -144,6 +154,7 @@ class Asked:
 
     estimator: str = AUTO
     rounds: int = 3
+    segments: int | None = None
     sampling: Sampling = AT_THE_MEAN
     step_size: float = 1.0
     diagnostics: bool = True
@@ -153,6 +164,7 @@ class Asked:
         cls,
         estimator: str,
         rounds: int,
+        segments: int | str,
         samples: int,
         expectation: str,
         step_size: float,
@@ -162,10 +174,13 @@ class Asked:
         """From what a user has given."""
         rounds = whole("number of rounds", rounds, 0, MANY, "use rounds=3")
         check_estimator(estimator)
+        wanted = None
+        if not is_auto(segments):
+            wanted = whole("number of segments", segments, 1, MANY, "use segments=8")
         sampling = Sampling.checked(samples, expectation, seed)
         step_size = positive("step_size", step_size)
         diagnostics = truth("diagnostics", diagnostics)
-        return cls(sampling.rule(estimator), rounds, sampling, step_size, diagnostics)
+        return cls(sampling.rule(estimator), rounds, wanted, sampling, step_size, diagnostics)
 
 
 def left_out(problem: Problem, asked: Asked) -> Result:
@@ -178,6 +193,9 @@ def left_out(problem: Problem, asked: Asked) -> Result:
     total = GradientAccumulator()
     sink: GradientSink = total if asked.diagnostics else DiscardGradients()
     setting = Setting(opened.likelihood, stepped, asked.rounds, sink, opened=opened)
+    if asked.segments is not None:
+        trajectory.check_segments(asked.segments, chosen, stepped)
+        setting = replace(setting, segments=asked.segments)
     estimator = asked.sampling.over(ESTIMATORS[chosen], posterior, opened.model)
     tensors = _estimates(opened, estimator, setting)
     readouts = tensors.pop("readouts", None)
@@ -252,6 +270,7 @@ def _settings(problem: Problem, estimator: str, asked: Asked) -> dict[str, Any]:
     return {
         "estimator": estimator,
         "rounds": asked.rounds if estimator == "iterated" else None,
+        "segments": asked.segments,
         "samples": sampling.samples,
         "expectation": sampling.expectation if sampling.samples else None,
         "step_size": asked.step_size,

@@ -89,6 +89,7 @@ class Setting:
         opened: model and data, where the examples are those of a net.
         walk: the stages of the recorded training, for the rule that goes along it.
         full_walk: the same with full matrices.
+        segments: how many stages are asked for; None leaves it to the rule.
     """
 
     likelihood: Likelihood
@@ -99,6 +100,7 @@ class Setting:
     opened: Session | None = None
     walk: Sequence[Stage] = ()
     full_walk: Sequence[FullStage] = ()
+    segments: int | None = None
 
 
 Rule = Callable[[Observed, Setting], Estimate]

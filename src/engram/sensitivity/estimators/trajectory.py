@@ -29,6 +29,7 @@ from engram.core.state.model import device_of
 from engram.engine.displacements import Displacements, entries_carried
 from engram.engine.session import Observed as Batch
 from engram.engine.session import Session
+from engram.errors import ArgumentError
 from engram.posteriors.gaussian import Posterior
 from engram.posteriors.laplace import walk_is_affordable
 from engram.sensitivity.estimators.base import (
@@ -103,7 +104,26 @@ def _prepared(setting: Setting) -> Setting:
     opened, training = setting.opened, setting.posterior.training
     assert opened is not None
     assert training is not None
-    return with_stages(setting, affordable_stages(training, opened.batches.num_data))
+    affordable = affordable_stages(training, opened.batches.num_data)
+    return with_stages(setting, setting.segments or affordable)
+
+
+def check_segments(count: int, estimator: str, posterior: Posterior) -> None:
+    """ArgumentError unless so many segments can be gone along."""
+    if estimator != ESTIMATOR.name:
+        raise ArgumentError(
+            f'segments= with estimator="{ESTIMATOR.name}", which goes along a recorded training',
+            f'estimator="{estimator}"',
+            "leave segments= out, or record the training: engram.record(optimizer, model)",
+        )
+    assert posterior.training is not None
+    most = sum(snapshot.step > 0 for snapshot in posterior.training.snapshots)
+    if count > most:
+        raise ArgumentError(
+            f"at most {most} segments: as many checkpoints were recorded",
+            f"{count}",
+            f"use segments={most}, or record more of them: engram.record(..., checkpoints={count})",
+        )
 
 
 def with_stages(setting: Setting, count: int) -> Setting:
@@ -123,7 +143,7 @@ def with_stages(setting: Setting, count: int) -> Setting:
     if setting.posterior.is_dense and outputs <= DENSE_OUTPUTS and _takes_matrices(setting, opened):
         layout = setting.posterior.layout
         most = CARRIED_BYTES // bytes_carried(layout, observed.outputs)
-        full_walk = full_stages(opened, training, layout, STAGES, seed=0)
+        full_walk = full_stages(opened, training, layout, setting.segments or STAGES, seed=0)
         opened = replace(opened, largest_part=max(1, min(opened.largest_part, most)))
         return replace(setting, opened=opened, full_walk=full_walk)
     walk = stages(opened, training, count, seed=0)
