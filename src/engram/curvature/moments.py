@@ -53,6 +53,8 @@ class SquareMoments:
                 self._update_rank_one(site, gradient)
             elif alone and self._by_positions(site) is not None:
                 self._update_positions(site, gradient)
+            elif alone and self._picks_rows(site):
+                self._update_picked(site, gradient)
             else:
                 key = tuple(sorted(own)) if all(uses[n] == 1 for n in own) else ("shared",)
                 rest.setdefault(key, set()).update(own)
@@ -79,6 +81,31 @@ class SquareMoments:
             columns = block.positions_seen(rule.input_columns(call)[:, 0], 1)
             turned = block.position_coordinates(rule.rows(call, own)[:, 0], columns)
             self._add_block(block, (turned * turned).sum(0))
+
+    def _picks_rows(self, site: Site) -> bool:
+        """Whether an example's gradient is in some rows alone, and the block couples none."""
+        block = self.block_of.get(site.roles.get("weight", ""))
+        alone = block is None or (block.keeps_rows and block.names == site.names)
+        return alone and site.rule.picked_rows(site.call) is not None
+
+    def _update_picked(self, site: Site, gradient: Tensor) -> None:
+        """Row by row; of positions with the same row, each adds its share of one square."""
+        name, rule = site.roles["weight"], site.rule
+        picked, summed = rule.picked_rows(site.call), rule.summed_by_row(site.call, gradient)
+        assert picked is not None
+        block, shape = self.block_of.get(name), site.call.shapes["weight"]
+        turned = summed if block is None else block.rotate_columns(summed)
+        times = (picked[:, :, None] == picked[:, None, :]).sum(2)
+        squares = wide(turned * turned / times[:, :, None]).flatten(0, 1)
+        if block is None:
+            if name not in self.by_name:
+                self._add_name(name, squares.new_zeros(shape))
+            total = self.by_name[name]
+        else:
+            if block.names not in self.by_block:
+                self._add_block(block, squares.new_zeros(block.precision.shape))
+            total = self.by_block[block.names]
+        total.view(shape).index_add_(0, picked.flatten(), squares)
 
     def _update_rank_one(self, site: Site, gradient: Tensor) -> None:
         count = site.call.num_examples

@@ -159,6 +159,10 @@ class Rule(ABC):
         """Which row of the weight each position picks, [B, T]; None where it uses all of them."""
         return None
 
+    def picked_gradient(self, call: Call, output_gradient: Tensor) -> Tensor:
+        """The gradient at each position of the row that it picks, [B, T, D]."""
+        raise NotImplementedError
+
     def summed_by_row(self, call: Call, output_gradient: Tensor) -> Tensor:
         """At each position the gradient of the row that it picks, all its positions added."""
         raise NotImplementedError
