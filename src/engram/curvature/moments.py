@@ -48,10 +48,10 @@ class SquareMoments:
             own = names & set(site.names)
             if gradient is None or not own:
                 continue
-            alone = set(site.names) <= names and all(uses[n] == 1 for n in site.names)
-            if alone and self._is_rank_one(site):
+            alone = all(uses[n] == 1 for n in site.names)
+            if alone and set(site.names) <= names and self._is_rank_one(site):
                 self._update_rank_one(site, gradient)
-            elif alone and self._by_positions(site) is not None:
+            elif alone and self._by_positions(site, own) is not None:
                 self._update_positions(site, gradient)
             elif alone and self._picks_rows(site):
                 self._update_picked(site, gradient)
@@ -66,10 +66,10 @@ class SquareMoments:
         rule = site.rule.as_matrix
         return rule is not None and "weight" in site.roles and rule.is_rank_one(site.call)
 
-    def _by_positions(self, site: Site) -> MatrixRule | None:
-        """The rule of a matrix at several positions, where one block is for all of its weights."""
+    def _by_positions(self, site: Site, names: set[str]) -> MatrixRule | None:
+        """The rule of a matrix at several positions, where one block is for all that is asked."""
         block = self.block_of.get(site.roles.get("weight", ""))
-        if block is None or set(block.names) != set(site.names):
+        if block is None or set(block.names) != names:
             return None
         return in_eigenbasis(site, [block])
 

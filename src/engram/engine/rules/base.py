@@ -130,6 +130,10 @@ class Rule(ABC):
 
     # shorter ways, where there are any
 
+    def summed_gradient(self, call: Call, output_gradient: Tensor) -> Roles | None:
+        """The sum of all examples' gradients, [*shape]; None where each has to be built for it."""
+        return None
+
     @property
     def as_matrix(self) -> MatrixRule | None:
         """The rule itself where the layer is a matrix that acts on columns of its input."""
