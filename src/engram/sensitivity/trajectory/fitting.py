@@ -70,7 +70,7 @@ class Clock:
     @classmethod
     def of(cls, segment: Segment) -> Clock:
         """Of a segment."""
-        times = {name: wide(t).clamp(min=SHORTEST) for name, t in segment.time.items()}
+        times = {name: wide(t).clamp(min=SHORTEST) for name, t in segment.time_of_middle.items()}
         return cls(times, {name: wide(d) for name, d in segment.decay.items()})
 
     def rates(self, block: MatrixBlock) -> tuple[Tensor, Tensor]:
