@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -16,6 +17,7 @@ import engram
 from engram.errors import DataError
 from engram.sensitivity.label_issues import suspicion
 from engram.sensitivity.result import Result
+from engram.trust.verdict import Reason
 
 NUMBER = 80
 WRONG = torch.arange(0, NUMBER, 10)
@@ -117,3 +119,25 @@ def test_a_result_says_that_a_net_knows_its_data_by_heart(epochs: int) -> None:
     result = engram.sensitivities(model, (X, Y), posterior, estimator="linear", progress=False)
     assert ("knows its data by heart" in repr(result)) == (epochs == 150)
     assert ("engram.replayed_level" in " ".join(result.basis.not_estimated)) == (epochs == 150)
+
+
+def test_the_net_as_it_is_has_a_say_where_it_is_given() -> None:
+    losses = [
+        torch.tensor(row) for row in ([1.0, 3.0, math.inf], [1.0, math.nan, 2.0], [1.0, 2.0, 0.0])
+    ]
+    found = suspicion(*losses)
+    second = math.log(2) - math.log(math.exp(-3) + math.exp(-2))
+    third = math.log(3) - math.log(math.exp(-2) + 1)
+    assert found.tolist() == pytest.approx([1.0, second, third])
+
+
+@pytest.mark.parametrize(("level", "joins"), [("caution", False), ("unreliable", True)])
+def test_a_ranking_that_is_not_to_be_relied_on_is_joined_by_the_loss(
+    level: str, joins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, _ = asked()
+    reason = Reason("loss_agreement", level, 0.1, 0.5, "words", "advice", about=("ranking",))
+    monkeypatch.setitem(vars(result), "verdict", replace(result.verdict, reasons=(reason,)))
+    frame = engram.label_issues(result).sort_index()
+    wanted = suspicion(result.loo_loss, result.prequential, result.loss if joins else None)
+    torch.testing.assert_close(torch.tensor(frame["suspicion"].to_numpy()), wanted)

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from engram.core.arguments import whole
 from engram.sensitivity.result import Result, check_result
+from engram.trust.aspects import LEVELS, UNRELIABLE
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def suspicion(loo_loss: Tensor, prequential: Tensor) -> Tensor:
+def suspicion(loo_loss: Tensor, prequential: Tensor, present: Tensor | None = None) -> Tensor:
     r"""How far the others contradict an example's label, in nats, [N].
 
     .. math:: -\log \tfrac12 \bigl( e^{-\ell_i(f_i + \hat d_i)} + e^{-\bar\ell_i} \bigr)
@@ -25,19 +26,25 @@ def suspicion(loo_loss: Tensor, prequential: Tensor) -> Tensor:
     example just before each: measured, but at weights of the past, the later of which had seen the
     example before. Their errors are of different kinds, and where one of them gives a label no
     chance at all the other still has a say (docs/results/wrong-labels.md). Where nothing was
-    recorded, it is the first alone.
+    recorded, it is the first alone. Where the ranking of the estimate is not to be relied on, the
+    net as it is joins as one more prediction: it has seen the label, but nothing in it is guessed.
 
     Args:
         loo_loss: of every example, [N].
         prequential: the mean loss before its visits, NaN where it is not known, [N].
+        present: the loss with the example, where that is to have a say, [N].
 
     Example:
         >>> import torch
         >>> suspicion(torch.tensor([1.0, 3.0]), torch.tensor([1.0, torch.nan]))
         tensor([1., 3.])
     """
-    both = math.log(2) - torch.logaddexp(-loo_loss, -prequential)
-    return torch.where(prequential.isfinite(), both, loo_loss)
+    losses = [loo_loss, prequential] if present is None else [loo_loss, prequential, present]
+    stacked = torch.stack(losses)
+    known = stacked.isfinite()
+    known[0] = True
+    chances = torch.where(known, -stacked, -math.inf).logsumexp(0)
+    return known.sum(0).log() - chances
 
 
 def label_issues(result: Result, count: int | None = None) -> pd.DataFrame:
@@ -47,7 +54,8 @@ def label_issues(result: Result, count: int | None = None) -> pd.DataFrame:
 
     is an example's loss under the model without it: its own label no longer speaks for itself.
     Where the training was recorded with its visits, this and the loss just before each visit rank
-    the examples together (:func:`suspicion`).
+    the examples together (:func:`suspicion`), and the loss with the example as well where the
+    verdict calls the ranking unreliable.
 
     Args:
         result: of a classifier.
@@ -81,6 +89,7 @@ def label_issues(result: Result, count: int | None = None) -> pd.DataFrame:
     labels, left_out = result.labels, result.loo_probabilities
     given = left_out.gather(1, labels[:, None])[:, 0]
     predicted, before = left_out.argmax(1), result.prequential.to(result.loo_loss.dtype)
+    unsure = result.verdict.ranking.level == LEVELS[UNRELIABLE]
     frame = pd.DataFrame(
         {
             "given": labels.numpy(),
@@ -90,7 +99,9 @@ def label_issues(result: Result, count: int | None = None) -> pd.DataFrame:
             "loss": result.loss.numpy(),
             "loo_loss": result.loo_loss.numpy(),
             **({"prequential": before.numpy()} if bool(before.isfinite().any()) else {}),
-            "suspicion": suspicion(result.loo_loss, before).numpy(),
+            "suspicion": suspicion(
+                result.loo_loss, before, result.loss if unsure else None
+            ).numpy(),
         },
         index=pd.Index(result.indices.numpy(), name="example"),
     ).sort_values("suspicion", ascending=False, kind="stable")
