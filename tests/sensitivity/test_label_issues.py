@@ -15,9 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import engram
 from engram.errors import DataError
-from engram.sensitivity.label_issues import suspicion
+from engram.sensitivity.label_issues import suspicion, weighed
 from engram.sensitivity.result import Result
-from engram.trust.verdict import Reason
 
 NUMBER = 80
 WRONG = torch.arange(0, NUMBER, 10)
@@ -121,23 +120,28 @@ def test_a_result_says_that_a_net_knows_its_data_by_heart(epochs: int) -> None:
     assert ("engram.replayed_level" in " ".join(result.basis.not_estimated)) == (epochs == 150)
 
 
-def test_the_net_as_it_is_has_a_say_where_it_is_given() -> None:
-    losses = [
-        torch.tensor(row) for row in ([1.0, 3.0, math.inf], [1.0, math.nan, 2.0], [1.0, 2.0, 0.0])
-    ]
-    found = suspicion(*losses)
-    second = math.log(2) - math.log(math.exp(-3) + math.exp(-2))
-    third = math.log(3) - math.log(math.exp(-2) + 1)
+def test_what_knows_no_more_than_guessing_has_no_say() -> None:
+    """Weights are 1 - 1/2 and 1 - 1.5/2; what is not known of an example does not count."""
+    rows = [1.0, 1.0, 1.0], [math.nan, 0.5, 2.5], [2.0, 9.0, 0.1]
+    found = weighed([torch.tensor(row) for row in rows], 2.0)
+    second, third = (
+        math.log(0.75) - math.log(0.5 * math.exp(-1) + 0.25 * math.exp(-x)) for x in (0.5, 2.5)
+    )
     assert found.tolist() == pytest.approx([1.0, second, third])
+    none = weighed([torch.tensor([3.0, 5.0]), torch.tensor([5.0, 5.0])], 2.0)
+    assert none[0] == pytest.approx(math.log(2) - math.log(math.exp(-3) + math.exp(-5)))
 
 
 @pytest.mark.parametrize(("level", "joins"), [("caution", False), ("unreliable", True)])
-def test_a_ranking_that_is_not_to_be_relied_on_is_joined_by_the_loss(
+def test_an_estimate_that_is_not_to_be_relied_on_is_joined_by_the_loss(
     level: str, joins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result, _ = asked()
-    reason = Reason("loss_agreement", level, 0.1, 0.5, "words", "advice", about=("ranking",))
-    monkeypatch.setitem(vars(result), "verdict", replace(result.verdict, reasons=(reason,)))
+    monkeypatch.setitem(vars(result), "verdict", replace(result.verdict, level=level))
     frame = engram.label_issues(result).sort_index()
-    wanted = suspicion(result.loo_loss, result.prequential, result.loss if joins else None)
+    wanted = suspicion(result.loo_loss, result.prequential)
+    if joins:
+        share = torch.tensor([float((Y == 0).sum()), float((Y == 1).sum())]) / NUMBER
+        losses = [result.loo_loss, result.prequential, result.loss]
+        wanted = weighed(losses, float(-(share * share.log()).sum()))
     torch.testing.assert_close(torch.tensor(frame["suspicion"].to_numpy()), wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,8 +16,10 @@ from engram.trust.aspects import LEVELS, UNRELIABLE
 if TYPE_CHECKING:
     import pandas as pd
 
+LARGEST = 1e4  # nats, in place of an infinite loss: sums with it stay numbers
 
-def suspicion(loo_loss: Tensor, prequential: Tensor, present: Tensor | None = None) -> Tensor:
+
+def suspicion(loo_loss: Tensor, prequential: Tensor) -> Tensor:
     r"""How far the others contradict an example's label, in nats, [N].
 
     .. math:: -\log \tfrac12 \bigl( e^{-\ell_i(f_i + \hat d_i)} + e^{-\bar\ell_i} \bigr)
@@ -26,25 +29,45 @@ def suspicion(loo_loss: Tensor, prequential: Tensor, present: Tensor | None = No
     example just before each: measured, but at weights of the past, the later of which had seen the
     example before. Their errors are of different kinds, and where one of them gives a label no
     chance at all the other still has a say (docs/results/wrong-labels.md). Where nothing was
-    recorded, it is the first alone. Where the ranking of the estimate is not to be relied on, the
-    net as it is joins as one more prediction: it has seen the label, but nothing in it is guessed.
+    recorded, it is the first alone.
 
     Args:
         loo_loss: of every example, [N].
         prequential: the mean loss before its visits, NaN where it is not known, [N].
-        present: the loss with the example, where that is to have a say, [N].
 
     Example:
         >>> import torch
         >>> suspicion(torch.tensor([1.0, 3.0]), torch.tensor([1.0, torch.nan]))
         tensor([1., 3.])
     """
-    losses = [loo_loss, prequential] if present is None else [loo_loss, prequential, present]
-    stacked = torch.stack(losses)
-    known = stacked.isfinite()
-    known[0] = True
-    chances = torch.where(known, -stacked, -math.inf).logsumexp(0)
-    return known.sum(0).log() - chances
+    both = math.log(2) - torch.logaddexp(-loo_loss, -prequential)
+    return torch.where(prequential.isfinite(), both, loo_loss)
+
+
+def weighed(losses: Sequence[Tensor], guess: float) -> Tensor:
+    r"""The loss under the mean of several predictions, each with the weight of what it knows, [N].
+
+    .. math:: -\log \sum_k w_k e^{-\ell_{ki}}, \qquad w_k \propto 1 - \bar\ell_k / H
+
+    A prediction whose mean loss is no less than that of guessing by the classes' shares, H, has no
+    weight: losses before the visits of a net that had hardly begun to learn, say, or estimates
+    that are out of all proportion. Where none knows anything all have the same.
+
+    Args:
+        losses: of every example, NaN where one is not known, [N] each.
+        guess: H.
+
+    Example:
+        >>> weighed([torch.tensor([1.0, 1.0]), torch.tensor([0.0, 8.0])], 2.0)
+        tensor([1., 1.])
+    """
+    stacked = torch.stack(list(losses))
+    known = ~stacked.isnan()
+    means = torch.where(known, stacked, 0.0).sum(1) / known.sum(1).clamp(min=1)
+    skill = (1 - means / guess).clamp(min=0) * known.any(1)
+    weights = (skill if bool((skill > 0).any()) else torch.ones_like(skill))[:, None] * known
+    chances = (weights.log() - torch.where(known, stacked, 0.0)).logsumexp(0)
+    return weights.sum(0).log() - chances
 
 
 def label_issues(result: Result, count: int | None = None) -> pd.DataFrame:
@@ -54,8 +77,8 @@ def label_issues(result: Result, count: int | None = None) -> pd.DataFrame:
 
     is an example's loss under the model without it: its own label no longer speaks for itself.
     Where the training was recorded with its visits, this and the loss just before each visit rank
-    the examples together (:func:`suspicion`), and the loss with the example as well where the
-    verdict calls the ranking unreliable.
+    the examples together (:func:`suspicion`). Where the verdict is "unreliable", the loss with the
+    example joins them, and each counts by what it knows (:func:`weighed`).
 
     Args:
         result: of a classifier.
@@ -89,7 +112,6 @@ def label_issues(result: Result, count: int | None = None) -> pd.DataFrame:
     labels, left_out = result.labels, result.loo_probabilities
     given = left_out.gather(1, labels[:, None])[:, 0]
     predicted, before = left_out.argmax(1), result.prequential.to(result.loo_loss.dtype)
-    unsure = result.verdict.ranking.level == LEVELS[UNRELIABLE]
     frame = pd.DataFrame(
         {
             "given": labels.numpy(),
@@ -99,10 +121,20 @@ def label_issues(result: Result, count: int | None = None) -> pd.DataFrame:
             "loss": result.loss.numpy(),
             "loo_loss": result.loo_loss.numpy(),
             **({"prequential": before.numpy()} if bool(before.isfinite().any()) else {}),
-            "suspicion": suspicion(
-                result.loo_loss, before, result.loss if unsure else None
-            ).numpy(),
+            "suspicion": _suspicion(result, before).numpy(),
         },
         index=pd.Index(result.indices.numpy(), name="example"),
     ).sort_values("suspicion", ascending=False, kind="stable")
     return frame if count is None else frame.head(whole("count", count, remedy="use count=20"))
+
+
+def _suspicion(result: Result, before: Tensor) -> Tensor:
+    """By both losses; by all that is known, weighed, where the estimate is not to be relied on."""
+    if result.verdict.level != LEVELS[UNRELIABLE]:
+        return suspicion(result.loo_loss, before)
+    shares = result.labels.bincount().to(result.loss) / len(result.labels)
+    guess = float(-(shares * shares.clamp(min=1e-12).log()).sum())
+    if not guess > 0:
+        return suspicion(result.loo_loss, before)
+    known = result.loo_loss.nan_to_num(nan=math.nan, posinf=LARGEST)
+    return weighed([known, before, result.loss], guess)
