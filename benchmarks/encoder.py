@@ -189,7 +189,7 @@ def measured(data: Questions, adapters: bool, seed: int) -> Outcome:
     scores = {
         "along the record": result.loo_loss,
         "at the end": at_end.loo_loss,
-        "label_issues": -engram.label_issues(result).sort_index()["loo_probability"],
+        "label_issues": engram.label_issues(result).sort_index()["suspicion"],
         "loss at the end": losses(model, *own),
         "loss at the visits": record.visits.prequential(own),
     }
@@ -250,7 +250,8 @@ Wrong labels, AUROC:
 
 {table(["trained", "seed", *names], ranks)}
 
-Why the estimate of all weights is so much larger than that of the adapters, and what helps:
+`label_issues` ranks by its column `suspicion`: the loss along the record and the one at the visits
+together. Why the estimate of all weights is larger than that of the adapters, and what has helped:
 [decisions](../decisions.md#nets-of-more-than-four-million-weights).
 
 Cost in training epochs, one thread, processor time:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -39,9 +40,9 @@ def opened_net(layer: nn.Module) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     return model, (inputs, torch.randint(3, (COUNT,), generator=generator))
 
 
-def fitted(opened: Session) -> Bases:
+def fitted(opened: Session, fixed: Collection[str] = ()) -> Bases:
     """The eigenbases of the net's Kronecker factors."""
-    factors = KroneckerFactors()
+    factors = KroneckerFactors(fixed)
     for observed in opened.passes("fit"):
         roots = ggn_roots(observed, opened.likelihood, "fisher", 0)
         factors.update_columns(observed.trace)
@@ -49,12 +50,13 @@ def fitted(opened: Session) -> Bases:
     return Bases(tuple(f.block(1.0, torch.float64) for f in factors.layers.values()))
 
 
+@pytest.mark.parametrize("fixed", [set(), {"0.bias"}])
 @pytest.mark.parametrize("name", list(LAYERS))
-def test_a_displacement_is_the_same_by_positions(name: str) -> None:
-    """Two checkpoints, and the end, where nothing is absorbed."""
+def test_a_displacement_is_the_same_by_positions(name: str, fixed: set[str]) -> None:
+    """Two checkpoints, and the end, where nothing is absorbed; a bias may stay put."""
     model, data = opened_net(LAYERS[name])
     with session(model, data, "categorical", progress=False) as opened:
-        precision = fitted(opened)
+        precision = fitted(opened, fixed)
         observed = opened.observe(next(iter(opened.batches)))
         sites = observed.trace.sites
         gradients = observed.trace.arranged(observed.residual)
@@ -94,11 +96,12 @@ def test_inputs_that_are_the_same_are_turned_once() -> None:
         torch.testing.assert_close(third, block.rotate_columns(2 * inputs))
 
 
+@pytest.mark.parametrize("fixed", [set(), {"0.bias"}])
 @pytest.mark.parametrize("name", list(LAYERS))
-def test_squares_are_those_of_the_gradients_in_the_basis(name: str) -> None:
+def test_squares_are_those_of_the_gradients_in_the_basis(name: str, fixed: set[str]) -> None:
     model, data = opened_net(LAYERS[name])
     with session(model, data, "categorical", progress=False) as opened:
-        precision = fitted(opened)
+        precision = fitted(opened, fixed)
         block = precision.blocks[0]
         assert isinstance(block, MatrixBlock)
         observed = opened.observe(next(iter(opened.batches)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import engram
 from engram.errors import DataError
-from engram.sensitivity.label_issues import suspicion
+from engram.sensitivity.label_issues import suspicion, weighed
 from engram.sensitivity.result import Result
 
 NUMBER = 80
@@ -117,3 +118,30 @@ def test_a_result_says_that_a_net_knows_its_data_by_heart(epochs: int) -> None:
     result = engram.sensitivities(model, (X, Y), posterior, estimator="linear", progress=False)
     assert ("knows its data by heart" in repr(result)) == (epochs == 150)
     assert ("engram.replayed_level" in " ".join(result.basis.not_estimated)) == (epochs == 150)
+
+
+def test_what_knows_no_more_than_guessing_has_no_say() -> None:
+    """Weights are 1 - 1/2 and 1 - 1.5/2; what is not known of an example does not count."""
+    rows = [1.0, 1.0, 1.0], [math.nan, 0.5, 2.5], [2.0, 9.0, 0.1]
+    found = weighed([torch.tensor(row) for row in rows], 2.0)
+    second, third = (
+        math.log(0.75) - math.log(0.5 * math.exp(-1) + 0.25 * math.exp(-x)) for x in (0.5, 2.5)
+    )
+    assert found.tolist() == pytest.approx([1.0, second, third])
+    none = weighed([torch.tensor([3.0, 5.0]), torch.tensor([5.0, 5.0])], 2.0)
+    assert none[0] == pytest.approx(math.log(2) - math.log(math.exp(-3) + math.exp(-5)))
+
+
+@pytest.mark.parametrize(("level", "joins"), [("caution", False), ("unreliable", True)])
+def test_an_estimate_that_is_not_to_be_relied_on_is_joined_by_the_loss(
+    level: str, joins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, _ = asked()
+    monkeypatch.setitem(vars(result), "verdict", replace(result.verdict, level=level))
+    frame = engram.label_issues(result).sort_index()
+    wanted = suspicion(result.loo_loss, result.prequential)
+    if joins:
+        share = torch.tensor([float((Y == 0).sum()), float((Y == 1).sum())]) / NUMBER
+        losses = [result.loo_loss, result.prequential, result.loss]
+        wanted = weighed(losses, float(-(share * share.log()).sum()))
+    torch.testing.assert_close(torch.tensor(frame["suspicion"].to_numpy()), wanted)

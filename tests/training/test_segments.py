@@ -138,3 +138,28 @@ def test_another_model_is_refused() -> None:
     with pytest.raises(ModelMismatchError, match="6 trained parameters"):
         training.of(nn.Linear(2, 2))
     assert training.of(net()).time["0.weight"].item() == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("kind", [SGD, Adam])
+def test_a_whole_training_has_the_roots_of_its_middle(kind: type[torch.optim.Optimizer]) -> None:
+    """Gradients that grow tenfold: the small ones' roots do not go with the large ones."""
+    model = nn.Linear(2, 1, bias=False)
+    optimizer = kind(model.parameters(), lr=0.01)
+    training = engram.record(optimizer, num_steps=80)
+    for step in range(80):
+        large = 10.0 if step >= 8 else 1.0
+        model.weight.grad = torch.tensor([[large, large if step >= 60 else 0.0]])
+        optimizer.step()
+    (whole,) = training.of(model).segments(1)
+    times = (whole.time, whole.time_of_middle)
+    summed, present = (t["weight"][0] if t["weight"].dim() else t["weight"] for t in times)
+    if kind is SGD:
+        torch.testing.assert_close(present, summed)
+    else:
+        assert float(present[0]) == pytest.approx(
+            0.8 / 9, rel=0.05
+        )  # a tenth of its squares are small
+        assert float(summed[0]) > 1.5 * float(present[0])
+        assert float(present[1]) <= float(summed[1])  # reached late
+    for segment in training.of(model).segments(3):
+        torch.testing.assert_close(segment.time_of_middle, segment.time)

@@ -48,11 +48,13 @@ class SquareMoments:
             own = names & set(site.names)
             if gradient is None or not own:
                 continue
-            alone = set(site.names) <= names and all(uses[n] == 1 for n in site.names)
-            if alone and self._is_rank_one(site):
+            alone = all(uses[n] == 1 for n in site.names)
+            if alone and set(site.names) <= names and self._is_rank_one(site):
                 self._update_rank_one(site, gradient)
-            elif alone and self._by_positions(site) is not None:
+            elif alone and self._by_positions(site, own) is not None:
                 self._update_positions(site, gradient)
+            elif alone and self._picks_rows(site):
+                self._update_picked(site, gradient)
             else:
                 key = tuple(sorted(own)) if all(uses[n] == 1 for n in own) else ("shared",)
                 rest.setdefault(key, set()).update(own)
@@ -64,10 +66,10 @@ class SquareMoments:
         rule = site.rule.as_matrix
         return rule is not None and "weight" in site.roles and rule.is_rank_one(site.call)
 
-    def _by_positions(self, site: Site) -> MatrixRule | None:
-        """The rule of a matrix at several positions, where one block is for all of its weights."""
+    def _by_positions(self, site: Site, names: set[str]) -> MatrixRule | None:
+        """The rule of a matrix at several positions, where one block is for all that is asked."""
         block = self.block_of.get(site.roles.get("weight", ""))
-        if block is None or set(block.names) != set(site.names):
+        if block is None or set(block.names) != names:
             return None
         return in_eigenbasis(site, [block])
 
@@ -79,6 +81,31 @@ class SquareMoments:
             columns = block.positions_seen(rule.input_columns(call)[:, 0], 1)
             turned = block.position_coordinates(rule.rows(call, own)[:, 0], columns)
             self._add_block(block, (turned * turned).sum(0))
+
+    def _picks_rows(self, site: Site) -> bool:
+        """Whether an example's gradient is in some rows alone, and the block couples none."""
+        block = self.block_of.get(site.roles.get("weight", ""))
+        alone = block is None or (block.keeps_rows and block.names == site.names)
+        return alone and site.rule.picked_rows(site.call) is not None
+
+    def _update_picked(self, site: Site, gradient: Tensor) -> None:
+        """Row by row; of positions with the same row, each adds its share of one square."""
+        name, rule = site.roles["weight"], site.rule
+        picked, summed = rule.picked_rows(site.call), rule.summed_by_row(site.call, gradient)
+        assert picked is not None
+        block, shape = self.block_of.get(name), site.call.shapes["weight"]
+        turned = summed if block is None else block.rotate_columns(summed)
+        times = (picked[:, :, None] == picked[:, None, :]).sum(2)
+        squares = wide(turned * turned / times[:, :, None]).flatten(0, 1)
+        if block is None:
+            if name not in self.by_name:
+                self._add_name(name, squares.new_zeros(shape))
+            total = self.by_name[name]
+        else:
+            if block.names not in self.by_block:
+                self._add_block(block, squares.new_zeros(block.precision.shape))
+            total = self.by_block[block.names]
+        total.view(shape).index_add_(0, picked.flatten(), squares)
 
     def _update_rank_one(self, site: Site, gradient: Tensor) -> None:
         count = site.call.num_examples

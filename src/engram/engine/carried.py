@@ -282,6 +282,6 @@ def carried_for(group: SiteGroup, sites: Sequence[Site]) -> Carried:
         if block.keeps_rows and site.rule.picked_rows(site.call) is not None:
             return Tokens(block)
         by_positions = in_eigenbasis(site, matrices)
-        if by_positions is not None and set(site.names) == set(block.names):
+        if by_positions is not None:
             return Positions(block, by_positions)
     return Explicit(matrices)

@@ -55,7 +55,10 @@ class GradientAccumulator(GradientSink):
         self._seed = seed
 
     def add(self, name: str, value: Tensor) -> None:
-        self.exact[name] = self.exact[name] + value if name in self.exact else value
+        if name in self.exact:
+            self.exact[name].add_(value)
+        else:
+            self.exact[name] = value.clone()
 
     def take_sums(self, peers: Processes, device: torch.device) -> None:
         """Replace what is collected by its sums over processes."""

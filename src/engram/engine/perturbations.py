@@ -85,7 +85,16 @@ def add_total(
 ) -> None:
     """Add the sum of all examples' gradients to ``total``, by name."""
     names = set(precision.block_of)
-    for found in per_example_gradients(sites, gradients, names):
+    left: list[Tensor | None] = list(gradients)
+    for place, site in enumerate(sites):
+        gradient = gradients[place]
+        summed = None if gradient is None else site.rule.summed_gradient(site.call, gradient)
+        if summed is not None:
+            left[place] = None
+            for role, value in summed.items():
+                if site.roles[role] in names:
+                    total.add(site.roles[role], value)
+    for found in per_example_gradients(sites, left, names):
         for name, value in found.items():
             total.add(name, value.sum(0))
 

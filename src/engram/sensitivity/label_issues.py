@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,9 +11,12 @@ from torch import Tensor
 
 from engram.core.arguments import whole
 from engram.sensitivity.result import Result, check_result
+from engram.trust.aspects import LEVELS, UNRELIABLE
 
 if TYPE_CHECKING:
     import pandas as pd
+
+LARGEST = 1e4  # nats, in place of an infinite loss: sums with it stay numbers
 
 
 def suspicion(loo_loss: Tensor, prequential: Tensor) -> Tensor:
@@ -40,6 +44,32 @@ def suspicion(loo_loss: Tensor, prequential: Tensor) -> Tensor:
     return torch.where(prequential.isfinite(), both, loo_loss)
 
 
+def weighed(losses: Sequence[Tensor], guess: float) -> Tensor:
+    r"""The loss under the mean of several predictions, each with the weight of what it knows, [N].
+
+    .. math:: -\log \sum_k w_k e^{-\ell_{ki}}, \qquad w_k \propto 1 - \bar\ell_k / H
+
+    A prediction whose mean loss is no less than that of guessing by the classes' shares, H, has no
+    weight: losses before the visits of a net that had hardly begun to learn, say, or estimates
+    that are out of all proportion. Where none knows anything all have the same.
+
+    Args:
+        losses: of every example, NaN where one is not known, [N] each.
+        guess: H.
+
+    Example:
+        >>> weighed([torch.tensor([1.0, 1.0]), torch.tensor([0.0, 8.0])], 2.0)
+        tensor([1., 1.])
+    """
+    stacked = torch.stack(list(losses))
+    known = ~stacked.isnan()
+    means = torch.where(known, stacked, 0.0).sum(1) / known.sum(1).clamp(min=1)
+    skill = (1 - means / guess).clamp(min=0) * known.any(1)
+    weights = (skill if bool((skill > 0).any()) else torch.ones_like(skill))[:, None] * known
+    chances = (weights.log() - torch.where(known, stacked, 0.0)).logsumexp(0)
+    return weights.sum(0).log() - chances
+
+
 def label_issues(result: Result, count: int | None = None) -> pd.DataFrame:
     r"""The examples by how far the others contradict their label, likeliest errors first.
 
@@ -47,7 +77,8 @@ def label_issues(result: Result, count: int | None = None) -> pd.DataFrame:
 
     is an example's loss under the model without it: its own label no longer speaks for itself.
     Where the training was recorded with its visits, this and the loss just before each visit rank
-    the examples together (:func:`suspicion`).
+    the examples together (:func:`suspicion`). Where the verdict is "unreliable", the loss with the
+    example joins them, and each counts by what it knows (:func:`weighed`).
 
     Args:
         result: of a classifier.
@@ -90,8 +121,20 @@ def label_issues(result: Result, count: int | None = None) -> pd.DataFrame:
             "loss": result.loss.numpy(),
             "loo_loss": result.loo_loss.numpy(),
             **({"prequential": before.numpy()} if bool(before.isfinite().any()) else {}),
-            "suspicion": suspicion(result.loo_loss, before).numpy(),
+            "suspicion": _suspicion(result, before).numpy(),
         },
         index=pd.Index(result.indices.numpy(), name="example"),
     ).sort_values("suspicion", ascending=False, kind="stable")
     return frame if count is None else frame.head(whole("count", count, remedy="use count=20"))
+
+
+def _suspicion(result: Result, before: Tensor) -> Tensor:
+    """By both losses; by all that is known, weighed, where the estimate is not to be relied on."""
+    if result.verdict.level != LEVELS[UNRELIABLE]:
+        return suspicion(result.loo_loss, before)
+    shares = result.labels.bincount().to(result.loss) / len(result.labels)
+    guess = float(-(shares * shares.clamp(min=1e-12).log()).sum())
+    if not guess > 0:
+        return suspicion(result.loo_loss, before)
+    known = result.loo_loss.nan_to_num(nan=math.nan, posinf=LARGEST)
+    return weighed([known, before, result.loss], guess)

@@ -34,6 +34,7 @@ class Segment:
         before: what had gone by when it began; None at the start of the record.
         likes: type and device of the parameters, by name.
         named: what the steps said about their examples, where they named them.
+        after: of a segment that is the whole training, what was recorded next after its middle.
     """
 
     start: int
@@ -43,6 +44,7 @@ class Segment:
     before: Snapshot | None = field(repr=False)
     likes: Mapping[str, Like] = field(repr=False)
     named: Visits | None = field(default=None, repr=False)
+    after: Snapshot | None = field(default=None, repr=False)
 
     @property
     def visits(self) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
@@ -58,7 +60,30 @@ class Segment:
     @property
     def time(self) -> Named:
         """C within the segment, by name."""
-        return self._within(0)
+        return reached(self._within(0))
+
+    @property
+    def time_of_middle(self) -> Named:
+        """C as it goes with the gradients of the middle, where these stand for the segment's.
+
+        An adaptive step divides gradients by their own size. Those of a net with a new head are
+        small in its first steps, and learning rates over these small roots, with the larger
+        gradients of the middle, would be steps that nobody took. So of a segment that is the whole
+        training it is the time from the middle to what was recorded next, at as many steps as
+        there were. An entry that a gradient reached late has no more than it had.
+        """
+        times, after = self._within(0), self.after
+        if after is None:
+            return reached(times)
+        first, last = self.middle.snapshot.read(), after.read()
+        share = (self.end - self.start) / (after.step - self.middle.step)
+        found = dict(times)
+        for name, number in self.middle.numbers.items():
+            if times[name].dim() and key(TIME, number) in first:
+                passed = totals(last, number)[0] - totals(first, number)[0]
+                own = self.likes[name].of(passed * share)
+                found[name] = torch.where(own > 0, own.minimum(times[name]), times[name])
+        return reached(found)
 
     @property
     def decay(self) -> Named:
@@ -66,7 +91,7 @@ class Segment:
         return self._within(1)
 
     def _within(self, which: int) -> Named:
-        """At its end minus at its start: C or W."""
+        """At its end minus at its start: C or W, 0 where no gradient has arrived."""
         end = self.last.snapshot.read()
         start = {} if self.before is None else self.before.read()
         found = {}
@@ -75,7 +100,7 @@ class Segment:
             if key(TIME, number) in start:
                 value = value - totals(start, number)[which]
             found[name] = self.likes[name].of(value)
-        return reached(found) if which == 0 else found
+        return found
 
 
 def reached(times: Mapping[str, Tensor]) -> Named:
@@ -172,6 +197,7 @@ class NamedTraining:
             before = points[first] if first >= 0 else None
             began = times[first] if first >= 0 else 0.0
             middle = _nearest(times, (began + times[last]) / 2, first + 1, last)
+            after = points[middle + 1] if len(ends) == 1 and middle < last else None
             found.append(
                 Segment(
                     before.step if before is not None else 0,
@@ -181,6 +207,7 @@ class NamedTraining:
                     before,
                     {name: self.likes[name] for name in self.numbers},
                     self.visits,
+                    after,
                 )
             )
         return found

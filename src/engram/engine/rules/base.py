@@ -130,6 +130,10 @@ class Rule(ABC):
 
     # shorter ways, where there are any
 
+    def summed_gradient(self, call: Call, output_gradient: Tensor) -> Roles | None:
+        """The sum of all examples' gradients, [*shape]; None where each has to be built for it."""
+        return None
+
     @property
     def as_matrix(self) -> MatrixRule | None:
         """The rule itself where the layer is a matrix that acts on columns of its input."""
@@ -158,6 +162,10 @@ class Rule(ABC):
     def picked_rows(self, call: Call) -> Tensor | None:
         """Which row of the weight each position picks, [B, T]; None where it uses all of them."""
         return None
+
+    def picked_gradient(self, call: Call, output_gradient: Tensor) -> Tensor:
+        """The gradient at each position of the row that it picks, [B, T, D]."""
+        raise NotImplementedError
 
     def summed_by_row(self, call: Call, output_gradient: Tensor) -> Tensor:
         """At each position the gradient of the row that it picks, all its positions added."""

@@ -68,6 +68,11 @@ class Embedding(Rule):
         index = self.tokens(call)[:, :, None].expand_as(picked)
         return {"weight": table.scatter_add_(1, index, picked)}
 
+    def summed_gradient(self, call: Call, output_gradient: Tensor) -> Roles:
+        picked = self.picked_gradient(call, output_gradient).flatten(0, 1)
+        table = picked.new_zeros(call.shapes["weight"])
+        return {"weight": table.index_add_(0, self.tokens(call).flatten(), picked)}
+
     def tangent(self, call: Call, direction: Roles) -> Tensor:
         table = direction["weight"]
         tokens = self.tokens(call)
@@ -105,10 +110,7 @@ class Embedding(Rule):
             return None
         tokens = self.tokens(call)
         if total.wanted:
-            picked = self.picked_gradient(call, output_gradient)
-            table = picked.new_zeros(call.shapes["weight"])
-            table.index_add_(0, tokens.flatten(), picked.flatten(0, 1))
-            total.add(names["weight"], table)
+            total.add(names["weight"], self.summed_gradient(call, output_gradient)["weight"])
         summed = self.summed_by_row(call, output_gradient)
         return blocks[0].solve_rows(tokens, summed).reshape(output_gradient.shape)
 

@@ -40,6 +40,15 @@ class Linear(MatrixRule):
     def has_one_position(self, call: Call) -> bool:
         return call.input.numel() // (call.input.shape[-1] * max(call.num_examples, 1)) == 1
 
+    def summed_gradient(self, call: Call, output_gradient: Tensor) -> Roles:
+        rows = output_gradient.reshape(-1, output_gradient.shape[-1])
+        result: Roles = {}
+        if "weight" in call.shapes:
+            result["weight"] = rows.mT @ call.input.reshape(-1, call.input.shape[-1])
+        if "bias" in call.shapes:
+            result["bias"] = rows.sum(0)
+        return result
+
     def in_output_shape(self, call: Call, by_position: Tensor, shape: torch.Size) -> Tensor:
         return by_position.reshape(shape)
 

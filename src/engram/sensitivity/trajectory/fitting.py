@@ -24,11 +24,13 @@ from engram.linalg.block import MatrixBlock
 from engram.linalg.diagonal import DiagonalBlock
 from engram.linalg.precision import Precision
 from engram.sensitivity.trajectory.gradient_products import Gradients, Products, gradient_products
+from engram.sensitivity.trajectory.gradient_sketch import entries_kept
 from engram.sensitivity.trajectory.held_out import (
     FEWEST_HELD,
     HELD_OUT,
     curvature_scale,
     held_out_leverage,
+    rows_added,
     rows_held,
 )
 from engram.sensitivity.trajectory.samples import HELD, KEPT_BYTES, REST, ROOTS, SEEN, Sample, parts
@@ -68,7 +70,7 @@ class Clock:
     @classmethod
     def of(cls, segment: Segment) -> Clock:
         """Of a segment."""
-        times = {name: wide(t).clamp(min=SHORTEST) for name, t in segment.time.items()}
+        times = {name: wide(t).clamp(min=SHORTEST) for name, t in segment.time_of_middle.items()}
         return cls(times, {name: wide(d) for name, d in segment.decay.items()})
 
     def rates(self, block: MatrixBlock) -> tuple[Tensor, Tensor]:
@@ -101,11 +103,12 @@ def samples(sessions: Sequence[Session], fixed: set[str], seed: int) -> list[Sam
     """Examples for each checkpoint, some of them held out."""
     first = sessions[0]
     number, parameters = first.batches.num_data, first.engine.parameters
-    num_params = sum(p.numel() for name, p in parameters.items() if name not in fixed)
+    shapes = [p.shape for name, p in parameters.items() if name not in fixed]
     seen = first.observe(first.batches.take(torch.zeros(1, dtype=torch.long)))
     outputs = seen.outputs.shape[1]
     seen.trace.release()
-    rows, roots = rows_held(num_params), min(ROOTS, outputs)
+    size, roots = rows_added(shapes), min(ROOTS, outputs)
+    rows = rows_held(entries_kept(shapes, size))
     roots = roots if rows >= FEWEST_HELD * roots else 1
     found = []
     for session, part in zip(sessions, parts(number, len(sessions), seed), strict=True):
@@ -233,7 +236,9 @@ def _measured(sample: Sample, bases: Bases, clock: Clock) -> Measured:
         return Measured(held, others, None)
     times = {name: clock.times[name] for name in bases.block_of}
     some = chain(_added(held, sample.batches(HELD)), _added(others, sample.batches(SEEN)))
-    products = gradient_products(some, out, out + seen, times)
+    parameters = sample.session.engine.parameters
+    size = rows_added([parameters[name].shape for name in times])
+    products = gradient_products(some, out, out + seen, times, size)
     _exhaust(rest)
     return Measured(held, others, products)
 

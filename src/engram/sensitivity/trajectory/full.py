@@ -64,7 +64,7 @@ class FullStage:
     @classmethod
     def of(cls, session: Session, segment: Segment, layout: Layout, seed: int) -> FullStage:
         """With the Gauss-Newton matrix over all data, and dropout as while training."""
-        time = _flat(segment.time, layout).clamp(min=SHORTEST)
+        time = _flat(segment.time_of_middle, layout).clamp(min=SHORTEST)
         number = session.batches.num_data
         matrix = _gauss_newton(session, layout, seed) / number
         matrix.diagonal().add_(_flat(segment.decay, layout).to(matrix) / time.to(matrix))

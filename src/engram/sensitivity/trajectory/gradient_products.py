@@ -23,11 +23,11 @@ from torch import Tensor
 
 from engram.engine.passes import Trace
 from engram.engine.sites import Site, per_example_gradients
+from engram.sensitivity.trajectory.gradient_sketch import SKETCH_SEED, Sketch, sketches
 
 Gradients = tuple[Trace, list[list[Tensor | None]]]
 
 SKETCH_ENTRIES = 2**15  # of a layer's sketch, groups of rows times inputs: smaller ones are whole
-SKETCH_SEED = 0  # of signs and groups: the same layer, the same sketch
 BLOCK_BYTES = 4 * 2**20  # of a layer's gradients made at a time, which stay in the cache
 
 
@@ -85,7 +85,11 @@ class _Sums:
 
 
 def gradient_products(
-    batches: Iterable[Gradients], out: int, count: int, times: Mapping[str, Tensor]
+    batches: Iterable[Gradients],
+    out: int,
+    count: int,
+    times: Mapping[str, Tensor],
+    size: int = 1,
 ) -> Products:
     """Products of the gradients of examples in some batches with R roots each.
 
@@ -94,22 +98,26 @@ def gradient_products(
         out: how many of the examples, the first ones, are held out.
         count: of all examples.
         times: training time by name, of every entry or one number for all of them.
+        size: rows of a weight that are added up where its gradients are kept.
     """
-    whole, short, roots = _Built(count, set(times)), dict[int, _RankOne](), 1
+    kept, short, roots = _Kept(count, {}), dict[int, _RankOne](), 1
     for trace, gradients in batches:
-        if not whole.filled:
+        if not kept.filled:
             short = _rank_one_sites(trace.sites, times)
-            whole.names -= {name for one in short.values() for name in one.site.names}
+            found = {name for one in short.values() for name in one.site.names}
+            shapes = {
+                n: s for n, s in _shapes(trace.sites).items() if n in times and n not in found
+            }
+            kept.sketches = sketches(shapes, times, size, trace.outputs)
         for position, one in short.items():
             one.update(trace.sites[position], [given[position] for given in gradients])
-        whole.update(trace, gradients)
+        kept.update(trace, gradients)
         roots = len(gradients)
     sums = _Sums(out * roots, count * roots)
     for one in short.values():
         one.add_to(sums, times)
-    for name, rows in whole.rows.items():
-        root = times[name].flatten().sqrt().to(rows)
-        sums.add([rows.flatten(0, 1).mul_(root)])
+    for rows in kept.rows.values():
+        sums.add([rows.flatten(0, 1)])
     return sums.split(roots)
 
 
@@ -147,28 +155,68 @@ class _RankOne:
 
 
 @dataclass
-class _Built:
+class _Kept:
     """Gradients of the other parameters, [M, R, entries] by name; zeros where none arrives."""
 
     count: int
-    names: set[str]
+    sketches: dict[str, Sketch]
     filled: int = 0
     rows: dict[str, Tensor] = field(default_factory=dict)
 
     def update(self, trace: Trace, gradients: Sequence[Sequence[Tensor | None]]) -> None:
         """Add those of a batch."""
         for r, one in enumerate(gradients):
-            first = self.filled
-            for chunk in per_example_gradients(trace.sites, one, self.names):
-                lead = len(next(iter(chunk.values())))
-                for name, value in chunk.items():
-                    own = value.detach().flatten(1)
-                    if name not in self.rows:
-                        shape = (self.count, len(gradients), own.shape[1])
-                        self.rows[name] = own.new_zeros(shape)
-                    self.rows[name][first : first + lead, r] = own
-                first += lead
+            self._add_picked(trace.sites, one, r, len(gradients))
+            built = [
+                None if site.rule.picked_rows(site.call) is not None else g
+                for site, g in zip(trace.sites, one, strict=True)
+            ]
+            for names in _by_site(trace.sites, set(self.sketches)):
+                first = self.filled
+                for chunk in per_example_gradients(trace.sites, built, names):
+                    lead = len(next(iter(chunk.values())))
+                    for name, value in chunk.items():
+                        kept = self._of(name, value, len(gradients))[first : first + lead, r]
+                        kept += self.sketches[name].of(value.detach())
+                    first += lead
         self.filled += len(trace.outputs)
+
+    def _add_picked(
+        self, sites: Sequence[Site], gradients: Sequence[Tensor | None], r: int, roots: int
+    ) -> None:
+        """Of embeddings: an example has a gradient in the rows of its tokens alone."""
+        for site, gradient in zip(sites, gradients, strict=True):
+            picked, name = site.rule.picked_rows(site.call), site.roles.get("weight", "")
+            if picked is None or gradient is None or name not in self.sketches:
+                continue
+            own = site.rule.picked_gradient(site.call, gradient)
+            kept = self._of(name, own, roots)[self.filled : self.filled + len(own), r]
+            kept += self.sketches[name].of_rows(picked, own.detach())
+
+    def _of(self, name: str, like: Tensor, roots: int) -> Tensor:
+        if name not in self.rows:
+            self.rows[name] = like.new_zeros(self.count, roots, self.sketches[name].entries)
+        return self.rows[name]
+
+
+def _by_site(sites: Sequence[Site], names: set[str]) -> Iterator[set[str]]:
+    """Names in groups whose gradients are made together, one site after the other."""
+    done: set[str] = set()
+    for site in sites:
+        own = (names & set(site.names)) - done
+        done |= own
+        if own:
+            yield own
+
+
+def _shapes(sites: Sequence[Site]) -> dict[str, torch.Size]:
+    """Of all parameters, by name."""
+    return {
+        name: site.call.shapes[role]
+        for site in sites
+        for role, name in site.roles.items()
+        if role in site.call.shapes
+    }
 
 
 def _rank_one_sites(sites: Sequence[Site], times: Mapping[str, Tensor]) -> dict[int, _RankOne]:

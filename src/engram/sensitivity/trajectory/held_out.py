@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 
 from engram.sensitivity.trajectory.gradient_products import Products
+from engram.sensitivity.trajectory.gradient_sketch import ENTRIES_KEPT
+from engram.sensitivity.trajectory.samples import ROOTS
 
 GRAM_ROWS = 1000  # gradients that are multiplied with each other
 GRAM_BYTES = 2**29  # that these gradients may take
@@ -44,10 +46,21 @@ IN_CACHE = 2**15  # directions at a time
 TRIES = 60  # of factors; a dozen are enough
 
 
-def rows_held(num_params: int) -> int:
-    """How many gradients, in single precision, fit into memory and time for them."""
-    entries = max(1, num_params)
+def rows_held(entries: int) -> int:
+    """How many gradients of so many numbers fit into memory, in single precision, and time."""
+    entries = max(1, entries)
     return min(GRAM_BYTES // (4 * entries), int(math.sqrt(GRAM_PRODUCTS / entries)), GRAM_ROWS)
+
+
+def rows_added(shapes: Sequence[Sequence[int]]) -> int:
+    """How many rows of a weight are added up in gradients that are kept, for parameters' shapes.
+
+    None are where the fewest examples with all their roots fit as they are.
+    """
+    num_params = sum(math.prod(shape) for shape in shapes)
+    if rows_held(num_params) >= FEWEST_HELD * ROOTS:
+        return 1
+    return max(1, num_params // ENTRIES_KEPT)
 
 
 def held_out_leverage(products: Products, num_data: int, seed: int = 0) -> float:
