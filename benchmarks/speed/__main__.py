@@ -16,6 +16,7 @@ import torch
 
 from benchmarks.libraries import MODULES
 from benchmarks.libraries.case import Way, installed, ways
+from benchmarks.libraries.ours import ALONG
 from benchmarks.records import RESULTS, write
 from benchmarks.speed.figure import draw
 from benchmarks.speed.measure import apart, measured, training_step
@@ -35,7 +36,8 @@ def rows(setting: Setting, chosen: argparse.Namespace, kind: str) -> Iterator[tu
         if not title.startswith(chosen.ways):
             continue
         most = math.inf if title.startswith("engram") else chosen.seconds
-        found = apart(measured, setting, way, chosen.repeats, most)
+        given = replace(setting, recorded=title.endswith(ALONG))
+        found = apart(measured, given, way, chosen.repeats, most)
         shown = found.get("epochs", found.get("failed"))
         print(f"  {kind.lower()}, {title}: {shown}", file=sys.stderr, flush=True)
         yield title, found

@@ -23,6 +23,7 @@ QUANTITIES = {  # what a row of "own" and of "pairs" is
     "pairs": {
         "engram, Kronecker": "g' S^-1 g",
         "engram, EK-FAC": "g' S^-1 g",
+        "engram, Kronecker, along the record": "the same along the training, fit included",
         "kronfluence, EK-FAC": "g' S^-1 g",
         "dattri, EK-FAC (linear layers)": "g' S^-1 g of linear layers",
         "pyDVL, EK-FAC (linear layers)": "g' S^-1 g of linear layers",
