@@ -53,6 +53,13 @@ CAUSES = (
         "leave it out of the data, or write a module whose forward takes it",
     ),
     (
+        "index out of range in self",
+        "numbers that have a row in the table that they are looked up in",
+        "a token or position beyond an embedding",
+        "check that tokenizer and model have one vocabulary (model.resize_token_embeddings), and "
+        "that no sequence is longer than the model has positions",
+    ),
+    (
         "is not implemented",
         "operations that can be differentiated twice",
         "",
