@@ -22,8 +22,8 @@ from engram.linalg.kronecker import KroneckerBlock
 # Rows of a layer from which on their factor is its diagonal: a vocabulary's matrix takes gigabytes,
 # and its eigenvectors hours
 LONGEST_ROWS = 8192
-# Of a layer that is so much wider than what it sees, as the head of a small language model, the same
-# from 1,024 rows on: turning the rows takes that many times the layer's own products
+# Of a layer that is so much wider than what it sees, as the head of a small language model, the
+# same from 1,024 rows on: turning the rows takes that many times the layer's own products
 WIDER = 8
 WIDE_HEAD = 1024
 # Rows of a factor from which on a model in single precision has its eigenvectors in that precision
@@ -37,8 +37,8 @@ SLOW_EIGENVECTORS = 6000
 class Factors:
     """Sums for one layer: rows [G, O, O], columns [G, I, I] (or token counts), positions M.
 
-    Of more than 8,192 rows, and of more than 1,024 that are 8 times the columns, as in the head of a
-    language model, the diagonal alone is summed.
+    Of more than 8,192 rows, and of more than 1,024 that are 8 times the columns, as in the head of
+    a language model, the diagonal alone is summed.
 
     With a bias the columns have a constant 1 appended, whose products are ``column_sum`` and M.
     """
