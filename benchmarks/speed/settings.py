@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.libraries.case import Case
+import engram
+from benchmarks.libraries.case import Case, summed_loss
 from benchmarks.nets import SIDE, Transformer, lenet5, mlp
 from benchmarks.practical.nets import resnet20
 
@@ -54,13 +56,27 @@ def text(count: int, length: int = 64, words: int = 2000) -> tuple[Tensor, Tenso
     return tokens[:, :-1], tokens[:, 1:]
 
 
+def record_of(model: nn.Module, train: tuple[Tensor, Tensor]) -> engram.Training:
+    """The record of two epochs of training."""
+    loader = DataLoader(TensorDataset(*train), batch_size=Case.batch_size, shuffle=True)
+    optimizer = torch.optim.Adam(model.parameters())
+    training = engram.record(optimizer, model, loader=loader)
+    for _ in range(2):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            (summed_loss(model(inputs), targets) / len(targets)).backward()
+            optimizer.step()
+    return training
+
+
 @dataclass(frozen=True)
 class Setting:
     """A net with its data.
 
     Args:
         examples: over which methods are timed that are not too slow for it.
-        test: whether influences on other examples are measured too.
+        pairs: whether influences on other examples are measured too.
+        recorded: whether the net comes with the record of a training.
     """
 
     title: str
@@ -68,22 +84,24 @@ class Setting:
     data: Callable[[int], tuple[Tensor, Tensor]]
     examples: int
     pairs: bool = False
+    recorded: bool = False
 
     def case(self, count: int, seed: int = 0) -> Case:
-        """So many examples, and a fresh net."""
+        """So many examples, and a fresh net, or one with the record of two epochs."""
         torch.manual_seed(seed)
-        model, train = self.net(), self.data(count)
-        return Case(model.eval(), train, self.data(NUM_TEST), PRIOR_PRECISION)
+        model, train, test = self.net(), self.data(count), self.data(NUM_TEST)
+        training = record_of(model, train) if self.recorded else None
+        return Case(model.eval(), train, test, PRIOR_PRECISION, training)
 
 
 NETS = {
-    "mlp": Setting("MLP 784-500-300-10", lambda: mlp(10), pixels, 8192, pairs=True),
+    "mlp": Setting("MLP 784-500-300-10", lambda: mlp(10), pixels, 4096, pairs=True),
     "lenet5": Setting("LeNet5", lambda: lenet5(10), pixels, 2048, pairs=True),
     "resnet20": Setting(
         "ResNet-20, BatchNorm, 32 x 32 x 3",
         lambda: resnet20(16),
         lambda count: pixels(count, 3, 32),
-        256,
+        128,
     ),
     "vit": Setting(
         "transformer encoder on images, 28 tokens, width 64",

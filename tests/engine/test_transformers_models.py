@@ -121,3 +121,15 @@ def test_a_vision_transformer():
     model = transformers.ViTForImageClassification(config).double()
     pixels = torch.randn(5, 3, 8, 8, dtype=torch.float64)
     assert set(check(model, {"pixel_values": pixels}, 1e-9).values()) == {"rule"}
+
+
+def test_a_batch_without_padding_goes_its_own_way():
+    torch.manual_seed(1)
+    model, mask = t5_encoder().double().eval(), torch.ones_like(IDS)
+    mask[:2, 4:] = 0  # the first batch of two has padding, the next has none: its mask is dropped
+    inputs = {"input_ids": IDS, "attention_mask": mask}
+    data = {**inputs, "labels": Y}
+    quiet = {"progress": False, "batch_size": 2}
+    fitted = engram.laplace(model, data, structure="kronecker", prior_precision=1.0, **quiet)
+    found = engram.sensitivities(model, data, fitted, estimator="linear", **quiet)
+    assert_close(found.deviation, expected_deviation(model, inputs, Y, fitted), 1e-5)

@@ -159,9 +159,11 @@ def test_what_is_not_for_sequences_says_so():
         _ = other.tokens
 
 
-def test_the_head_of_a_large_vocabulary_has_the_diagonal_of_its_rows(monkeypatch):
+@pytest.mark.parametrize("limits", [{"LONGEST_ROWS": V - 1}, {"WIDE_HEAD": V - 1, "WIDER": 1}])
+def test_the_head_of_a_large_vocabulary_has_the_diagonal_of_its_rows(monkeypatch, limits):
     """Against the same posterior as one dense matrix for every block."""
-    monkeypatch.setattr("engram.linalg.kronecker_factors.LONGEST_ROWS", V - 1)
+    for name, value in limits.items():
+        monkeypatch.setattr(f"engram.linalg.kronecker_factors.{name}", value)
     net = model()
     likelihood = Tokens().for_outputs(torch.Size((T, V)))
     posterior = fitted(net, (IDS, LABELS), structure="kronecker", curvature="ggn")

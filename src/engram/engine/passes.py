@@ -182,7 +182,8 @@ class Trace:
                     continue
                 for role, value in site.rule.gradient(site.call, gradient).items():
                     name = site.roles[role]
-                    result[name] = result[name] + value if name in result else value
+                    given = (gradient, site.call.input)
+                    result[name] = _added(result[name], value, given) if name in result else value
         return result
 
     def own_gradient_rows(self, seed: Tensor, layout: Layout) -> Tensor:
@@ -261,6 +262,15 @@ class Trace:
         size = count * sum(g.numel() * g.element_size() for g in found if g is not None)
         if size > available_bytes(self.outputs.device):
             raise MemoryError(f"{in_words(size)} for the gradients of {count:,} output vectors")
+
+
+def _added(total: Tensor, value: Tensor, given: Sequence[Tensor]) -> Tensor:
+    """The sum, in the place of a value that is no view of what was given: a third table less."""
+    own = value.untyped_storage().data_ptr()
+    shared = any(tensor.untyped_storage().data_ptr() == own for tensor in given)
+    if shared or not value.is_contiguous():
+        return total + value
+    return value.add_(total)
 
 
 def trace(

@@ -8,7 +8,7 @@ as must be. The :class:`Engine` is the model with the plan that passed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -20,7 +20,13 @@ from engram.engine.interception import Paths
 from engram.engine.passes import Trace, trace
 from engram.engine.plan import Plan
 from engram.engine.probe import Probe, ShapeLog
-from engram.engine.refusals import check_independent, check_kinds, named_failures, pass_on
+from engram.engine.refusals import (
+    check_decoder,
+    check_independent,
+    check_kinds,
+    named_failures,
+    pass_on,
+)
 from engram.engine.self_check import Expected, disagreements, has_true_hessian, no_second_derivative
 from engram.engine.units import Unit, replaced
 from engram.errors import EngineError
@@ -89,6 +95,7 @@ class Engine:
     doubtful: tuple[str, ...] = ()  # functions whose second derivative may lack a part
     true_hessian: bool = True  # whether the second derivatives through them are right
     mixing: tuple[BatchNorm, ...] = ()  # layers that mix the examples of a batch in train mode
+    others: list[Plan] = field(default_factory=list)  # of batches with other operations
 
     def fits(self, model: nn.Module) -> bool:
         """Whether the model is the one that was planned for, or a copy of it."""
@@ -105,7 +112,7 @@ class Engine:
             for path, unit in self.plan.units.items()
         }
         plan = replace(self.plan, units=units)
-        return replace(self, model=model, plan=plan, parameters=trainable(model))
+        return replace(self, model=model, plan=plan, parameters=trainable(model), others=[])
 
     def trace(self, batch: Batch) -> Trace:
         """Forward pass over a batch, recorded."""
@@ -159,6 +166,7 @@ def _prepare(model: nn.Module, batches: Batches) -> Engine:
     check_kinds(model)
     check_finite_weights(model)
     probe = first_examples(model, batches)
+    check_decoder(model, probe)
     check_independent(model, probe)
     expected = Expected.of(model, probe)
     plan, used = _checked_plan(model, probe, expected)
@@ -173,13 +181,13 @@ def _checked_plan(model: nn.Module, probe: Batch, expected: Expected) -> tuple[P
     units: set[str] = set()
     for _ in range(rounds(model)):
         plan = first_plan(model, probe, units)
-        checked, wrong, used = _runnable(model, plan, probe, expected)
+        checked, wrong, used = runnable(model, plan, probe, expected)
         if not wrong:
             return checked, used
         if set(plan.units) == {""}:
             break
         units = outermost(set(plan.units) | {_wider(name, set(plan.units)) for name in wrong})
-    checked, wrong, used = _runnable(model, _one_by_one(whole_model(model)), probe, expected)
+    checked, wrong, used = runnable(model, _one_by_one(whole_model(model)), probe, expected)
     if wrong:
         raise EngineError(
             "per-example gradients that agree with autograd",
@@ -275,7 +283,7 @@ def _common_owner(names: tuple[str, ...]) -> str:
     return ".".join(common)
 
 
-def _runnable(
+def runnable(
     model: nn.Module, plan: Plan, probe: Batch, expected: Expected
 ) -> tuple[Plan, list[str], set[str]]:
     """The plan in the first form that runs, with what :func:`disagreements` says of it.

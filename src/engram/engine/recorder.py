@@ -65,6 +65,10 @@ def in_order(
     return [recipe for key, recipe in recipes.items() if key in needed]
 
 
+class OtherOperationsError(EngineError):
+    """A batch that the plan does not fit."""
+
+
 class Recorder(Interceptor):
     """Follows the plan, from one use of a parameter to the next."""
 
@@ -116,7 +120,7 @@ class Recorder(Interceptor):
             self._mismatch(self.plan.uses[self.position].function)
 
     def _mismatch(self, function: Function) -> None:
-        raise EngineError(
+        raise OtherOperationsError(
             "a model that runs the same operations for every batch",
             f"another order of operations at {getattr(function, '__name__', function)!r}",
             "remove branches that depend on the data from forward, and pad sequences to one length",

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from engram.core.data.batches import Batch, call, check_output_rows
 from engram.core.data.inputs import tensors_of
 from engram.core.memory import is_out_of_memory
-from engram.core.parameters import check_one_type, trainable
+from engram.core.parameters import check_one_type, trainable, uncompiled
 from engram.core.state.modes_and_buffers import Buffers
 from engram.core.state.sharded import is_sharded
 from engram.engine.interception import FunctionMode, tensors
 from engram.engine.rules.base import Function
-from engram.errors import EngineError, EngramError, brief, interruption
+from engram.errors import DataError, EngineError, EngramError, brief, interruption
 
 # How far apart rounding may bring outputs that must be equal. Two runs of one batch differ by the
 # order of sums at most; batches of other sizes take other kernels, and far coarser ones below
@@ -51,6 +51,13 @@ CAUSES = (
         "a forward with an argument for every key of the inputs",
         "a key that it does not know",
         "leave it out of the data, or write a module whose forward takes it",
+    ),
+    (
+        "index out of range in self",
+        "numbers that have a row in the table that they are looked up in",
+        "a token or position beyond an embedding",
+        "check that tokenizer and model have one vocabulary (model.resize_token_embeddings), and "
+        "that no sequence is longer than the model has positions",
     ),
     (
         "is not implemented",
@@ -156,6 +163,23 @@ def _refuse_sharded(got: str) -> None:
         "torch.distributed.checkpoint.state_dict.get_model_state_dict with "
         "StateDictOptions(full_state_dict=True)",
     )
+
+
+def check_decoder(model: nn.Module, probe: Batch) -> None:
+    """DataError where a model would make the inputs of its decoder from something else.
+
+    From labels, in training; they are not among the inputs here. BART then takes its ``input_ids``.
+    """
+    if hasattr(uncompiled(model), "prepare_decoder_input_ids_from_labels") and (
+        isinstance(probe.inputs, dict)
+        and not {"decoder_input_ids", "decoder_inputs_embeds"} & set(probe.inputs)
+    ):
+        raise DataError(
+            "decoder_input_ids among the inputs of an encoder-decoder",
+            f"{', '.join(probe.inputs)}: labels are not given to the model here",
+            "add decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels=labels) to "
+            "the data",
+        )
 
 
 def check_independent(model: nn.Module, probe: Batch) -> None:

@@ -70,21 +70,20 @@ class Expected:
                     f"outputs of {outputs.dtype} without a derivative",
                     "return the outputs themselves: no detach(), no argmax(), no torch.no_grad()",
                 )
-            seed = _random(outputs)
-            rows = [torch.zeros_like(seed) for _ in range(len(probe))]
-            for i, own in enumerate(rows):
-                own[i] = seed[i]
-            found = [
-                torch.autograd.grad(
-                    outputs,
-                    list(parameters.values()),
-                    own,
-                    retain_graph=True,
-                    allow_unused=True,
-                    materialize_grads=True,
+            seed, row = _random(outputs), torch.zeros_like(outputs)
+            found = []
+            for i in range(len(probe)):
+                row.zero_()[i] = seed[i]
+                found.append(
+                    torch.autograd.grad(
+                        outputs,
+                        list(parameters.values()),
+                        row,
+                        retain_graph=True,
+                        allow_unused=True,
+                        materialize_grads=True,
+                    )
                 )
-                for own in rows
-            ]
         named = [dict(zip(parameters, gradients, strict=True)) for gradients in found]
         coarse = coarsest(model, probe)
         return cls(outputs.detach(), seed, named, doubtful_functions(outputs), coarse)
@@ -105,6 +104,12 @@ def disagreements(
 ) -> tuple[list[str], set[str]]:
     """Parameters whose per-example gradients differ from autograd's, and those with any."""
     recorded = trace(model, plan, probe.inputs, len(probe))
+    same = torch.allclose(
+        recorded.outputs,
+        expected.outputs,
+        rtol=expected.tolerance,
+        atol=expected.tolerance * float(expected.outputs.abs().max()),
+    )
     ours = recorded.own_gradients(expected.seed)
     if not ours:
         raise EngineError(
@@ -113,15 +118,11 @@ def disagreements(
             "look for a detach() or no_grad() behind them; 4-bit layers of bitsandbytes that ran "
             "in eval mode on a processor have no gradients any more: load them anew",
         )
+    used = set(ours)
     if not expected.finite:
-        return [], set(ours)
-    if not torch.allclose(
-        recorded.outputs,
-        expected.outputs,
-        rtol=expected.tolerance,
-        atol=expected.tolerance * float(expected.outputs.abs().max()),
-    ):
-        return list(expected.gradients[0]), set(ours)
+        return [], used
+    if not same:
+        return list(expected.gradients[0]), used
     wrong: dict[str, None] = {}
     for i, theirs in enumerate(expected.gradients):
         for name, (gradient, size) in _sizes(theirs).items():
@@ -130,21 +131,22 @@ def disagreements(
                 wrong[name] = None
     if not wrong:
         _check_second_derivative(recorded, ours, expected)
-    return list(wrong), set(ours)
+    return list(wrong), used
 
 
 def _check_second_derivative(recorded: Trace, ours: Named, expected: Expected) -> None:
     """<seed, J v> must be <J' seed, v>: the pass through the backward pass against the backward.
 
     Every parameter's share of the sum has about the same size, so that none is too small to miss.
+    Nobody needs ``ours`` any more, which are as large as the model for every example: it is emptied
+    before the pass.
     """
     sizes = [_sizes(gradients) for gradients in expected.gradients]
     largest = {name: max(size[name][1] for size in sizes) for name in ours}
     direction = {name: _random(value[0]) / (largest[name] or 1.0) for name, value in ours.items()}
+    pulled = torch.stack([g.flatten(1) @ direction[name].flatten() for name, g in ours.items()])
+    ours.clear()
     pushed = (recorded.tangent(direction) * expected.seed).sum(1)
-    pulled = torch.stack(
-        [(g * direction[name]).reshape(len(g), -1).sum(1) for name, g in ours.items()]
-    )
     limit = TWICE * expected.tolerance * (1 + pulled.abs().sum(0))
     if bool(((pushed - pulled.sum(0)).abs() <= limit).all()):
         return

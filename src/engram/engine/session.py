@@ -17,6 +17,7 @@ from engram.core.parameters import Named, check_module, hold_all_but, trainable,
 from engram.core.processes.group import Processes
 from engram.core.progress import progress_over
 from engram.core.state.model import device_of, state_preserved
+from engram.engine import branches
 from engram.engine.experts import routed
 from engram.engine.passes import Trace
 from engram.engine.prepare import Engine, prepare, prepare_again, training_layers
@@ -104,7 +105,7 @@ class Passes:
         """Forward pass over a placed batch, its outputs checked."""
         first, last = int(batch.indices[0]), int(batch.indices[-1])
         with named_failures(f"on the examples {first} to {last}, as on the first of the data"):
-            trace = self.engine.trace(batch)
+            trace = branches.traced(self.engine, batch)
         check_output_rows(trace.outputs, len(batch))
         _check_finite("outputs", trace.outputs, batch)
         return trace

@@ -22,6 +22,10 @@ from engram.linalg.kronecker import KroneckerBlock
 # Rows of a layer from which on their factor is its diagonal: a vocabulary's matrix takes gigabytes,
 # and its eigenvectors hours
 LONGEST_ROWS = 8192
+# Of a layer that is so much wider than what it sees, as the head of a small language model, the
+# same from 1,024 rows on: turning the rows takes that many times the layer's own products
+WIDER = 8
+WIDE_HEAD = 1024
 # Rows of a factor from which on a model in single precision has its eigenvectors in that precision
 # too: of 1,536 rows they take 0.46 s instead of 1.0, and the sum itself is no more exact
 WIDE_ROWS = 512
@@ -33,7 +37,8 @@ SLOW_EIGENVECTORS = 6000
 class Factors:
     """Sums for one layer: rows [G, O, O], columns [G, I, I] (or token counts), positions M.
 
-    Of more than 8,192 rows, as in the head of a language model, the diagonal alone is summed.
+    Of more than 8,192 rows, and of more than 1,024 that are 8 times the columns, as in the head of
+    a language model, the diagonal alone is summed.
 
     With a bias the columns have a constant 1 appended, whose products are ``column_sum`` and M.
     """
@@ -53,8 +58,13 @@ class Factors:
 
     def add_rows(self, rows: Tensor) -> None:
         """Add the output gradients r, [B, G, T, O]."""
-        total = self.row_squares if rows.shape[-1] > LONGEST_ROWS else self.rows
+        total = self.row_squares if self._is_long(rows.shape[1], rows.shape[-1]) else self.rows
         total.add(rows)
+
+    def _is_long(self, groups: int, rows: int) -> bool:
+        """Whether the factor of so many rows is its diagonal."""
+        columns = self.layout.sizes[0] // (groups * rows)
+        return rows > LONGEST_ROWS or (rows > WIDE_HEAD and rows >= WIDER * columns)
 
     def add_columns(self, columns: Tensor, positions: Tensor | None = None) -> None:
         """Add the inputs c, [B, G, T, I]; of groups that see some positions, how many each, [G]."""

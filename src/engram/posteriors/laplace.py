@@ -105,7 +105,7 @@ def laplace(
         curvature: ``ggn`` exact, ``fisher`` with one sampled label per example, ``empirical``, or
             ``hessian`` (exact Hessian; ``full``, ``last_layer`` and ``low_rank``; an error where
             it is not positive definite). With a named structure ``"auto"`` is ``ggn``, and
-            ``fisher`` for sequences of tokens.
+            ``fisher`` for sequences of tokens (not in ``low_rank``).
         tolerance: how far an average example's sensitivity may change for speed. Eigenvalues of
             wide Kronecker factors are merged, wide diagonals at one position are taken as a short
             sum of products, and of the exact curvature the classes with the last 3 tolerance of
@@ -174,7 +174,8 @@ def fitted(
     Where training was ``stopped``, its own prior replaces the prior precision in the blocks.
     """
     tolerance = chosen_tolerance(tolerance, opened.model)
-    usual = "fisher" if opened.likelihood.samples_curvature else "ggn"
+    sampled = opened.likelihood.samples_curvature and structure != "low_rank"  # which has products
+    usual = "fisher" if sampled else "ggn"
     kind = usual if is_auto(curvature) else curvature
     if stopped is not None and is_auto(structure) and not walk_is_affordable(opened):
         structure = "kronecker"

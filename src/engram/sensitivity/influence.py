@@ -19,8 +19,7 @@ from engram.core.arguments import AUTO, is_auto, positive
 from engram.core.data.batches import Batches, Data
 from engram.core.data.columns import finite
 from engram.core.memory import backing_off, check_room
-from engram.core.parameters import Layout, trainable
-from engram.engine.directional import directional
+from engram.core.parameters import Layout, Named, trainable
 from engram.engine.gradient_accumulator import DiscardGradients
 from engram.engine.session import Session
 from engram.posteriors.gaussian import Posterior
@@ -30,7 +29,7 @@ from engram.sensitivity.estimators.base import Setting
 from engram.sensitivity.estimators.linear import ESTIMATOR as AT_THE_END
 from engram.sensitivity.estimators.trajectory import ESTIMATOR as ALONG_THE_RECORD
 from engram.sensitivity.sampling import Draws, Sampling, weights
-from engram.sensitivity.trajectory.influence import along_full, along_kronecker, gradient_rows
+from engram.sensitivity.trajectory.influence import along_full, along_kronecker, products, stepped
 
 WAYS = {AT_THE_END.name: AT_THE_END, ALONG_THE_RECORD.name: ALONG_THE_RECORD}
 
@@ -87,31 +86,23 @@ def influence(
 def _at_the_end(opened: Session, posterior: Posterior, test: Session, sampling: Sampling) -> Tensor:
     """By the posterior at the present weights; a pass over the training data a test batch."""
     covered = {n: p for n, p in trainable(opened.model).items() if n in posterior.block_of}
-    layout, columns = Layout.of(covered), []
-    for gradient in gradient_rows(test, layout):
-        step = layout.flatten(posterior.solve(layout.unflatten(gradient)))
-        columns.append(_met(opened, layout, step, sampling.draws(posterior, opened.model)))
-    return torch.cat(columns, dim=1)
+    return torch.cat(
+        [
+            _met(opened, step, sampling.draws(posterior, opened.model))
+            for step in stepped(test, Layout.of(covered), posterior.solve)
+        ],
+        dim=1,
+    )
 
 
-def _met(opened: Session, layout: Layout, step: Tensor, draws: Draws) -> Tensor:
-    """E[g_j]' u for every training example j and steps u [n, P], as [N_train, n]."""
-
-    vectors = layout.unflatten(step)
-
-    def at_present() -> Tensor:
-        found = []
-        for observed in opened.passes("influence"):
-            arranged = observed.trace.arranged(observed.residual)  # no graph hangs on any of these
-            found.append(directional(observed.trace.sites, arranged, vectors).detach())
-        return torch.cat(found).cpu()
-
+def _met(opened: Session, step: Named, draws: Draws) -> Tensor:
+    """E[g_j]' u for every training example j and steps u [n, *shape], as [N_train, n]."""
     if not draws.samples:
-        return at_present()
+        return products(opened, step)
     total = torch.zeros(())
     for draw in draws:
         with weights(opened.model, draw):
-            total = total + at_present() / draws.samples
+            total = total + products(opened, step) / draws.samples
     return total
 
 

@@ -28,7 +28,7 @@ from engram.engine.session import Session
 from engram.errors import ArgumentError
 from engram.posteriors.gaussian import Posterior
 from engram.problem import Opener
-from engram.sensitivity.trajectory.influence import gradient_rows
+from engram.sensitivity.trajectory.influence import products, stepped
 
 if TYPE_CHECKING:
     from engram.tracking.tracker import Tracker
@@ -141,12 +141,14 @@ class InfluenceTrace:
         covered = {n: p for n, p in trainable(opened.model).items() if n in posterior.block_of}
         layout = Layout.of(covered)
         tested = replace(opened, batches=Batches(self.test, opened.batches.batch_size))
-        columns = []
-        for gradient in gradient_rows(tested, layout):
-            step = _rated(posterior.solve(layout.unflatten(gradient)), rates)
-            flat = layout.flatten(step)
-            own = gradient_rows(opened, layout, chosen=self.examples)
-            columns.append(torch.cat([rows @ flat.mT for rows in own]).cpu())
+
+        def step(gradient: Named) -> Named:
+            return _rated(posterior.solve(gradient), rates)
+
+        columns = [
+            products(opened, vectors, chosen=self.examples)
+            for vectors in stepped(tested, layout, step)
+        ]
         return torch.cat(columns, dim=1)
 
     def top(self, test: int, count: int = 10) -> list[tuple[int, float]]:
