@@ -246,8 +246,8 @@ PANELS = [
         Scale(
             10_000,
             None,
-            10,
-            count=8,
+            20,
+            count=10,
             again=1,
             batch=64,
             again_batch=32,

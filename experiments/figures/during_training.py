@@ -368,10 +368,10 @@ def _three(
 OVERFITTING = Training("adamw", (1e-3, 1e-3), 256, 60.0)
 SHORT = Scale(6000, 10_000, 8, looked=500)
 ADAMS = {
-    "mnist-mlp": ("mnist", "mlp_32_16", 80.0, (replace(MLP, faster=1.0), 5, 12)),
+    "mnist-mlp": ("mnist", "mlp_32_16", 80.0, (replace(MLP, faster=1.0), 12, 12)),
     "mnist-lenet5": ("mnist", "lenet5", 60.0, (SHORT, 3, 8)),
     "fmnist-lenet5": ("fmnist", "lenet5", 60.0, (LENET, 3, 10)),
-    "cifar-cnn": ("cifar10", "cnn", 50.0, (COLOUR, 4, 6)),
+    "cifar-cnn": ("cifar10", "cnn", 50.0, (COLOUR, 10, 10)),
 }
 PANELS = [
     _panel(
@@ -416,7 +416,7 @@ PANELS = [
         ),
         150,
         (
-            replace(COLOUR, epochs=8, batch=64, faster=5.0, hessian_start=0.5),
+            replace(COLOUR, epochs=15, batch=64, faster=5.0, hessian_start=0.5),
             replace(COLOUR, epochs=10, batch=64, faster=0.3),
         ),
     ),
