@@ -198,10 +198,10 @@ OVERFITTING = Training("adamw", (1e-3, 1e-3), 256, 60.0)
 SHORT = Scale(6000, 10_000, 8, looked=500)
 # as many epochs with both batch sizes, so that they are compared at the same looks
 ADAMS = {
-    "mnist-mlp": ("mnist", "mlp_32_16", 80.0, replace(MLP, faster=1.0, epochs=8)),
-    "mnist-lenet5": ("mnist", "lenet5", 60.0, replace(SHORT, epochs=5)),
-    "fmnist-lenet5": ("fmnist", "lenet5", 60.0, replace(LENET, epochs=5)),
-    "cifar-cnn": ("cifar10", "cnn", 50.0, replace(COLOUR, epochs=8)),
+    "mnist-mlp": ("mnist", "mlp_32_16", 80.0, replace(MLP, faster=1.0, epochs=5)),
+    "mnist-lenet5": ("mnist", "lenet5", 60.0, replace(SHORT, epochs=3)),
+    "fmnist-lenet5": ("fmnist", "lenet5", 60.0, replace(LENET, epochs=3)),
+    "cifar-cnn": ("cifar10", "cnn", 50.0, replace(COLOUR, epochs=4)),
 }
 PANELS = [
     _panel(
@@ -210,7 +210,7 @@ PANELS = [
         GOOD,
         Settings("cifar10", "resnet20", Training("iblr", (0.2, 0.0), 50, 10.0, 0.01)),
         200,
-        replace(COLOUR, num_train=5000, epochs=10, faster=2.0, hessian_start=0.5),
+        replace(COLOUR, num_train=3000, epochs=6, faster=5.0, hessian_start=0.5),
     ),
     *_three(
         "fig5",
@@ -246,7 +246,7 @@ PANELS = [
         ),
         150,
         (
-            replace(COLOUR, epochs=20, batch=64, faster=5.0, hessian_start=0.5),
+            replace(COLOUR, epochs=15, batch=64, faster=5.0, hessian_start=0.5),
             replace(COLOUR, epochs=10, batch=64, faster=0.3),
         ),
     ),
@@ -257,7 +257,7 @@ PANELS = [
             OVERFIT,
             Settings("fmnist", "lenet5", OVERFITTING, structure),
             100,
-            Scale(None, 10_000, 25, batch=64, looked=2000),
+            Scale(None, 10_000, 20, batch=64, looked=1000),
         )
         for letter, structure in (("a", "diagonal"), ("b", "kronecker"))
     ),
