@@ -257,7 +257,7 @@ PANELS = [
             OVERFIT,
             Settings("fmnist", "lenet5", OVERFITTING, structure),
             100,
-            Scale(None, 10_000, 20, batch=64, looked=1000),
+            Scale(30_000, 10_000, 24, batch=64, looked=1000),
         )
         for letter, structure in (("a", "diagonal"), ("b", "kronecker"))
     ),
