@@ -87,9 +87,13 @@ REMARKS: dict[str, str] = {
         "Where delta is small the net is far from its minimum when training ends, and a posterior "
         "that takes it for one is far too wide. The paper's nets are trained for 117,000 steps."
     ),
+    "fig11c": (
+        "A ResNet-20 of 3,000 images and eight epochs has hardly begun. The share of the most "
+        "sensitive examples grows as the paper finds it does."
+    ),
     "fig4c": (
-        "A fiftieth of the paper's images and 630 steps of AdamW, whose decay of delta / N takes hardly "
-        "anything away in so few: the test loss is 2 at every delta, and there is no curve to "
+        "A fiftieth of the paper's images and 630 steps of AdamW, whose decay of delta / N has hardly "
+        "any effect in so few: the test loss is 2 at every delta, and there is no curve to "
         "follow. The net is at a training loss of 0.45, far from its minimum, and the variance, "
         "which goes with 1 / N, is fifty times the paper's. With the training time the estimate is "
         "too large as well."
