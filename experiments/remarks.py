@@ -92,8 +92,8 @@ REMARKS: dict[str, str] = {
         "sensitive examples grows as the paper finds it does."
     ),
     "fig4c": (
-        "A fiftieth of the paper's images and 630 steps of AdamW, whose decay of delta / N has hardly "
-        "any effect in so few: the test loss is 2 at every delta, and there is no curve to "
+        "A fiftieth of the paper's images and 630 steps of AdamW, whose decay of delta / N has "
+        "hardly any effect in so few: the test loss is 2 at every delta, and there is no curve to "
         "follow. The net is at a training loss of 0.45, far from its minimum, and the variance, "
         "which goes with 1 / N, is fifty times the paper's. With the training time the estimate is "
         "too large as well."
