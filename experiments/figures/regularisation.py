@@ -173,7 +173,7 @@ PANELS = [
         "a",
         Settings("mnist", "mlp_500_300", Training("sgd", (1e-2, 1e-3), 256, 1.0), (1.0, 1000.0), 3),
         Scale(None, None, 500, count=96),
-        Scale(10_000, 10_000, 60, count=5, batch=64, faster=3.0),
+        Scale(10_000, 10_000, 60, count=4, batch=64, faster=3.0),
     ),
     _panel(
         "b",
