@@ -77,11 +77,12 @@ REMARKS: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("fig9a", "fig9b"),
-        "On 2,000 images at five times the paper's rate the net ends with a training loss of "
-        "nearly zero. Every residual vanishes with it, and every estimate of one step from there: "
-        "that with the training time turns upwards shortly before the test loss does and falls "
-        "once the images are known by heart; the others, far too large at first, fall throughout. "
-        "The paper's net, on thirty times as many images, does not come that far.",
+        "On half of the paper's images the net has its accuracy. The test loss is least at epoch 10; "
+        "the residuals become smaller all the time, and with them every estimate of one step from "
+        "there. K-FAC falls throughout: it deteriorates where the net overfits, as the paper says, "
+        "and is no use to stop here. The diagonal one rises a little, from 0.78 at epoch 5 to 0.84 "
+        "at epoch 20, and falls again. With the training time the estimate is least at epoch 5, "
+        "before the test loss is, and too large from there on.",
     ),
     "fig4a": (
         "Where delta is small the net is far from its minimum when training ends, and a posterior "
