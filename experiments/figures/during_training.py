@@ -201,7 +201,7 @@ ADAMS = {
     "mnist-mlp": ("mnist", "mlp_32_16", 80.0, replace(MLP, faster=1.0, epochs=5)),
     "mnist-lenet5": ("mnist", "lenet5", 60.0, replace(SHORT, epochs=3)),
     "fmnist-lenet5": ("fmnist", "lenet5", 60.0, replace(LENET, epochs=3)),
-    "cifar-cnn": ("cifar10", "cnn", 50.0, replace(COLOUR, epochs=4)),
+    "cifar-cnn": ("cifar10", "cnn", 50.0, replace(COLOUR, epochs=8)),
 }
 PANELS = [
     _panel(
