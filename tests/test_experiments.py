@@ -47,7 +47,10 @@ def test_a_panel_runs_at_the_smallest_scale(name, tmp_path):
     found = run(panel, "smoke", place, tmp_path / "results", force=False)
     assert found.numbers["verdict"] in VERDICTS
     folder = tmp_path / name
-    assert json.loads((folder / "outcome.json").read_text())["seed"] == 0
+    kept = json.loads((folder / "outcome.json").read_text())
+    assert kept["seed"] == 0
+    assert kept["processor_seconds"] > 0
+    assert kept["wall_seconds"] > 0
     assert all((folder / f"figure.{kind}").stat().st_size > 2000 for kind in ("png", "svg"))
     stages = {p: p.stat().st_mtime_ns for p in tmp_path.glob("*/*/*.json")}
     assert stages

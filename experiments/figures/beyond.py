@@ -15,7 +15,7 @@ from experiments import plotting
 from experiments.measures import agreement
 from experiments.panel import Outcome, Panel, Scale
 from experiments.training import Training, figures_on, fit, loss_of, make_optimizer
-from experiments.workplace import Data, Workplace
+from experiments.workplace import SECONDS, Data, Workplace
 
 # the paper has no finding here: what the answer means for engram's estimate
 AHEAD, BEHIND, OFF = "in favour", "mixed", "against"
@@ -111,7 +111,7 @@ def run_predictors(settings: Nets, scale: Scale, place: Workplace) -> Outcome:
             return Outcome({**found, "test": figures_on(model, data.test)["nll"]})
 
         rows.append(place.stage(f"net-{number:02d}", measure).numbers)
-    names = [name for name in rows[0] if name not in ("test", "seconds")]
+    names = [name for name in rows[0] if name not in ("test", SECONDS)]
     test = [row["test"] for row in rows]
     found = {
         name: round(float(spearmanr(test, [row[name] for row in rows]).statistic), 3)

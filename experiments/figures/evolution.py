@@ -90,7 +90,8 @@ def outcome_of(found: Outcome, images: torch.Tensor, unit: str) -> Outcome:
     """Means over groups of examples, sorted by the last look, and some images."""
     scores, images = found.arrays["scores"], images[found.arrays["looked"]]
     order = scores[-1].argsort()
-    groups = torch.stack([part.mean(1) for part in scores[:, order].chunk(GROUPS, dim=1)], 1)
+    parts = scores[:, order].tensor_split(min(GROUPS, len(order)), dim=1)
+    groups = torch.stack([part.mean(1) for part in parts], 1)
     shares = [round(top_share(row), 4) for row in scores]
     return Outcome(
         {**found.numbers, "unit": unit, "share of the top tenth": shares},
@@ -110,7 +111,9 @@ def draw(settings: object, outcome: Outcome) -> Figure:
     for number, step in enumerate(steps):
         values = groups[number] / groups[number].sum()
         axes.plot(range(len(values)), values, label=f"{outcome.numbers['unit']} {step}")
-    axes.set_xlabel(f"{GROUPS} groups of examples, from least to most sensitive at the end")
+    axes.set_xlabel(
+        f"{groups.shape[1]} groups of examples, from least to most sensitive at the end"
+    )
     axes.set_ylabel("share of all sensitivity")
     axes.legend(frameon=False, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
@@ -165,11 +168,11 @@ PANELS = [
         Scale(
             3000,
             2000,
-            6,
+            8,
             count=3,
             batch=50,
-            looked=300,
-            faster=10.0,
+            looked=200,
+            faster=4.0,
             hessian_start=0.5,
             data="cifar10_10k",
         ),

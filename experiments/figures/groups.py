@@ -15,7 +15,7 @@ from experiments.measures import NOT, PARTLY, REPRODUCED, agreement, of_rank_and
 from experiments.names import net_on
 from experiments.panel import Outcome, Panel, Scale
 from experiments.training import Training, likelihood_of
-from experiments.workplace import Workplace
+from experiments.workplace import SECONDS, Workplace
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def run(settings: Groups, scale: Scale, place: Workplace) -> Outcome:
         return Outcome({"true": [float(part.sum()) for part in parts]})
 
     estimated, truth = place.stage("estimates", estimate), place.stage("truth", retrain)
-    lines = {name: values for name, values in estimated.numbers.items() if name != "seconds"}
+    lines = {name: values for name, values in estimated.numbers.items() if name != SECONDS}
     true = truth.numbers["true"]
     numbers = {name: agreement(true, values) for name, values in lines.items()}
     arrays = {"true": torch.tensor(true)} | {

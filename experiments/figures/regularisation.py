@@ -173,13 +173,13 @@ PANELS = [
         "a",
         Settings("mnist", "mlp_500_300", Training("sgd", (1e-2, 1e-3), 256, 1.0), (1.0, 1000.0), 3),
         Scale(None, None, 500, count=96),
-        Scale(2500, 10_000, 30, count=6, batch=32, faster=10.0),
+        Scale(10_000, 10_000, 60, count=4, batch=64, faster=3.0),
     ),
     _panel(
         "b",
         Settings("fmnist", "lenet5", Training("adam", (1e-3, 1e-5), 256, 1.0), (10.0, 1000.0), 5),
         Scale(None, None, 300, count=96),
-        Scale(2500, 10_000, 15, count=6, batch=32),
+        Scale(16_000, 10_000, 8, count=4, batch=32, faster=3.0),
     ),
     _panel(
         "c",

@@ -26,6 +26,10 @@ def test_list_says_what_is_here(environment, tmp_path):
     listed = json.loads(found.stdout)
     assert listed["small"] == str(path)
     assert listed["cifar10"] is None
+    narrow = {**environment, "COLUMNS": "60"}
+    narrow = call("data", "list", "--data-dir", tmp_path / "data", **narrow)
+    assert "not here" in narrow.stdout
+    assert "…" not in narrow.stdout
 
 
 def test_where_by_option_and_by_environment(environment, tmp_path):

@@ -28,7 +28,7 @@ def list_command(folder: Folder = None, as_json: Json = False) -> None:
 
     Example: engram data list --data-dir ~/data
     """
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from engram.data.catalogue import CATALOGUE
     from engram.data.loading import locate
@@ -37,9 +37,10 @@ def list_command(folder: Folder = None, as_json: Json = False) -> None:
     if as_json:
         print_json({name: place and str(place.path) for name, place in found.items()})
         return
-    table = Table("name", "data set", "where", box=None)
+    whole = Column("where", overflow="fold")  # a path with an ellipsis in it is no path
+    table = Table("name", "data set", whole, box=None)
     for name, place in found.items():
-        where = "" if place is None else f"{place.path} ({place.layout.name})"
+        where = "not here" if place is None else f"{place.path} ({place.layout.name})"
         table.add_row(name, CATALOGUE[name].title, where)
     console().print(table)
 

@@ -8,7 +8,10 @@ from engram.data.arrays import Arrays, Bytes
 from engram.data.catalogue import Entry, Part
 from engram.errors import DataError
 
-AGAIN = "remove it and fetch it again: engram data get"
+
+def fetch_again(entry: Entry | Part) -> str:
+    """What to do about a file that is damaged or another one."""
+    return f"remove it and fetch it again: engram data get {entry.name}"
 
 
 def check_arrays(arrays: Arrays, entry: Entry, source: str) -> None:
@@ -21,14 +24,14 @@ def check_arrays(arrays: Arrays, entry: Entry, source: str) -> None:
             raise DataError(
                 f"{entry.title} with images {expected}",
                 f"{images.shape} and {labels.shape} labels in {source}",
-                AGAIN,
+                fetch_again(entry),
             )
         found = tuple(np.bincount(labels, minlength=len(counts)).tolist())
         if found != counts:
             raise DataError(
                 f"{entry.title} with {counts} examples of its classes",
                 f"{found} in {source}",
-                AGAIN,
+                fetch_again(entry),
             )
     check_digests(arrays, entry, source)
 
@@ -40,5 +43,5 @@ def check_digests(arrays: Arrays, entry: Entry | Part, source: str) -> None:
             raise DataError(
                 f"{entry.title}, whose {name} has the checksum {digest[:12]}",
                 f"{arrays.digest(name)[:12]} in {source}",
-                AGAIN,
+                fetch_again(entry),
             )

@@ -14,7 +14,7 @@ from engram.core.arguments import path_of
 from engram.core.progress import announce
 from engram.data.arrays import Arrays, Images
 from engram.data.catalogue import Entry, Part, known
-from engram.data.checks import check_arrays, check_digests
+from engram.data.checks import check_arrays, check_digests, fetch_again
 from engram.data.fetching import fetch, where_to_put
 from engram.data.layouts import LAYOUTS, Layout, npz
 from engram.errors import DataError, brief
@@ -93,7 +93,7 @@ def _load_part(
 ) -> Images:
     own = _own_file(part, folder)
     if own is not None:
-        with damage_named(part.title, own):
+        with damage_named(part, own):
             arrays = npz.read(own, part)
         check_digests(arrays, part, str(own))
         return Images(part.name, arrays, part.classes, str(own))
@@ -153,20 +153,18 @@ def searched(entry: Entry, folder: str | Path | None = None) -> Iterator[Path]:
 
 
 def _read(place: Place, entry: Entry) -> Arrays:
-    with damage_named(entry.title, place.path):
+    with damage_named(entry, place.path):
         arrays = place.layout.read(place.path, entry)
     check_arrays(arrays, entry, str(place.path))
     return arrays
 
 
 @contextmanager
-def damage_named(title: str, path: Path) -> Iterator[None]:
+def damage_named(entry: Entry | Part, path: Path) -> Iterator[None]:
     """What a broken file makes numpy, zip and gzip raise is a DataError that names the file."""
     try:
         yield
     except DataError:
         raise
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"{title} in {path}", brief(error), "remove it and fetch it again: engram data get"
-        ) from error
+        raise DataError(f"{entry.title} in {path}", brief(error), fetch_again(entry)) from error
