@@ -17,6 +17,7 @@ from bokeh.plotting import figure
 from engram.report.evolution import group_means
 from engram.report.examples import Array
 from engram.report.page import Comparison, Curves, Effect
+from engram.trust.verdict import LEVELS, UNRELIABLE
 
 Figure = Any  # bokeh's figure is typed by its properties, which mypy does not see
 HEIGHT = 300  # pixels
@@ -30,7 +31,8 @@ GROUPS = 60  # of examples in the evolution of scores, each a point of a line
 def forest_figure(effects: Sequence[Effect], unit: str) -> Figure:
     """The change of a loss by leaving each class or group out, with intervals.
 
-    What hurts has a colour where its whole interval does; what helps likewise.
+    What hurts has a colour where its whole interval does and the estimate is not unreliable; what
+    helps likewise.
     """
     ordered = sorted(effects, key=lambda effect: -abs(effect.change))[:MOST_EFFECTS]
     ordered = sorted(ordered, key=lambda effect: effect.change)
@@ -38,7 +40,7 @@ def forest_figure(effects: Sequence[Effect], unit: str) -> Figure:
     low = [effect.change if effect.low is None else effect.low for effect in ordered]
     high = [effect.change if effect.high is None else effect.high for effect in ordered]
     change = [effect.change for effect in ordered]
-    kinds = [_side(low, high) for low, high in zip(low, high, strict=True)]
+    kinds = list(map(_side, ordered, low, high))
     plot = base_figure(
         70 + ROW_HEIGHT * len(names),
         y_range=FactorRange(factors=names),
@@ -63,8 +65,10 @@ def forest_figure(effects: Sequence[Effect], unit: str) -> Figure:
     return plot
 
 
-def _side(low: float, high: float) -> str:
-    """The colour of an effect: that of no side where 0 is in its interval."""
+def _side(effect: Effect, low: float, high: float) -> str:
+    """The colour of an effect: that of no side where it is unreliable, or 0 in its interval."""
+    if effect.level == LEVELS[UNRELIABLE]:
+        return SIDES[2]
     return SIDES[0] if high < 0 else SIDES[1] if low > 0 else SIDES[2]
 
 
