@@ -164,7 +164,8 @@ def page_data(found: Examples) -> PageData:
 def written(folder: Path, count: int = 120, **more: Any) -> tuple[Path, Examples]:
     """The file of such a page, with pictures and neighbours, and its examples."""
     random = np.random.default_rng(1)
-    near = Neighbours(np.arange(5), random.integers(0, count, (5, 2)), -np.ones((5, 2)))
+    worst = examples(count).loo_loss.argsort()[::-1][:5].copy()
+    near = Neighbours(worst, random.integers(0, count, (5, 2)), -np.ones((5, 2)))
     pictures = random.integers(0, 255, (count, 8, 8)).astype(np.uint8)
     found = examples(count, **{"images": pictures, "neighbours": near} | more)
     return write_page(page_data(found), folder / "page.html"), found

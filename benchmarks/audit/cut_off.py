@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.audit.page import summary
+from benchmarks.audit.page import NEAR, summary
 from benchmarks.records import conditions, table, write
 from benchmarks.timing import environment
 
-NEAR = 0.1  # between stated and true share, which is asked for
 TEXT = """# How many labels an audit calls wrong
 
 Data with a tenth of its labels made wrong, as in [audit](audit.md), or as it is (`none`). What

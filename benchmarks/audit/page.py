@@ -17,6 +17,7 @@ from engram.auditing.label_noise import LabelNoise, blended
 from engram.auditing.second_training import SecondOpinion, carried_over
 from engram.sensitivity.label_issues import suspicion
 
+NEAR = 0.1  # between stated and true share, which is asked for
 FIFTH = 0.2  # of the time of the folds, which is asked for
 TEXT = """# Audits beside five-fold cleanlab
 
@@ -46,13 +47,15 @@ fixed number of examples.
 
 The cut-off ([on more data](audit-cut-off.md)): how many labels are called wrong, what share of them
 is stated to be and is, and what share of the wrong labels is found; beside it cleanlab's own
-choice, with five folds and with our probabilities. What is stated counts for no more than thirty
-looks at a label ([why](audit-sureness.md)).
+choice, with five folds and with our probabilities. What is stated counts for no more than
+fourteen looks at a label ([why](audit-sureness.md)).
 
 {cut_offs}
 
-Data as it is (`none`), where nobody knows the truth, and everything that is called wrong counts as
-right.
+The stated share is within ten points of the true one in {near} runs; {within} have the true number
+where it was stated to be with a chance of 90 %.
+
+Data as it is (`none`), where nobody knows the truth.
 
 {calibration}
 
@@ -169,6 +172,8 @@ def write_results(runs: Path, folder: Path, looked_at: str) -> None:
         times=_times(cases),
         cheap=f"{cheap} of {len(cases)}",
         cut_offs=_cut_offs(with_folds),
+        near=f"{sum(map(_is_near, with_folds))} of {len(with_folds)}",
+        within=sum(map(_is_within, with_folds)),
         calibration=_calibration([row for row in found if "auroc_folds" not in row]),
         looked_at=looked_at,
     )
@@ -239,8 +244,19 @@ def _cut_offs(rows: list[dict[str, Any]]) -> str:
 
 
 def _calibration(rows: list[dict[str, Any]]) -> str:
-    lines = [[_case(row), *_numbers(row["cut_off"])] for row in rows]
-    return table(["", "called wrong", "of them wrong", "stated", "true", "found"], lines)
+    lines = [[_case(row), *_numbers(row["cut_off"])[:3]] for row in rows]
+    return table(["", "called wrong", "of them wrong", "stated"], lines)
+
+
+def _is_near(row: dict[str, Any]) -> bool:
+    """Whether the stated share is within ten points of the true one."""
+    return bool(abs(row["cut_off"]["stated"] - row["cut_off"]["true"]) <= NEAR)
+
+
+def _is_within(row: dict[str, Any]) -> bool:
+    """Whether the true number is where it was stated to be."""
+    cut = row["cut_off"]
+    return bool(cut["low"] <= round(cut["true"] * cut["count"]) <= cut["high"])
 
 
 def _numbers(cut: dict[str, float]) -> list[str]:

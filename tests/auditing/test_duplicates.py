@@ -27,6 +27,17 @@ def test_exact_and_near_copies_and_nothing_else():
     assert found.count == 5
 
 
+def test_texts_are_copies_by_their_words():
+    review = "We came for the soup, stayed for the cake and shall be back with all of our friends"
+    texts = ["What is titanium ?", "What is a caldera ?", review, "what is TITANIUM", "Who is it ?"]
+    texts += [f"{review} soon", review.replace("cake", "pie").replace("soup", "fish")]
+    vectors = torch.zeros(7, 3)  # of texts with rare words only, of which a model is given nothing
+    vectors[[2, 5, 6]] = torch.tensor([[1.0, 0.5, 2.0], [1.1, 0.5, 2.0], [1.3, 0.4, 2.0]])
+    found = find_duplicates(vectors, texts)
+    assert found.nearest.tolist() == [3, -1, 5, 0, -1, 2, -1]
+    assert found.exact.tolist() == [True, False, False, True, False, False, False]
+
+
 def test_nearest_neighbours_are_those_of_all_distances():
     points = torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     distances = torch.cdist(points, points).fill_diagonal_(torch.inf)

@@ -1,11 +1,15 @@
 """What stands on the page of an audit."""
 
+import shlex
+
 import numpy as np
 import pytest
 import torch
 
 import engram
 from auditing_tables import blobs
+from engram.auditing.page import _hanging
+from engram.report.page import Examples
 from engram.report.shown import shown_positions
 
 
@@ -38,6 +42,37 @@ def test_contradicted_labels_are_a_filter_and_no_alert(table):
     page = table[0].page_data()
     assert "contradicted label" in page.examples.flags
     assert "contradicted label" not in [alert.flag for alert in page.alerts]
+
+
+def test_the_command_makes_the_audit_again(tmp_path):
+    frame, _ = blobs()
+    frame.to_csv(tmp_path / "my data.csv", index=False)
+    found = engram.audit(tmp_path / "my data.csv", epochs=1, minimal=True, progress=False)
+    command = found.page_data().making.command
+    assert shlex.split(command) == [
+        *("engram", "audit", str(tmp_path / "my data.csv")),
+        *("--epochs", "1", "--minimal"),
+    ]
+
+
+def test_classes_that_hang_on_single_examples_are_one_alert():
+    given = np.repeat(np.arange(5), 4)
+    right, wrong = np.eye(5)[given], np.eye(5)[(given + 1) % 5]
+    wrong[:4] = right[:4]
+    losses = np.ones(20)
+    examples = Examples(
+        [str(i) for i in range(20)],
+        losses,
+        losses,
+        classes=list("abcde"),
+        given=given,
+        predicted=wrong.argmax(1),
+        probabilities=right,
+        loo_probabilities=wrong,
+    )
+    (alert,) = _hanging(examples)
+    assert alert.title == "4 classes hang on single examples"
+    assert "e 100 → 0 %, d 100 → 0 %, c 100 → 0 % and 1 more" in alert.text
 
 
 def test_every_picture_that_is_shown_is_kept(monkeypatch):

@@ -49,8 +49,10 @@ def test_a_finished_run_is_read_and_another_refused(tmp_path):
     frame, _ = blobs(60)
     first = audited(tmp_path / "run", frame)
     assert audited(tmp_path / "run", frame).issues.equals(first.issues)
-    with pytest.raises(RunFolderError, match="the folder of this very run"):
+    with pytest.raises(RunFolderError, match="of another one: seed 0 there, 1 here"):
         audited(tmp_path / "run", frame, seed=1)
+    with pytest.raises(RunFolderError, match="the same settings, on other data"):
+        audited(tmp_path / "run", frame.iloc[1:])
 
 
 def test_a_folder_with_other_things_is_refused(tmp_path):

@@ -83,6 +83,17 @@ def test_a_fault_of_ours_is_not_put_on_the_user():
     assert from_user_code(ValueError("no traceback")) is None
 
 
+def test_a_library_beside_this_interpreters_is_not_the_users_code():
+    error = None
+    try:
+        library = "/elsewhere/lib/python3/site-packages/library.py"
+        exec(compile("raise ValueError", library, "exec"))
+    except ValueError as caught:
+        error = caught
+    inside = error.with_traceback(error.__traceback__.tb_next)  # without this file
+    assert from_user_code(inside) is None
+
+
 def test_stopped_by_the_user():
     def stopped():
         raise KeyboardInterrupt

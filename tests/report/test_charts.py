@@ -28,11 +28,14 @@ def test_a_forest_has_helpers_above_and_hurters_below():
         Effect("a", "class", 3, 0.2, 0.1, 0.4),
         Effect("b", "class", 3, -0.1),
         Effect("a", "class", 3, 0.3),
+        Effect("c", "class", 3, -0.05, -0.2, 0.1),
+        Effect("d", "class", 3, 0.4, 0.3, 0.5, "unreliable"),
     ]
     plot = charts.forest_figure(effects, "nats")
-    assert plot.y_range.factors == ["b", "a", "a (2)"]
-    hurts, helps = drawn(plot, "Scatter")
+    assert plot.y_range.factors == ["b", "c", "a", "a (2)", "d"]
+    hurts, helps, either = drawn(plot, "Scatter")
     assert (list(hurts["y"]), list(helps["y"])) == (["b"], ["a", "a (2)"])
+    assert list(either["y"]) == ["c", "d"]
     assert list(helps["low"]) == [0.1, 0.3]  # without an interval there is a point
     many = [Effect(str(k), "class", 1, float(k)) for k in range(100)]
     assert len(charts.forest_figure(many, "nats").y_range.factors) == charts.MOST_EFFECTS

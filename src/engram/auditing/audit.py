@@ -17,7 +17,7 @@ from engram.auditing.advice import advice_for
 from engram.auditing.columns import Wanted
 from engram.auditing.duplicates import find_duplicates, without_copies
 from engram.auditing.estimating import estimated
-from engram.auditing.examples import Examples
+from engram.auditing.examples import Examples, Texts
 from engram.auditing.fitting import Fit, Schedule
 from engram.auditing.group_effects import (
     Trained,
@@ -181,7 +181,7 @@ class _Plan:
         fingerprint = self._fingerprint(stock, examples)
         folder: AbstractContextManager[RunInProgress | None] = nullcontext()
         if output is not None:
-            folder = in_progress(output, fingerprint)
+            folder = in_progress(output, fingerprint, self.settings)
         with folder as kept:
             before: Audit | None = None if kept is None else kept.finished()
             if before is not None:
@@ -214,7 +214,8 @@ class _Plan:
         plain, posterior = estimated(
             trained.model, data, examples.task, trained.training, how, self.progress
         )
-        copies = find_duplicates(stock.inputs)
+        lines = examples.inputs.lines if isinstance(examples.inputs, Texts) else None
+        copies = find_duplicates(stock.inputs, lines)
         result = without_copies(plain, copies)
         opinion = None
         if not self.minimal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -26,6 +27,7 @@ TASKS = (AUTO, "classes", "regression")
 # Whole numbers are classes where there are few of them: a rating or a digit, not a price
 MOST_NUMBERED = 50  # classes that numbers may stand for
 FEWEST_EACH = 5  # examples of an average class, where numbers are classes
+MOST_DIFFERENT = 10  # labels that are all different: more are names of rows
 LISTED = 12  # names in a message; more would not be read
 
 
@@ -107,6 +109,7 @@ def checked(examples: Examples) -> Examples:
             f"{len(examples)} in {examples.source}",
             "check the label column and the file",
         )
+    examples = _told_apart(examples)
     if not isinstance(examples.task, Classes):
         return examples
     names, counts = examples.task.classes, torch.bincount(examples.targets.long())
@@ -118,6 +121,12 @@ def checked(examples: Examples) -> Examples:
             "check the label column; of one class there is nothing to tell apart",
         )
     lone = [names[k] for k in (counts == 1).nonzero()[:, 0].tolist()]
+    if len(lone) == present > MOST_DIFFERENT:
+        raise DataError(
+            "labels of which some appear more than once",
+            f"{present:,} examples with as many labels in {examples.source}: {_listed(lone)}",
+            'name the label column; where it has numbers to predict, use task="regression"',
+        )
     if not lone:
         return examples
     note = (
@@ -125,6 +134,24 @@ def checked(examples: Examples) -> Examples:
         "known of the class, so that its label is not judged"
     )
     return replace(examples, notes=(*examples.notes, note))
+
+
+def _told_apart(examples: Examples) -> Examples:
+    """The examples with an id of its own for each: rows that were pasted in twice share one."""
+    seen: Counter[str] = Counter()
+    taken, ids = set(examples.ids), []
+    for name in examples.ids:
+        seen[name] += 1
+        number = seen[name]
+        while number > 1 and f"{name} ({number})" in taken:
+            number += 1
+        ids.append(name if number == 1 else f"{name} ({number})")
+        taken.add(ids[-1])
+    several = [name for name, count in seen.items() if count > 1]
+    if not several:
+        return examples
+    note = f"ids of several examples have a number behind them: {_listed(several)}"
+    return replace(examples, ids=tuple(ids), notes=(*examples.notes, note))
 
 
 def column_named(frame: pd.DataFrame, name: str) -> None:

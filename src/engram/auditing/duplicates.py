@@ -7,10 +7,16 @@ is left out moves there, and copies are at the same input:
 .. math:: d_{\text{all}} = \sum_{j \in \text{copies}} V e_j = \sum_{j \in \text{copies}} d_j
 
 Each :math:`d_j` is the deviation of that copy alone, so that no further pass is needed.
+
+Of texts the words decide, not what a model is given of them: that leaves out rare words, so that
+"What is titanium?" and "What is a caldera?" are at one place.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,6 +35,7 @@ MOST_NEIGHBOURS = (
     60_000  # examples up to which neighbours are looked for; beyond, exact copies only
 )
 BLOCK = 2048  # rows of distances at a time
+SAME_WORDS = 0.9  # of the words of two texts, from which they are copies: of short ones all
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +45,7 @@ class Duplicates:
     Args:
         group: number of the set of copies that an example is of, [N]; -1 for one of a kind.
         nearest: the copy that is nearest to it, [N]; -1 likewise.
-        exact: whether a copy is equal in every number, [N].
+        exact: whether a copy is equal in every number, or word, [N].
     """
 
     group: Tensor
@@ -51,19 +58,23 @@ class Duplicates:
         return int((self.group >= 0).sum())
 
 
-def find_duplicates(inputs: Tensor) -> Duplicates:
+def find_duplicates(inputs: Tensor, texts: Sequence[str] | None = None) -> Duplicates:
     """Copies among encoded inputs.
 
     Args:
         inputs: [N, ...], as the model takes them.
+        texts: what they encode, [N], where that is texts.
 
     Example:
         >>> x = torch.tensor([[0.0, 1.0], [5.0, 2.0], [0.0, 1.0], [3.0, 9.0]])
         >>> find_duplicates(x).nearest
         tensor([ 2, -1,  0, -1])
+        >>> find_duplicates(x, ["So it is.", "no", "so it is", "It is so?"]).nearest
+        tensor([ 2, -1,  0, -1])
     """
     rows = inputs.reshape(len(inputs), -1)
-    same = _equal_rows(rows)
+    words = None if texts is None else [_WORD.findall(text.lower()) for text in texts]
+    same = _equal_rows(rows) if words is None else _equal_words(words)
     first = torch.full((int(same.max()) + 1,), len(rows)).scatter_reduce(
         0, same, torch.arange(len(rows)), "amin"
     )
@@ -71,7 +82,8 @@ def find_duplicates(inputs: Tensor) -> Duplicates:
     parent = torch.arange(len(kinds))
     near = torch.full((len(kinds),), -1)
     if 3 <= len(kinds) <= MOST_NEIGHBOURS:
-        parent, near = _joined(kinds)
+        own = None if words is None else [Counter(words[i]) for i in first.tolist()]
+        parent, near = _joined(kinds, own)
     merged = parent[same]
     sizes = torch.bincount(merged)
     group = torch.where(sizes[merged] > 1, merged, -1)
@@ -85,6 +97,20 @@ def _equal_rows(rows: Tensor) -> Tensor:
     plain = np.ascontiguousarray(rows.numpy() + 0.0)  # no two zeros
     keys = plain.view(np.dtype((np.void, plain.dtype.itemsize * plain.shape[1])))[:, 0]
     return torch.from_numpy(np.unique(keys, return_inverse=True)[1].reshape(-1))
+
+
+_WORD = re.compile(r"\w+")
+
+
+def _equal_words(words: Sequence[Sequence[str]]) -> Tensor:
+    """A number for every text of other words, or in another order, [N]."""
+    numbers: dict[tuple[str, ...], int] = {}
+    return torch.tensor([numbers.setdefault(tuple(one), len(numbers)) for one in words])
+
+
+def _share_words(one: Counter[str], two: Counter[str]) -> bool:
+    """Whether two texts have nearly all of their words in common."""
+    return (one & two).total() >= SAME_WORDS * (one | two).total()
 
 
 def _next_equal(same: Tensor) -> Tensor:
@@ -102,11 +128,13 @@ def _next_equal(same: Tensor) -> Tensor:
     return found
 
 
-def _joined(kinds: Tensor) -> tuple[Tensor, Tensor]:
+def _joined(kinds: Tensor, words: Sequence[Counter[str]] | None) -> tuple[Tensor, Tensor]:
     """Sets of rows that are linked by near pairs, and the nearest neighbour of each such row."""
     distance, nearest = nearest_neighbours(_directions(kinds))
-    limit = NEAR * float(distance.median())
-    linked = distance <= limit
+    linked = distance <= NEAR * float(distance.median())
+    if words is not None:
+        pairs = zip(words, nearest.tolist(), strict=True)
+        linked = torch.tensor([_share_words(own, words[other]) for own, other in pairs])
     parent = list(range(len(kinds)))
 
     def root(i: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from engram.auditing.command import command_of
 from engram.auditing.outcome import Audit, Shown
 from engram.auditing.tasks import Classes, Regression
 from engram.report.page import Alert, Curves, Effect, Examples, Making, PageData
@@ -18,7 +19,7 @@ WRONG, MEMORISED, COPIED = "likely wrong label", "memorised", "near duplicate"
 TOLD = (CONTRADICTED, MEMORISED)
 CLASS = "class"
 HANGING = 0.2  # share of a class that is right with each example and wrong without it
-MOST_HANGING = 3  # classes that an alert names
+MOST_HANGING = 3  # classes that an alert has figures of
 OVERFITTED = 3.0  # times its training loss, from which the leave-one-out loss is an alert
 
 
@@ -177,10 +178,16 @@ def _hanging(examples: Examples) -> list[Alert]:
             float(right[own].mean()) if own.any() else 0 for right in (known, left_out)
         )
         if with_it - without > HANGING:
-            text = f"{with_it:.0%} of it are right with each in the data, {without:.0%} without it."
-            alert = Alert(f"{name} hangs on single examples", text, section="effects")
-            found.append((with_it - without, number, alert))
-    return [alert for _, _, alert in sorted(found, reverse=True)[:MOST_HANGING]]
+            words = f"{name} {100 * with_it:.0f} → {100 * without:.0f} %"
+            found.append((with_it - without, number, words))
+    if not found:
+        return []
+    found.sort(reverse=True)
+    named = ", ".join(words for _, _, words in found[:MOST_HANGING])
+    more = f" and {len(found) - MOST_HANGING} more" if len(found) > MOST_HANGING else ""
+    what = "1 class hangs" if len(found) == 1 else f"{len(found)} classes hang"
+    text = f"Right with each example in the data, and without it: {named}{more}."
+    return [Alert(f"{what} on single examples", text, section="effects")]
 
 
 def _overfitted(audit: Audit) -> list[Alert]:
@@ -210,8 +217,9 @@ def _effect_notes(audit: Audit) -> dict[str, str]:
     return {
         _grouping(audit): "Beside leaving out as many random examples of the same classes. The "
         "intervals hold for all at once.",
-        CLASS: "What examples of the other classes would lose. Where that is less than nothing, "
-        "this class is in their way: it is taken for them, or they for it.",
+        CLASS: "What examples of the other classes would lose. One class less is easier, so that "
+        "most are below 0: those furthest down are most in the others' way, taken for them or they "
+        "for it.",
     }
 
 
@@ -232,7 +240,12 @@ def _curves(audit: Audit) -> Curves | None:
 def _making(audit: Audit, plain: PageData) -> Making:
     facts = {**audit.facts, **{k: v for k, v in audit.settings.items() if v is not None}}
     notes = (*audit.notes, *_units(audit), *plain.making.notes)
-    return replace(plain.making, facts={**plain.making.facts, **facts}, notes=notes)
+    return replace(
+        plain.making,
+        facts={**plain.making.facts, **facts},
+        notes=notes,
+        command=command_of(audit.settings),
+    )
 
 
 def _units(audit: Audit) -> tuple[str, ...]:

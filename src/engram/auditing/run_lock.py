@@ -40,10 +40,12 @@ class RunInProgress:
     Args:
         folder: of the run.
         fingerprint: of data and settings, by which the same run is known again.
+        settings: as they were given.
     """
 
     folder: Path
     fingerprint: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
     _kept: float = field(default_factory=time.monotonic, init=False)
 
     def finished(self) -> Any:
@@ -52,7 +54,7 @@ class RunInProgress:
             return None
         found = KIND.read(self.folder)
         if found.facts.get("fingerprint") != self.fingerprint:
-            raise _another(self.folder)
+            raise _another(self.folder, _difference(found.settings, self.settings))
         return found
 
     def state(self) -> Mapping[str, Any] | None:
@@ -79,7 +81,9 @@ class RunInProgress:
 
 
 @contextmanager
-def in_progress(folder: Path, fingerprint: str) -> Iterator[RunInProgress]:
+def in_progress(
+    folder: Path, fingerprint: str, settings: Mapping[str, Any]
+) -> Iterator[RunInProgress]:
     """The folder, taken by this process until the block ends."""
     _check_ours(folder)
     try:
@@ -91,7 +95,7 @@ def in_progress(folder: Path, fingerprint: str) -> Iterator[RunInProgress]:
         ) from error
     try:
         _take(lock, folder)
-        yield RunInProgress(folder, fingerprint)
+        yield RunInProgress(folder, fingerprint, settings)
     finally:
         with suppress(OSError):
             (folder / LOCK).unlink()
@@ -135,9 +139,19 @@ def _check_ours(folder: Path) -> None:
         )
 
 
-def _another(folder: Path) -> RunFolderError:
+def _another(folder: Path, difference: str = "") -> RunFolderError:
     return RunFolderError(
         "the folder of this very run, with the same data and settings",
-        f"{folder} of another one",
+        f"{folder} of another one{difference}",
         "give another folder, or remove this one",
     )
+
+
+def _difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """What two runs were given differently; else it is the data that changed, or the version."""
+    changed = [
+        f"{name} {there.get(name)!r} there, {value!r} here"
+        for name, value in here.items()
+        if there.get(name) != value
+    ]
+    return f": {'; '.join(changed) or 'the same settings, on other data'}"

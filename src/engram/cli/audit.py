@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from engram.cli.output import Json, Quiet, console, frame_table, print_json, say
 from engram.cli.subjects import Seed, Weights
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SHOWN = 10  # issues that are listed in the terminal; the page has them all
 
@@ -144,7 +147,16 @@ def run_audit(settings: dict[str, object], output: Path, as_json: bool, quiet: b
         columns = ["given_label", "predicted_label", "label_score", "loo_loss", "memorised"]
         if len(issues):
             title = f"The {min(SHOWN, len(issues))} labels of {len(issues):,} that look most wrong"
-            out.print(frame_table(issues[columns].head(SHOWN), title))
+            first = issues[columns].head(SHOWN)
+            out.print(frame_table(_by_id(first, issues["id"]), title))
     out.print(f"Page     {page}", markup=False, soft_wrap=True)
     if not quiet:
         out.print(f"Again    engram {output / 'run.json'}", markup=False, soft_wrap=True)
+
+
+def _by_id(shown: pd.DataFrame, ids: pd.Series[str]) -> pd.DataFrame:
+    """The rows by the ids that people know them by, where these are not just positions."""
+    named = ids.loc[shown.index]
+    if (named == named.index.astype(str)).all():
+        return shown
+    return shown.set_index(named)

@@ -25,6 +25,7 @@ RUN_FILE = "run.json"  # of a run's folder: given in place of a command, the run
 FAILED, INTERRUPTED = 1, 130  # exit codes; 2 is for wrong arguments
 OWN = str(Path(engram.__file__).parent)
 INSTALLED = (sys.prefix, sys.base_prefix)
+LIBRARIES = ("site-packages", "dist-packages")  # folders of them, also beside this interpreter's
 
 
 class Commands(TyperGroup):
@@ -142,4 +143,6 @@ def from_user_code(error: BaseException) -> TracebackType | None:
 
 def _is_the_users(filename: str) -> bool:
     path = os.path.abspath(filename)
-    return not filename.startswith("<") and not path.startswith((OWN, *INSTALLED))
+    if filename.startswith("<") or path.startswith((OWN, *INSTALLED)):
+        return False
+    return not any(folder in LIBRARIES for folder in Path(path).parts)

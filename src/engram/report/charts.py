@@ -17,32 +17,40 @@ from bokeh.plotting import figure
 from engram.report.evolution import group_means
 from engram.report.examples import Array
 from engram.report.page import Comparison, Curves, Effect
+from engram.trust.verdict import LEVELS, UNRELIABLE
 
 Figure = Any  # bokeh's figure is typed by its properties, which mypy does not see
 HEIGHT = 300  # pixels
 ROW_HEIGHT = 24  # pixels of a line in a forest plot
 MOST_EFFECTS = 40  # lines of a forest plot; the table beside it has all
 EVOLUTIONS = 4  # lines of the evolution of scores, evenly spread over the training
+SIDES = ("accent", "cool", "pale")  # colours of what hurts, of what helps, and of what may do both
 GROUPS = 60  # of examples in the evolution of scores, each a point of a line
 
 
 def forest_figure(effects: Sequence[Effect], unit: str) -> Figure:
-    """The change of a loss by leaving each class or group out, with intervals."""
+    """The change of a loss by leaving each class or group out, with intervals.
+
+    What hurts has a colour where its whole interval does and the estimate is not unreliable; what
+    helps likewise.
+    """
     ordered = sorted(effects, key=lambda effect: -abs(effect.change))[:MOST_EFFECTS]
     ordered = sorted(ordered, key=lambda effect: effect.change)
     names = unique_names([effect.name for effect in ordered])
     low = [effect.change if effect.low is None else effect.low for effect in ordered]
     high = [effect.change if effect.high is None else effect.high for effect in ordered]
     change = [effect.change for effect in ordered]
-    kinds = ["accent" if value < 0 else "cool" for value in change]
+    kinds = list(map(_side, ordered, low, high))
     plot = base_figure(
         70 + ROW_HEIGHT * len(names),
         y_range=FactorRange(factors=names),
         x_range=_room(low + high + [0]),
     )
     plot.add_layout(Span(location=0, dimension="height", line_width=1, tags=["pale"]))
-    for role in ("accent", "cool"):
+    for role in SIDES:
         own = [place for place, kind in enumerate(kinds) if kind == role]
+        if not own:
+            continue
         columns: dict[str, Sequence[Any]] = {"x": change, "y": names, "low": low, "high": high}
         source = ColumnDataSource({k: [v[place] for place in own] for k, v in columns.items()})
         plot.add_layout(
@@ -55,6 +63,13 @@ def forest_figure(effects: Sequence[Effect], unit: str) -> Figure:
     plot.xaxis.axis_label = f"change of the loss, {unit} per example"
     plot.ygrid.grid_line_color = None
     return plot
+
+
+def _side(effect: Effect, low: float, high: float) -> str:
+    """The colour of an effect: that of no side where it is unreliable, or 0 in its interval."""
+    if effect.level == LEVELS[UNRELIABLE]:
+        return SIDES[2]
+    return SIDES[0] if high < 0 else SIDES[1] if low > 0 else SIDES[2]
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

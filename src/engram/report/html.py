@@ -17,7 +17,7 @@ import bokeh
 import torch
 from bokeh.embed import json_item
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from engram._version import __version__
 from engram.core.storage.files import write_text
@@ -41,7 +41,8 @@ POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; base-uri 'none'; form-action 'none'"
 )
-CARDS = 24  # on the page at first; each click on "more" doubles them
+FEWEST_SEEN = 5  # examples of a bin that is drawn: how often fewer are right is chance
+CARDS = 12  # on the page at first; each click on "more" doubles them
 DIGEST = 16  # characters that tell the marks of one page from those of another
 
 
@@ -82,6 +83,7 @@ def html_of(data: PageData, top: int = 20) -> str:
         effects=list(_effects(data)),
         confusion=tables.confusion(data.examples),
         curve_table=None if data.curves is None else tables.curve_table(data.curves),
+        calibration_title="Calibration" if "chart-calibration" in drawn else "Predictions",
         calibration_text=_calibration_text(data),
         metrics=tables.metric_rows(data),
         facts=tables.facts(data),
@@ -152,12 +154,13 @@ def _predictions(data: PageData) -> dict[str, tuple[torch.Tensor, torch.Tensor, 
 
 
 def _calibration(data: PageData) -> dict[str, tuple[Any, Any, Any]]:
-    """Mean confidence, accuracy and share of each bin that has examples."""
+    """Mean confidence, accuracy and share of each bin that has enough examples to be seen."""
     found = {}
     for name, (probabilities, labels, counts) in _predictions(data).items():
         known = ~probabilities.isnan().any(1)
         bins = calibration_bins(probabilities[known], labels[known], counts[known])
-        size, sure, right = (column.numpy()[bins[0].numpy() > 0] for column in bins)
+        fewest = min(FEWEST_SEEN, float(bins[0].max()))
+        size, sure, right = (column.numpy()[bins[0].numpy() >= fewest] for column in bins)
         found[name] = (sure / size, right / size, size / size.sum())
     return found
 
@@ -195,8 +198,13 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         finalize=_finalised,
     )
-    environment.filters |= {"number": tables.number, "share": tables.share}
+    environment.filters |= {"number": tables.number, "share": _share}
     return environment
+
+
+def _share(value: float, name: str) -> Markup:
+    """An accuracy whose sign stays on its line: of plain words what is invisible is replaced."""
+    return escape(tables.share(value, name))
 
 
 def _finalised(value: object) -> object:

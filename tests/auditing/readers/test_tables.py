@@ -8,6 +8,7 @@ from auditing_tables import blobs
 from engram.auditing.columns import Wanted
 from engram.auditing.readers import read_examples
 from engram.auditing.readers import tables as reader
+from engram.auditing.stock.rows import RowEncoder
 from engram.errors import ArgumentError, DataError
 
 
@@ -61,6 +62,35 @@ def test_a_class_with_one_example_is_noted():
     frame = pd.DataFrame({"a": range(9), "label": ["cat"] * 5 + ["dog"] * 3 + ["emu"]})
     notes = read_examples(frame, Wanted()).notes
     assert "only one example of emu:" in notes[0]
+
+
+def test_a_column_of_names_as_labels_is_refused():
+    frame, _ = blobs(20)
+    frame["label"] = [f"row {number}" for number in range(20)]
+    with pytest.raises(DataError, match="20 examples with as many labels"):
+        read_examples(frame, Wanted())
+
+
+def test_rows_with_one_id_are_told_apart():
+    frame, _ = blobs(20)
+    frame["id"] = ["p1", "p1", "p1 (2)", "p1"] + [f"q{number}" for number in range(16)]
+    found = read_examples(frame, Wanted(id="id"))
+    assert found.ids[:4] == ("p1", "p1 (3)", "p1 (2)", "p1 (4)")
+    assert found.notes == ("ids of several examples have a number behind them: p1",)
+    assert len(set(found.ids)) == 20
+
+
+def test_numbers_among_which_are_words_stay_numbers():
+    frame, _ = blobs(100)
+    frame["a"] = frame["a"].astype(object)
+    frame.loc[::4, "a"] = "n/a?"
+    frame.loc[1::9, "b"] = np.inf
+    encoder = RowEncoder(read_examples(frame, Wanted()).inputs.frame)
+    assert encoder.numeric == ["a", "b", "c"]
+    assert encoder.notes[:2] == (
+        "column 'a' has mixed types: 25 non-numbers as missing",
+        "column 'b' has mixed types: 11 non-numbers as missing",
+    )
 
 
 def test_rows_without_a_label_are_left_out_and_counted():

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 HIDDEN = (64, 32)  # units of the two hidden layers
 MOST_CATEGORIES = 30  # of a column; rarer ones share one
 MOSTLY = 0.9  # share of a column's values that are numbers, from which the column is one of numbers
+PARTLY = 0.5  # the same share, where as words its values would only name rows
 NAMES_EACH = 0.5  # share of different values from which a column of words names rows: no feature
 LARGEST = 20.0  # standard deviations from the mean at which a number is cut: one typo is no reason
 
@@ -80,15 +81,16 @@ class RowEncoder:
         numbers = _numbers(present)
         share = float(np.isfinite(numbers).mean()) if len(present) else 0.0
         distinct = present.astype(str).nunique()
+        names_rows = distinct > max(MOST_CATEGORIES, NAMES_EACH * len(present))
         if distinct < 2:
             self.dropped.append(name)
             self._note(f"column {name!r} left out: it has one value only")
-        elif share >= MOSTLY:
+        elif share >= (PARTLY if names_rows else MOSTLY):
             self.numeric.append(name)
             if share < 1:
                 count = int((~np.isfinite(numbers)).sum())
                 self._note(f"column {name!r} has mixed types: {count:,} non-numbers as missing")
-        elif distinct > max(MOST_CATEGORIES, NAMES_EACH * len(present)):
+        elif names_rows:
             self.dropped.append(name)
             self._note(f"column {name!r} left out: its {distinct:,} values name single rows")
         else:

@@ -2,7 +2,7 @@
 // Cards of the examples that are asked for, in their order.
 (() => {
   const { data, state, $, el, figure, idOf, label } = engram;
-  const TRUST = ["good", "caution", "unreliable"];
+  const TRUST = ["good", "caution", "unreliable"], TOLD = ["unreliable estimate", "contradicted label"]; // by other words of a card
   let focused = -1;
 
   if (data.sprite) {
@@ -84,7 +84,7 @@
         others.push(other);
         const effect = found[`${name}_effect`]?.[at], picture = engram.thumb(other, 38);
         const shown = [[idOf(other), label(other, "given"), effect !== undefined && figure(effect, 2)].filter(Boolean).join(", "), ...told(place, other)].join("; ");
-        links.push(el("button", { type: "button", "data-go": other, title: shown, "aria-label": `${title}: ${shown}`, class: picture ? "pic" : data.rows ? "rowed" : null },
+        links.push(el("button", { type: "button", "data-go": other, title: shown, "aria-label": `${title}: ${shown}`, class: picture ? "pic" : data.rows ? "rowed" : data.texts ? "worded" : null },
           picture || neighbour(other)));
       }
       return links.length ? el("div", {}, el("span", { title: hint }, title), el("div", {}, links, leanings(place, others))) : null;
@@ -96,7 +96,7 @@
   const number = (name, title) => (place) => data.numbers[name] && el("span", { title }, `${name === "loo_loss" ? "loss left out" : name} ${figure(data.numbers[name][place])}`);
   const numbers = [number("loo_loss", "loss under the model without the example"), number("score", "how far the example moves its own prediction")];
   const trust = (place) => data.trust && el("span", { class: `chip ${TRUST[data.trust[place]]}`, title: "how far to trust these numbers" }, TRUST[data.trust[place]]);
-  const flags = (place) => Object.entries(data.flags).filter(([name, on]) => on[place] && name !== "unreliable estimate").map(([name]) => el("span", { class: "chip" }, name));
+  const flags = (place) => Object.entries(data.flags).filter(([name, on]) => on[place] && !TOLD.includes(name)).map(([name]) => el("span", { class: "chip" }, name));
 
   engram.brief = (place) => [
     engram.thumb(place), el("span", { class: "id" }, el("bdi", {}, idOf(place))), turn(place), words(place) || cells(place),
