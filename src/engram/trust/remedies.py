@@ -61,6 +61,15 @@ def replay(seconds: float | None) -> str:
     )
 
 
+def finer() -> str:
+    """Of sizes along a recorded training that are expected to be off."""
+    return (
+        "Go along it in smaller steps, segments=8: for twice the time sizes were within 1.5 times "
+        "for 11 of 12 convolutional and residual nets and transformers, not for 6 (of MLPs for as "
+        "many as before)."
+    )
+
+
 def certify(seconds: float | None) -> str:
     """Of a size or a mean that is to be known, where a training takes so long."""
     return (

@@ -16,7 +16,7 @@ import math
 from dataclasses import replace
 
 from engram.trust.aspects import MEAN, RANKING, SIZE
-from engram.trust.remedies import REPLAYED, certify, record, truth
+from engram.trust.remedies import REPLAYED, certify, finer, record, truth
 from engram.trust.verdict import Rule
 
 SIZES_ONLY = (SIZE, MEAN)  # the order may be right for all that
@@ -134,8 +134,8 @@ def along_rules(seconds: float | None = None) -> tuple[Rule, ...]:
         seconds: that the training took, by which the remedies are told.
     """
     ranks = replace(RANKING_ALONG, remedy=truth(seconds))
-    sizes = (replace(rule, remedy=certify(seconds)) for rule in (SIZE_ALONG, MEAN_ALONG))
-    return (ranks, *sizes)
+    size = replace(SIZE_ALONG, remedy=f"{finer()} {certify(seconds)}")
+    return (ranks, size, replace(MEAN_ALONG, remedy=certify(seconds)))
 
 
 ALONG_RULES = along_rules()
