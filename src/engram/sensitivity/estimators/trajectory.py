@@ -45,7 +45,7 @@ from engram.sensitivity.trajectory.stages import Stage, residual_at_visits, stag
 from engram.sensitivity.variance import DENSE_OUTPUTS
 from engram.training.segments import NamedTraining
 
-STAGES = 4  # checkpoints: more cost a pass each and change little (docs/decisions.md)
+STAGES = 4  # checkpoints: more cost a pass each, and lower what is too large (docs/decisions.md)
 STAGE_EPOCHS = 2  # of training that a checkpoint needs: with fewer, the walk costs more than it
 SMALLEST = 1e-6  # loss that counts as one in a geometric mean: below, readouts are rounding
 TOLD_FROM = 5000  # examples: with fewer the passes are over before the line is read
