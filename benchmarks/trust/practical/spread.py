@@ -42,7 +42,7 @@ def averaged(readouts: Tensor) -> Tensor:
 WAYS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "end alone": lambda readouts: readouts[:, -1],
     "geometric mean": averaged,
-    "of the end, in that order": level,
+    "with the spread of the end": level,
 }
 
 
@@ -122,8 +122,8 @@ def page(record: Mapping[str, Any]) -> str:
 
 Along a recorded training the loss without each example is read out at every checkpoint and at the
 end. The mean over readouts ranks the examples better than the end does, but an early net has larger
-losses on easy examples and smaller ones on hard ones: so the losses are those of the end, in the
-order of the mean. Nets of [the study](trust-practical.md), one training each, beside the mean loss
+losses on easy examples and smaller ones on hard ones: so the mean is given the spread of the end,
+in logarithms. Nets of [the study](trust-practical.md), one training each, beside the mean loss
 of trainings without the example; in brackets the truth. *High* is the loss that one in twenty has
 or more. The truth is smoother than the losses of one net, being a mean over seeds.
 {conditions(record["environment"])}

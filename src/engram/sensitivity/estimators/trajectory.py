@@ -5,9 +5,9 @@ r"""``trajectory``: the difference of two trainings, with and without the exampl
 
 over the segments of a recorded training, each with the curvature A and the gradients at a
 checkpoint in its middle and its training time k. The residual e is that of the example's visits,
-where they were recorded. d is read out at every checkpoint and at the end. The losses without the
-examples are those of the last readout, in the order of their geometric means over all readouts: the
-noise of the last steps, which no example is to blame for, is averaged out of their ranks.
+where they were recorded. d is read out at every checkpoint and at the end; the loss without the
+example is the geometric mean of the losses at all readouts, with mean and spread of the last one:
+the noise of the last steps, which no example is to blame for, is averaged out.
 
 With full matrices the example's own curvature is taken out of A, and the loss is that at the end
 (:mod:`engram.sensitivity.trajectory.full`). Kronecker factors hold little of it, and are scaled so
@@ -178,24 +178,28 @@ def affordable_stages(training: NamedTraining, num_data: int) -> int:
 
 
 def level(readouts: Tensor) -> Tensor:
-    """The losses of the last column of readouts [N, R], in the order of all columns' means.
+    """The geometric mean of each row of readouts [N, R], with mean and spread of the last column.
 
-    The order is that of each row's geometric mean, or of the mean itself where a loss is negative,
-    as densities can have it. It has less noise than that of the last column, while the losses of
-    earlier columns are those of nets that had learned less: sizes are the last one's.
+    It has less noise than the last column. But the losses of earlier columns are those of nets that
+    had learned less, larger on easy examples and smaller on hard ones: so their logarithms get the
+    standard deviation of the last column's, and the losses its mean. Where a loss is negative, as
+    densities can have it, the same is done without logarithms.
 
     Example:
-        >>> level(torch.tensor([[9.0, 1.0], [1.0, 2.0], [0.1, 0.2]]))
-        tensor([2.0000, 1.0000, 0.2000])
+        >>> level(torch.tensor([[2.0, 4.0], [1.0, 1.0], [0.5, 0.25]]))
+        tensor([4.0000, 1.0000, 0.2500])
     """
-    if bool((readouts < 0).any()):
-        mean = readouts.mean(1)
-    else:
-        mean = readouts.clamp(min=SMALLEST).log().mean(1).exp()
-    found, fine = mean.clone(), torch.isfinite(mean)
-    order = torch.nonzero(fine)[:, 0][mean[fine].argsort(stable=True)]
-    found[order] = readouts[fine, -1].sort().values
-    return found
+    signed = bool((readouts < 0).any())
+    values = readouts if signed else readouts.clamp(min=SMALLEST).log()
+    mean, last = values.mean(1), values[:, -1]
+    fine = torch.isfinite(mean)
+    own, wanted = (part[fine].std(correction=0) for part in (mean, last))
+    spread = wanted / own if own > 0 else 1.0
+    found = last[fine].mean() + (mean - mean[fine].mean()) * spread
+    if signed:
+        return found
+    losses = found.exp()
+    return losses * (readouts[fine, -1].mean() / losses[fine].mean())
 
 
 ESTIMATOR = Estimator(
