@@ -35,8 +35,8 @@ ones; {count} runs in which some label was called wrong. {conditions} Run and wr
 What the fitted model of label noise says of itself is worth {worth:.0f} looks at a label, however
 many it calls wrong, and {right:.2f} right labels among them are taken for seen (maximum likelihood,
 each set counting alike). `engram.auditing.called` has {used:.0f} and {seen:.1f}: its intervals of
-90 % have the true number in {own:.0%} of these runs. In the table each set is looked at with numbers
-found on the others.
+90 % have the true number in {own:.0%} of these runs. In the table each set is looked at with
+numbers found on the others.
 
 {rows}
 

@@ -83,11 +83,18 @@ def test_a_fault_of_ours_is_not_put_on_the_user():
     assert from_user_code(ValueError("no traceback")) is None
 
 
-def test_a_library_beside_this_interpreters_is_not_the_users_code():
+def in_a_library(folder):
+    library = folder / "site-packages" / "library.py"
+    library.parent.mkdir()
+    library.touch()
+    return str(library)
+
+
+@pytest.mark.parametrize("name_of", [in_a_library, lambda _: "library/_libs/compiled.pyx"])
+def test_what_others_have_written_is_not_the_users_code(name_of, tmp_path):
     error = None
     try:
-        library = "/elsewhere/lib/python3/site-packages/library.py"
-        exec(compile("raise ValueError", library, "exec"))
+        exec(compile("raise ValueError", name_of(tmp_path), "exec"))
     except ValueError as caught:
         error = caught
     inside = error.with_traceback(error.__traceback__.tb_next)  # without this file

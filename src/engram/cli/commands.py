@@ -143,6 +143,8 @@ def from_user_code(error: BaseException) -> TracebackType | None:
 
 def _is_the_users(filename: str) -> bool:
     path = os.path.abspath(filename)
-    if filename.startswith("<") or path.startswith((OWN, *INSTALLED)):
+    if not os.path.exists(path) or path.startswith(
+        (OWN, *INSTALLED)
+    ):  # compiled ones are not there
         return False
     return not any(folder in LIBRARIES for folder in Path(path).parts)

@@ -64,6 +64,13 @@ def test_a_class_with_one_example_is_noted():
     assert "only one example of emu:" in notes[0]
 
 
+def test_a_file_without_a_line_of_names_is_refused(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_bytes(bytes(300_000))
+    with pytest.raises(DataError, match=r"a line of column names in data\.csv; got 300,000 char"):
+        read_examples(path, Wanted())
+
+
 def test_a_column_of_names_as_labels_is_refused():
     frame, _ = blobs(20)
     frame["label"] = [f"row {number}" for number in range(20)]

@@ -39,11 +39,12 @@ def read_tsv(path: Path, wanted: Wanted) -> Examples:
 def _delimited(path: Path, wanted: Wanted, divider: str | None) -> Examples:
     import pandas as pd
 
+    if wanted.sample is None:
+        check_size(path, path.stat().st_size)
     divider = _check_header(path, divider)
 
     def parsed() -> pd.DataFrame:
         if wanted.sample is None:
-            check_size(path, path.stat().st_size)
             return pd.read_csv(path, sep=divider, low_memory=False)
         chunks = pd.read_csv(path, sep=divider, low_memory=False, chunksize=CHUNK)
         return _sampled(chunks, wanted.sample, wanted.seed)
@@ -126,7 +127,14 @@ def _check_header(path: Path, divider: str | None) -> str:
         raise DataError("a file that can be read", brief(error), "check the path") from error
     if divider is None:
         divider = max(",;\t|", key=line.count)
-    names = next(csv.reader([line], delimiter=divider), [])
+    try:
+        names = next(csv.reader([line], delimiter=divider), [])
+    except csv.Error as error:
+        raise DataError(
+            f"a line of column names in {path.name}",
+            f"{len(line):,} characters: {brief(error)}",
+            "check that it is a table, divided by commas or tabs",
+        ) from error
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise DataError(
