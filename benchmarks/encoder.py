@@ -251,7 +251,8 @@ Wrong labels, AUROC:
 {table(["trained", "seed", *names], ranks)}
 
 `label_issues` ranks by its column `suspicion`: the loss along the record and the one at the visits
-together. Why the estimate of all weights is larger than that of the adapters, and what has helped:
+together, and that at the end as well where the verdict is unreliable. Why the estimate of all
+weights is larger than that of the adapters, and what has helped:
 [decisions](../decisions.md#nets-of-more-than-four-million-weights).
 
 Cost in training epochs, one thread, processor time:
