@@ -13,10 +13,11 @@ MARKS = "osD^v<>P*X"
 
 def draw(record: dict[str, Any], path: Path) -> None:
     """Logarithmic in epochs; an epoch is the line at 1."""
-    figure = Figure(figsize=(11, 8.5), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=(3, 2))
-    nets(above.subplots(), record)
-    if record["growth"]:
+    grown = bool(record["growth"])
+    figure = Figure(figsize=(11, 8.5 if grown else 5), layout="constrained")
+    above, *rest = figure.subfigures(1 + grown, 1, height_ratios=(3, 2)[: 1 + grown], squeeze=False)
+    nets(above[0].subplots(), record)
+    for (below,) in rest:
         panels = below.subplots(1, len(record["growth"]), sharey=True)
         for axes, (what, found) in zip(panels, record["growth"].items(), strict=True):
             growing(axes, what, found)

@@ -144,7 +144,7 @@ def _check_second_derivative(recorded: Trace, ours: Named, expected: Expected) -
     sizes = [_sizes(gradients) for gradients in expected.gradients]
     largest = {name: max(size[name][1] for size in sizes) for name in ours}
     direction = {name: _random(value[0]) / (largest[name] or 1.0) for name, value in ours.items()}
-    pulled = torch.stack([g.flatten(1) @ direction[name].flatten() for name, g in ours.items()])
+    pulled = torch.stack([g.reshape(len(g), -1) @ direction[n].flatten() for n, g in ours.items()])
     ours.clear()
     pushed = (recorded.tangent(direction) * expected.seed).sum(1)
     limit = TWICE * expected.tolerance * (1 + pulled.abs().sum(0))
