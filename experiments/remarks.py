@@ -79,8 +79,8 @@ REMARKS: dict[str, str] = {
         ("fig9a", "fig9b"),
         "On half of the paper's images the net has its accuracy. The test loss is least at epoch "
         "10; the residuals become smaller all the time, and with them every estimate of a step "
-        "from there. K-FAC falls throughout: it deteriorates where the net overfits, as the paper says, "
-        "and is no use to stop here. The diagonal one rises a little, from 0.78 at epoch 5 to 0.84 "
+        "from there. K-FAC falls throughout: it deteriorates where the net overfits, as the paper "
+        "says, and is no use to stop here. The diagonal one rises a little, from 0.78 at epoch 5 to 0.84 "
         "at epoch 20, and falls again. With the training time the estimate is least at epoch 5, "
         "before the test loss is, and too large from there on.",
     ),
@@ -109,7 +109,7 @@ REMARKS: dict[str, str] = {
     **dict.fromkeys(
         ("fig10-mnist-mlp-8", "fig10-mnist-mlp-32"),
         "The first criterion of these panels asked each for an estimate at least 15 % off, which "
-        "the paper does not say, and the one of batches of 8 did not meet. The paper says that such "
-        "measures may not always work and that smaller batches are generally nearer.",
+        "the paper does not say, and the one of batches of 8 did not meet. The paper says that "
+        "such measures may not always work and that smaller batches are generally nearer.",
     ),
 }
