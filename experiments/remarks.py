@@ -79,10 +79,10 @@ REMARKS: dict[str, str] = {
         ("fig9a", "fig9b"),
         "On half of the paper's images the net has its accuracy. The test loss is least at epoch "
         "10; the residuals become smaller all the time, and with them every estimate of a step "
-        "from there. K-FAC falls throughout: it deteriorates where the net overfits, as the paper "
-        "says, and is no use to stop here. The diagonal one rises a little, from 0.78 at epoch 5 to 0.84 "
-        "at epoch 20, and falls again. With the training time the estimate is least at epoch 5, "
-        "before the test loss is, and too large from there on.",
+        "from there. K-FAC falls throughout: it deteriorates where the net overfits, as the "
+        "paper says, and is no use to stop here. The diagonal one rises a little, from 0.78 at "
+        "epoch 5 to 0.84 at epoch 20, and falls again. With the training time the estimate is "
+        "least at epoch 5, before the test loss is, and too large from there on.",
     ),
     "fig4a": (
         "Where delta is small the net is far from its minimum when training ends, and a posterior "
