@@ -105,7 +105,10 @@ def _counts(found: Mapping[str, Row]) -> str:
     """How many panels came out how."""
     counts = Counter(row["verdict"] for row in found.values())
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
-    return f"Of {len(PANELS)} panels {len(found)} have been run: {said}."
+    count = f"{len(PANELS)} panels"
+    if len(found) == len(PANELS):
+        return f"Every one of the {count} has been run: {said}."
+    return f"Of {count} {len(found)} have been run: {said}."
 
 
 def _table(found: Mapping[str, Row]) -> str:

@@ -28,19 +28,10 @@ def test_the_nets_have_the_paper_s_numbers_of_parameters(name):
     assert sum(p.numel() for p in make(name, 0).parameters()) == SIZES[name]
 
 
-# of panels that differ by data and rates alone, one of each net is enough here
-DIFFERENT = [
-    name
-    for name in PANELS
-    if (not name.startswith(("fig10", "fig8")) or name.endswith(("mlp-8", "mlp-b", "mlp-c")))
-    and name not in ("fig11d", "fig4c", "fig11c", "fig4b")
-]
-
-
 VERDICTS = (REPRODUCED, PARTLY, NOT, AHEAD, BEHIND, OFF)
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
+@pytest.mark.parametrize("name", PANELS)
 def test_a_panel_runs_at_the_smallest_scale(name, tmp_path):
     panel = PANELS[name]
     place = Workplace(tmp_path, progress=False)

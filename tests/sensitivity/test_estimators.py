@@ -11,6 +11,8 @@ import torch
 import engram
 from cases import BY_LIKELIHOOD, CASES, MLP
 from dense_deviation import deviations, downdated, newton
+from engram.errors import NonFiniteError
+from engram.sensitivity.estimators.base import eigen
 from fitted import PARAMETERS, assert_close, posterior, precision, sensitivities
 from problems import ESTIMATORS
 
@@ -161,3 +163,8 @@ def test_iterated_that_diverges_is_flagged():
     runaway = ~torch.isfinite(result.loo_loss) | (result.deviation.abs().amax(1) > 1e6)
     assert result.flagged.any(), "expected a case in which some rounds grow apart"
     assert not (runaway & ~result.flagged).any(), "expected each runaway example flagged"
+
+
+def test_variances_that_are_not_finite_are_said_to_be():
+    with pytest.raises(NonFiniteError, match="finite prediction variances"):
+        eigen(torch.full((1, 3, 3), float("nan")))

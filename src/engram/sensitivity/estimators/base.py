@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engram.engine.gradient_accumulator import GradientSink
 from engram.engine.session import Session
-from engram.errors import ArgumentError
+from engram.errors import ArgumentError, NonFiniteError
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
 from engram.sensitivity.trajectory.full import FullStage
@@ -185,7 +185,16 @@ def none_flagged(observed: Observed) -> Tensor:
 def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues and vectors of symmetric matrices; half precision is widened for it."""
     wide = matrix if matrix.dtype == torch.float64 else matrix.float()
-    values, vectors = torch.linalg.eigh(wide)
+    try:
+        values, vectors = torch.linalg.eigh(wide)
+    except RuntimeError as error:  # what LinAlgError is
+        if wide.isfinite().all():
+            raise
+        raise NonFiniteError(
+            "finite prediction variances",
+            f"NaN or infinity, in {wide.dtype}",
+            "look whether the training has diverged; else use float64",
+        ) from error
     return values.to(matrix.dtype), vectors.to(matrix.dtype)
 
 
