@@ -105,7 +105,7 @@ def followed(found: Sequence[float], doublings: float) -> float:
 
     Example:
         >>> print(f"{followed([8.0, 4.0, 2.0], 1.0):.2f} {followed([4.0, 2.0, 2.0], 3.0):.2f}")
-        1.00 2.00
+        1.11 2.00
     """
     tiny = 1e-12
     first, second, third = (math.log2(max(value, tiny)) for value in found)
