@@ -23,6 +23,8 @@ ALLOWED = {
     "sensitivity/provenance.py: noted": "writes: a list in a record goes on",
     "auditing/page.py: _grouping": "shows: the column's name beside its groups",
     "auditing/page.py: _making": "shows: all settings that were given",
+    "auditing/command.py: command_of": "shows: all settings, as one would type them",
+    "auditing/trained_again.py: trained_again": "makes a run anew: they are its arguments",
 }
 
 

@@ -223,8 +223,8 @@ def test_no_labels() -> None:
 def test_pages_rank_by_the_question(tmp_path: Path) -> None:
     result = result_of(2, Categorical(), Y)
     page = result.report(tmp_path / "page.html", top=3).read_text()
-    assert "contradicted label" in page
+    assert page.count("contradicted label") > 1
     assert "calibration error" in page
     page = result_of(1, Gaussian(), X[:, :1]).report(tmp_path / "page.html", top=3).read_text()
     assert "r squared" in page
-    assert "contradicted label" not in page
+    assert page.count("contradicted label") == 1  # in the script, which knows the word

@@ -23,6 +23,10 @@ HALF = (
     "A model of half of the data has a loss of {:.4g} on the other half: one of all of it should "
     "have less on unseen data. Trust the order of the examples before the sizes."
 )
+AGAIN = (
+    " Where the size counts, engram certify RUN trains again without some examples and gives the "
+    "loss with an interval; engram verify RUN holds single estimates against such trainings."
+)
 WHOLE = (
     "Audit without minimal (--minimal): what it leaves out makes the estimate and the cut-off "
     "surer."
@@ -52,7 +56,7 @@ def advice_for(own: Own, training: Training | None, minimal: bool, half: float |
         return TRAINED
     if minimal:
         return WHOLE
-    return TEST if half is None else HALF.format(half)
+    return (TEST if half is None else HALF.format(half)) + AGAIN
 
 
 def advised(verdict: Verdict, advice: str) -> Verdict:

@@ -8,15 +8,23 @@ import typer
 
 from engram.cli.output import Json, Quiet, console, print_json, say
 from engram.cli.runs import Run
-from engram.cli.subjects import Data, Folder, Model, Seed, Train, Weights, by_training_again
+from engram.cli.subjects import (
+    Folder,
+    OwnData,
+    OwnModel,
+    Seed,
+    Train,
+    Weights,
+    by_training_again,
+)
 
 Refits = Annotated[int, typer.Option(min=8, help="Trainings without an example.")]
 
 
 def command(
     run: Run,
-    model: Model,
-    data: Data,
+    model: OwnModel = None,
+    data: OwnData = None,
     weights: Weights = None,
     train: Train = None,
     folder: Folder = None,
@@ -27,7 +35,8 @@ def command(
 ) -> None:
     """The leave-one-out loss with a 95 % interval, from the estimate and some trainings.
 
-    Trainings are kept (in RUN/certified): the same command goes on after it was stopped.
+    Of an audit's stock model, or of yours. Trainings are kept (in RUN/certified): the same command
+    goes on after it was stopped.
 
     Example: engram certify run --model nets:make --data nets:train_data --train nets:fit
     """

@@ -11,6 +11,8 @@ from torch import nn
 
 from engram.auditing.own_model import load_weights, named_function
 from engram.auditing.run_folder import WEIGHTS
+from engram.auditing.trained_again import trained_again
+from engram.cli.commands import RUN_FILE
 from engram.cli.runs import result_in
 from engram.core.arguments import AUTO
 from engram.errors import ArgumentError
@@ -19,6 +21,23 @@ from engram.retraining.recipes import NAMED
 Model = Annotated[
     str,
     typer.Option("--model", metavar="MODULE:FUNCTION", help="Your function that makes the model."),
+]
+# Of commands that can train what an audit has trained
+OwnModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="MODULE:FUNCTION",
+        help="Your function that makes the model; an audit with a stock model has its own.",
+    ),
+]
+OwnData = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="MODULE:FUNCTION",
+        help="Your function that gives the training data; goes with --model.",
+    ),
 ]
 Weights = Annotated[
     Path | None,
@@ -49,7 +68,7 @@ Found = TypeVar("Found")
 def by_training_again(
     function: Callable[..., Found],
     run: Path,
-    named: tuple[str, Path | None, str, str | None],
+    named: tuple[str | None, Path | None, str | None, str | None],
     *,
     folder: Path,
     seed: int,
@@ -62,24 +81,44 @@ def by_training_again(
         function: ``engram.verify`` or ``engram.certify``.
         run: folder of the result.
         named: model, weights, data and training, as the options have them; without weights those
-            that an audit has left in its folder.
+            that an audit has left in its folder, and without any of them its own training again.
         folder: where finished trainings are kept.
         seed, quiet: as the options have them.
         counts: of trainings, as the function calls them.
     """
-    model, weights, data, train = named
     result = result_in(run)
-    kept = run / WEIGHTS
-    net, examples = subject(model, kept if weights is None and kept.exists() else weights, data)
+    net, examples, again = _subject_of(run, *named, progress=not quiet)
     return function(
         net,
         examples,
         result,
-        train=training(train, AUTO),
+        train=again,
         folder=folder,
         seed=seed,
         progress=not quiet,
         **counts,
+    )
+
+
+def _subject_of(
+    run: Path,
+    model: str | None,
+    weights: Path | None,
+    data: str | None,
+    train: str | None,
+    progress: bool,
+) -> tuple[nn.Module, Any, Any]:
+    """The model, its data and how it is trained, as named or as the audit had them."""
+    if model is not None and data is not None:
+        kept = run / WEIGHTS
+        known = kept if weights is None and kept.exists() else weights
+        return *subject(model, known, data), training(train, AUTO)
+    if (run / RUN_FILE).is_file() and not any((model, data, weights, train)):
+        return trained_again(run, progress)
+    raise ArgumentError(
+        "--model and --data, or the folder of an audit that has trained its own model",
+        f"{run} with --{'model' if model is None else 'data'} missing",
+        "name your functions: --model nets:make --data nets:train_data --train nets:fit",
     )
 
 

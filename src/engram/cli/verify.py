@@ -9,15 +9,23 @@ import typer
 
 from engram.cli.output import Json, Quiet, console, print_json, say
 from engram.cli.runs import Run
-from engram.cli.subjects import Data, Folder, Model, Seed, Train, Weights, by_training_again
+from engram.cli.subjects import (
+    Folder,
+    OwnData,
+    OwnModel,
+    Seed,
+    Train,
+    Weights,
+    by_training_again,
+)
 
 Sample = Annotated[int, typer.Option(min=2, help="Examples that are left out, one by one.")]
 
 
 def command(
     run: Run,
-    model: Model,
-    data: Data,
+    model: OwnModel = None,
+    data: OwnData = None,
     weights: Weights = None,
     train: Train = None,
     folder: Folder = None,
@@ -28,7 +36,8 @@ def command(
 ) -> None:
     """Train again without some examples, and compare with what was estimated.
 
-    Trainings are kept (in RUN/trainings): the same command goes on after it was stopped.
+    Of an audit's stock model, or of yours. Trainings are kept (in RUN/trainings): the same command
+    goes on after it was stopped.
 
     Example: engram verify run --model nets:make --data nets:train_data --train nets:fit
     """
