@@ -24,6 +24,7 @@ import engram
 from benchmarks.data import images
 from benchmarks.records import RESULTS, conditions, write
 from benchmarks.timing import environment
+from engram.demo import trained_digits
 
 IMAGES, BATCH, SEED = 10_000, 100, 0
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
@@ -76,7 +77,7 @@ def trained(epochs: int) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], 
 
 def on_demo(sample: int) -> dict[str, Any]:
     """The demonstration's net, which is at a minimum: fitted again from where it is."""
-    model, data, _ = engram.demo.trained_digits(SEED)
+    model, data, _ = trained_digits(SEED)
     posterior = engram.laplace(model, data)
     result = engram.sensitivities(model, data, posterior)
     began = time.perf_counter()
