@@ -23,9 +23,9 @@ REMARKS: dict[str, str] = {
         "minimum, are about five times as large as what an epoch changes."
     ),
     "fig1b": (
-        "A ResNet-20 of 3,000 images and six epochs has hardly begun; its training loss is as near "
-        "to the test loss as any estimate. The paper's 200 epochs of 50,000 images take about "
-        "eight hours at 3 ms an image."
+        "A ResNet-20 of a fifth of the paper's images and an eighth of its epochs is half way; its "
+        "training loss is as near to the test loss as any estimate. The paper's 200 epochs of "
+        "50,000 images take about eight hours at 3 ms an image."
     ),
     "fig8-cifar-cnn-a": (
         "A fifth of the paper's images; the net ends two points below the margin from which it is "
