@@ -35,6 +35,7 @@ from engram.retraining import recipes
 from engram.retraining.result import Retraining
 from engram.retraining.retrain import retrain
 from engram.retraining.subset_truth import SubsetTruth
+from engram.sensitivity.class_removals import ClassRemovals
 from engram.sensitivity.comparison import Comparison, compare
 from engram.sensitivity.generalisation import (
     MarginalLikelihood,
@@ -42,7 +43,7 @@ from engram.sensitivity.generalisation import (
     marginal_likelihood,
     sharpness,
 )
-from engram.sensitivity.groups import ClassRemovals, Removal, remove, remove_classes
+from engram.sensitivity.groups import Removal, remove, remove_classes
 from engram.sensitivity.influence import influence
 from engram.sensitivity.label_issues import label_issues
 from engram.sensitivity.leave_one_out import sensitivities

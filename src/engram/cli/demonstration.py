@@ -33,7 +33,7 @@ from engram.demo.findings import (
 )
 from engram.demo.page import demo_page
 from engram.report.html import write_page
-from engram.sensitivity.groups import ClassRemovals
+from engram.sensitivity.class_removals import ClassRemovals
 
 DRAWN = 12  # suspect examples; what follows divides it into whole rows
 COLUMNS = (6, 4, 3, 2)  # of them in a row, the first that fits the terminal

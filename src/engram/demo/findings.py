@@ -21,7 +21,7 @@ import engram
 from engram.core.storage.files import replacing
 from engram.demo.digits import NUM_CLASSES, Digits, Settings, adam, mean_loss, outputs, train
 from engram.report.page import Neighbours
-from engram.sensitivity.groups import ClassRemovals
+from engram.sensitivity.class_removals import ClassRemovals
 
 SUSPECTS = 100  # labels whose neighbours are on the page
 COLUMNS = 12  # images in a row of the picture: at 100 dots an inch each is about 90 pixels wide

@@ -12,7 +12,7 @@ from engram.report.effects import effect_of
 from engram.report.page import Comparison, Neighbours, PageData
 from engram.report.result_page import result_data
 from engram.report.training_page import history_curves
-from engram.sensitivity.groups import ClassRemovals
+from engram.sensitivity.class_removals import ClassRemovals
 from engram.tracking.history import History
 
 COMMAND = "make demo"

@@ -8,10 +8,9 @@ set is then evaluated along the tangent, or at :math:`\theta + \Delta\theta`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +26,7 @@ from engram.errors import ArgumentError, TargetError
 from engram.likelihoods import Likelihood
 from engram.posteriors.gaussian import Posterior
 from engram.problem import Problem, opened_problem
+from engram.sensitivity.class_removals import ClassRemovals
 from engram.sensitivity.effects import Effect, paper_effect
 from engram.sensitivity.estimators import default_estimator
 from engram.sensitivity.estimators.paper import ESTIMATOR
@@ -40,9 +40,6 @@ from engram.sensitivity.step_signals import StepSignals, step_signals
 from engram.training.replay import Loss, Path, loss_of
 from engram.training.training import Training
 from engram.trust.verdict import LEVELS, UNRELIABLE, Verdict
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 REPLAY = "replay"
 ESTIMATORS = (*STEPS, "paper", REPLAY)
@@ -196,32 +193,6 @@ def remove(
         check_same(peers, "call", {"group": given})
         path = _path(problem, data, training, loss, estimator, sampling)
         return _remove(problem, (chosen, rho * share), estimator, evaluate_on, at, path, sampling)
-
-
-class ClassRemovals(dict[int, Removal]):
-    """The effect of leaving out each class, by class number."""
-
-    @property
-    def verdicts(self) -> dict[int, Verdict]:
-        """How far to believe each, by class number."""
-        return {label: removal.verdict for label, removal in self.items()}
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row per class."""
-        import pandas as pd
-
-        rows = {
-            label: {
-                "examples": len(removal.indices),
-                "class_loss": float(removal.group.loss.mean()),
-                "class_loss_without": float(removal.group.loss_without.mean()),
-                "evaluation_change": removal.evaluation.change if removal.evaluation else math.nan,
-                "flagged": removal.flagged,
-                "verdict": removal.verdict.level,
-            }
-            for label, removal in self.items()
-        }
-        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("class")
 
 
 @backing_off
