@@ -217,7 +217,7 @@ PANELS = [
         GOOD,
         Settings("cifar10", "resnet20", Training("iblr", (0.2, 0.0), 50, 10.0, 0.01)),
         200,
-        replace(COLOUR, num_train=10_000, epochs=25, faster=5.0, hessian_start=0.5),
+        replace(COLOUR, num_train=10_000, epochs=25, faster=1.0, hessian_start=0.5),
     ),
     *_three(
         "fig5",
