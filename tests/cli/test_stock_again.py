@@ -79,3 +79,21 @@ def test_data_that_are_others_now(table):
     frame.to_csv(table / "data.csv")
     assert found.exit_code != 0
     assert "put the data back" in " ".join(found.output.split())
+
+
+def test_an_audit_of_data_in_memory_has_nothing_to_read_again(tmp_path):
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    engram.audit(
+        (x, (x[:, 0] > 0).astype(int)), tmp_path / "run", epochs=2, minimal=True, progress=False
+    )
+    found = call("verify", tmp_path / "run", "--sample", "4")
+    assert found.exit_code != 0
+    assert "in memory" in found.output
+    assert "in Python: engram.verify" in " ".join(found.output.split())
+
+
+def test_a_training_that_comes_out_otherwise_is_not_what_was_audited(table, monkeypatch):
+    monkeypatch.setattr("engram.auditing.trained_again.SAME", -1.0)
+    found = call("certify", table / "run", "--refits", "8")
+    assert found.exit_code != 0
+    assert "ends with the loss of the run" in " ".join(found.output.split())

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from engram.auditing.columns import Wanted
+from engram.auditing.command import IN_MEMORY
 from engram.auditing.fitting import Schedule, fit
 from engram.auditing.outcome import Audit
 from engram.auditing.own_model import Own
@@ -17,9 +18,10 @@ from engram.auditing.readers import read_examples
 from engram.auditing.run_folder import KIND
 from engram.auditing.stock import stock_of
 from engram.core.state.process import kept_surroundings
-from engram.errors import ArgumentError, DataError
+from engram.errors import ArgumentError, DataError, TrainingError
 from engram.training.training import Training
 
+SAME = 0.1  # of the training loss: rounding grows over the steps of a training
 Subject = tuple[nn.Module, tuple[Tensor, Tensor], Training | Callable[..., Any]]
 
 
@@ -36,6 +38,12 @@ def trained_again(folder: Path, progress: bool) -> Subject:
     """
     run: Audit = KIND.read(folder)
     given = run.settings
+    if str(given["data"]).endswith(IN_MEMORY):
+        raise ArgumentError(
+            "an audit of data in a file, which can be read again",
+            f"{given['data']}",
+            "in Python: engram.verify(model, data, audit.result, train=fit)",
+        )
     if given["train"] is not None or given["weights"] is not None:
         raise ArgumentError(
             "--model and --data for an audit of a model that was trained by its user",
@@ -56,6 +64,14 @@ def trained_again(folder: Path, progress: bool) -> Subject:
     schedule = Schedule(len(run.curve), given["optimizer"], given["seed"])
     with kept_surroundings():
         found = fit(stock, targets, task, schedule, progress)
+
+    before, now = (curve[-1]["train"] for curve in (run.curve, found.curve))
+    if abs(now - before) > SAME * before:  # on another machine, or with other versions
+        raise TrainingError(
+            f"a training that ends with the loss of the run, {before:.4g}",
+            f"{now:.4g}",
+            "audit the data anew on this machine, and verify that",
+        )
 
     def train(model: nn.Module, data: tuple[Tensor, Tensor]) -> nn.Module:
         inputs, own = data

@@ -19,7 +19,7 @@ from engram.cli.subjects import (
     by_training_again,
 )
 
-Sample = Annotated[int, typer.Option(min=2, help="Examples that are left out, one by one.")]
+Sample = Annotated[int, typer.Option(min=3, help="Examples that are left out, one by one.")]
 
 
 def command(

@@ -9,7 +9,7 @@ from engram.core.progress import time_in_words
 
 REFITS = 32  # of a certificate, which trains once more with nothing left out
 SUBSETS = 64  # trainings for the truth of every example
-REPLAYED = "engram.remove(..., training=), the record of engram.record(..., replay=True)"
+REPLAYED = "pass training=, the record of engram.record(..., replay=True)"
 REPLAYED_SHARE = 2 / 3  # of a training, that the replay of a removal walks again
 
 
